@@ -1,0 +1,193 @@
+"""The manifest: everything the runtime needs to know about an artifact, inside the file itself.
+
+It is stored in the ONNX file's `metadata_props` under `gain.*` keys, one key per field, JSON
+where the value is not a plain string. `gain_export` writes it, `gain_runtime` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from gain_core.errors import ArtifactError, ConfigError
+
+__all__ = ["SCHEMA_VERSION", "HeadLocation", "Manifest", "Preprocess"]
+
+SCHEMA_VERSION = "1"
+PREFIX = "gain."
+
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+CropMode = Literal["center", "squash"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocess:
+    """How a frame becomes `pixel_values`: resize, crop, scale to [0, 1], normalise.
+
+    Attributes
+    ----------
+    height_px, width_px : int
+        Input size of the network.
+    interpolation : str
+        Resize filter, antialiased as Pillow does it.
+    crop_mode : str
+        `center`: the shorter side becomes `floor(size / crop_fraction)`, then the centre is cut
+        out (timm's evaluation transform). `squash`: both sides become `floor(size /
+        crop_fraction)` whatever the aspect ratio, then the centre is cut out.
+    crop_fraction : float
+        In (0, 1].
+    mean, std : 3 floats
+        In units of [0, 1] pixels, in the order of `channel_order`.
+    channel_order : str
+        `RGB` or `BGR`: the order in which the network wants the planes.
+    """
+
+    height_px: int
+    width_px: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: Interpolation = "bicubic"
+    crop_mode: CropMode = "center"
+    crop_fraction: float = 1.0
+    channel_order: Literal["RGB", "BGR"] = "RGB"
+
+    def __post_init__(self) -> None:
+        if self.height_px < 1 or self.width_px < 1:
+            raise ConfigError(
+                f"input size: expected at least 1 x 1 px, got {self.width_px} x {self.height_px}"
+            )
+        if not 0.0 < self.crop_fraction <= 1.0:
+            raise ConfigError(f"crop_fraction: expected (0, 1], got {self.crop_fraction}")
+        if len(self.mean) != 3 or len(self.std) != 3:
+            raise ConfigError("mean, std: expected three numbers each")
+        if any(not value > 0.0 for value in self.std):
+            raise ConfigError(f"std: expected positive numbers, got {self.std}")
+        for name, choices in (
+            ("interpolation", get_args(Interpolation)),
+            ("crop_mode", get_args(CropMode)),
+            ("channel_order", ("RGB", "BGR")),
+        ):
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"{name}: expected one of {', '.join(choices)}, got {getattr(self, name)!r}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadLocation:
+    """Where the classifier head's arrays lie among the graph's initializers.
+
+    `layout` is `KD` for a weight stored (K, D) and `DK` for its transpose; trailing axes of
+    length one (a 1x1 convolution) are dropped by the reader. `bias` is None where there is none.
+    """
+
+    weight: str
+    layout: Literal["KD", "DK"]
+    bias: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The record behind the `gain.*` metadata.
+
+    Attributes
+    ----------
+    source : str
+        timm tag or the name of the original ONNX file.
+    weights_sha256 : str
+        Hash of the source weights (checkpoint state or original ONNX file), hexadecimal.
+    input_name, features_name, logits_name : str
+        Names of the graph's input and outputs.
+    num_classes, feature_dim : int
+        K and D.
+    labels : tuple of str
+        K class names; empty strings are not allowed.
+    tool_versions : mapping
+        Library versions at export.
+    verification : mapping
+        The numbers the export's own check measured.
+    """
+
+    source: str
+    weights_sha256: str
+    input_name: str
+    features_name: str
+    logits_name: str
+    num_classes: int
+    feature_dim: int
+    labels: tuple[str, ...]
+    head: HeadLocation
+    preprocess: Preprocess
+    tool_versions: Mapping[str, str] = field(default_factory=dict)
+    verification: Mapping[str, float | int | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.labels) != self.num_classes:
+            raise ConfigError(
+                f"labels: expected {self.num_classes} (one per class), got {len(self.labels)}"
+            )
+
+    def to_metadata(self) -> dict[str, str]:
+        """Flat `gain.*` strings, ready for `metadata_props`."""
+        record = asdict(self)
+        metadata = {PREFIX + "schema": SCHEMA_VERSION}
+        for key, value in record.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            metadata[PREFIX + key] = text
+        return metadata
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str], /, *, path: str) -> Manifest:
+        """Read the record back.
+
+        Raises
+        ------
+        ArtifactError
+            If the keys are absent (not an artifact), of another schema, or malformed.
+        """
+        if PREFIX + "schema" not in metadata:
+            raise ArtifactError(
+                f"{path}: no gain.* metadata, so this is not an artifact; "
+                f"make one with: gain-export {path}"
+            )
+        schema = metadata[PREFIX + "schema"]
+        if schema != SCHEMA_VERSION:
+            raise ArtifactError(
+                f"{path}: expected manifest schema {SCHEMA_VERSION}, got {schema}; "
+                "export the model again with this version of gain-export"
+            )
+        try:
+            return cls._from_strings(metadata)
+        except (KeyError, TypeError, ValueError) as err:
+            raise ArtifactError(
+                f"{path}: malformed gain.* metadata ({type(err).__name__}: {err}); "
+                "export the model again"
+            ) from err
+
+    @classmethod
+    def _from_strings(cls, metadata: Mapping[str, str]) -> Manifest:
+        def text(key: str) -> str:
+            return metadata[PREFIX + key]
+
+        def parsed(key: str) -> Any:
+            return json.loads(metadata[PREFIX + key])
+
+        preprocess = parsed("preprocess")
+        for key in ("mean", "std"):
+            preprocess[key] = tuple(float(value) for value in preprocess[key])
+        return cls(
+            source=text("source"),
+            weights_sha256=text("weights_sha256"),
+            input_name=text("input_name"),
+            features_name=text("features_name"),
+            logits_name=text("logits_name"),
+            num_classes=int(parsed("num_classes")),
+            feature_dim=int(parsed("feature_dim")),
+            labels=tuple(str(label) for label in parsed("labels")),
+            head=HeadLocation(**parsed("head")),
+            preprocess=Preprocess(**preprocess),
+            tool_versions=parsed("tool_versions"),
+            verification=parsed("verification"),
+        )
