@@ -1,0 +1,1 @@
+"""Exporting classifiers to self-describing ONNX artifacts."""

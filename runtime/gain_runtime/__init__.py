@@ -1,0 +1,1 @@
+"""Running artifacts: sessions, preprocessing, frame sources, sinks and state files."""
