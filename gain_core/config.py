@@ -123,7 +123,8 @@ class GainConfig:
         unknown = sorted(set(record) - known)
         if unknown:
             raise ConfigError(
-                f"config: unknown key {', '.join(unknown)}; known keys are {', '.join(sorted(known))}"
+                f"config: unknown key {', '.join(unknown)}; "
+                f"known keys are {', '.join(sorted(known))}"
             )
         return cls(**{key: _finite_or_inf(value) for key, value in record.items()})
 

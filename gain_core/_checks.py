@@ -1,0 +1,91 @@
+"""Checks at the public boundary: they read shapes, dtypes and devices, never values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from array_api_compat import array_namespace, device, is_torch_namespace
+
+from gain_core._typing import Array, Namespace
+from gain_core.errors import ArrayError
+
+
+def namespace_of(name: str, array: Any, /) -> Namespace:
+    """The array library behind an argument."""
+    try:
+        return array_namespace(array)
+    except TypeError as err:
+        raise ArrayError(
+            f"{name}: expected an array of NumPy, CuPy, torch or another array-API library, "
+            f"got {type(array).__name__}"
+        ) from err
+
+
+def describe(array: Array, /) -> str:
+    """`(4, 384) float32 on cpu`, as messages quote it."""
+    dtype = str(array.dtype).removeprefix("torch.").removeprefix("array_api_strict.")
+    return f"{tuple(array.shape)} {dtype} on {device(array)}"
+
+
+def is_real_floating(array: Array, *, xp: Namespace) -> bool:
+    """Whether the dtype is a real floating one, half precision and bfloat16 included."""
+    if hasattr(xp, "bfloat16") and array.dtype == xp.bfloat16:
+        return True
+    # The standard has no float16, the libraries do.
+    if str(array.dtype).endswith("float16"):
+        return True
+    return bool(xp.isdtype(array.dtype, "real floating"))
+
+
+def statistics_dtype(array: Array, *, xp: Namespace) -> Any:
+    """float32 for anything narrower, else the array's own dtype (style: float32 statistics)."""
+    return array.dtype if array.dtype == xp.float64 else xp.float32
+
+
+def matrix_like(
+    name: str, array: Any, *, num_columns: int, like: Array, num_rows: int | None = None
+) -> Array:
+    """Check a (B, num_columns) floating array against a reference and cast it to its dtype."""
+    xp = namespace_of(name, array)
+    expected = f"({'B' if num_rows is None else num_rows}, {num_columns}) on {device(like)}"
+    if xp is not array_namespace(like):
+        raise ArrayError(
+            f"{name}: expected an array of {array_namespace(like).__name__}, as the state is, "
+            f"got one of {xp.__name__}; convert it by DLPack"
+        )
+    fits = array.ndim == 2 and array.shape[1] == num_columns
+    if not fits or (num_rows is not None and array.shape[0] != num_rows):
+        raise ArrayError(
+            f"{name}: expected {expected}, got {describe(array)}; "
+            "use the session's output or re-export"
+        )
+    if not is_real_floating(array, xp=xp):
+        raise ArrayError(f"{name}: expected a floating dtype, got {describe(array)}")
+    if device(array) != device(like):
+        raise ArrayError(
+            f"{name}: expected {expected}, got {describe(array)}; move it to the state's device"
+        )
+    return array if array.dtype == like.dtype else xp.astype(array, like.dtype)
+
+
+def detached(array: Array, *, xp: Namespace) -> Array:
+    """Cut a torch tensor from autograd: statistics must not keep a graph alive."""
+    if is_torch_namespace(xp):
+        return array.detach()  # type: ignore[attr-defined, no-any-return]
+    return array
+
+
+def scalar(value: float, *, like: Array, xp: Namespace) -> Array:
+    """A zero-dimensional array beside `like`."""
+    return xp.asarray(value, dtype=like.dtype, device=device(like))
+
+
+__all__ = [
+    "describe",
+    "detached",
+    "is_real_floating",
+    "matrix_like",
+    "namespace_of",
+    "scalar",
+    "statistics_dtype",
+]

@@ -1,0 +1,258 @@
+"""GAIN with its state kept: the object that sessions and applications hold."""
+
+from __future__ import annotations
+
+import math
+
+from array_api_compat import array_namespace, is_numpy_namespace
+
+from gain_core._typing import Array
+from gain_core.config import GainConfig
+from gain_core.errors import ArrayError, ConfigError, NumericsError
+from gain_core.prototypes import Prototypes, prepare_prototypes
+from gain_core.state import GainState, copy_state, init_state
+from gain_core.statistics import Evidence, Statistics, accumulate, combine, concatenate
+from gain_core.step import Prediction, collect, commit, predict
+
+__all__ = ["Gain"]
+
+# Pending rows are folded into sums beyond this many, so that a long `update_every` holds one
+# (K, D) array and not hundreds of rows; below it, rows are cheaper than a (K, D) pass per frame.
+MAX_PENDING_ROWS = 64
+
+
+class Gain:
+    """Continual test-time adaptation of one classifier head on one stream.
+
+    Parameters
+    ----------
+    prototypes : array, (K, D) floating
+        Rows of the frozen classifier head. Their library, device and precision (float64 stays,
+        anything narrower becomes float32) are those of the state.
+    config : GainConfig
+        Default: the preset `tracked`.
+    update_every : int
+        Frames between two updates of the state. Every frame is predicted at once against the
+        state as it stands; what it teaches waits until this many frames are pending and is then
+        learned in one go, exactly as if they had come as one batch. 1 learns after every batch.
+
+    Raises
+    ------
+    ArrayError
+        If the prototypes are no floating (K, D) matrix with K >= 2.
+    ConfigError
+        If `update_every` is below 1.
+    """
+
+    def __init__(
+        self, prototypes: Array, config: GainConfig | None = None, *, update_every: int = 1
+    ) -> None:
+        if update_every < 1:
+            raise ConfigError(f"update_every: expected at least 1 frame, got {update_every}")
+        self._config = config or GainConfig()
+        self._prototypes: Prototypes = prepare_prototypes(prototypes, self._config)
+        self._update_every = update_every
+        self._frozen = False
+        self._state = init_state(self._prototypes, self._config)
+        self._frames = 0
+        self._pending: list[Evidence] = []
+        self._pending_rows = 0
+        self._folded: Statistics | None = None
+        self._folded_rows = 0
+
+    @property
+    def config(self) -> GainConfig:
+        """The settings in use."""
+        return self._config
+
+    @property
+    def update_every(self) -> int:
+        """Frames between two updates of the state."""
+        return self._update_every
+
+    @property
+    def frozen(self) -> bool:
+        """Whether updates are ignored."""
+        return self._frozen
+
+    @property
+    def frames(self) -> int:
+        """Frames the state has learned from (pending ones not counted)."""
+        return self._frames
+
+    @property
+    def pending_frames(self) -> int:
+        """Frames that were predicted and wait to be learned from."""
+        return self._pending_rows + self._folded_rows
+
+    @property
+    def state(self) -> GainState:
+        """A copy of the state as of the last update; later steps do not change it."""
+        return copy_state(self._state)
+
+    def predict(self, features: Array, logits: Array, /) -> Prediction:
+        """Predict a batch; the state does not change.
+
+        Parameters
+        ----------
+        features : array, (B, D) floating
+            Pre-logits features on the prototypes' device.
+        logits : array, (B, K) floating
+            The source's logits.
+
+        Returns
+        -------
+        Prediction
+
+        Raises
+        ------
+        ArrayError
+            If a shape, dtype, device or namespace does not fit.
+        NumericsError
+            On NumPy, if an input holds NaN or infinity. Elsewhere reading the flag would stall
+            the device: read `Prediction.finite` together with the outputs.
+        """
+        prediction = predict(features, logits, self._state, config=self._config)
+        if is_numpy_namespace(array_namespace(prediction.probs)) and not bool(prediction.finite):
+            raise NumericsError(_not_finite(features=features, logits=logits))
+        return prediction
+
+    def update(self, features: Array, prediction: Prediction, /) -> None:
+        """Learn from a predicted batch, now or once `update_every` frames are pending.
+
+        Parameters
+        ----------
+        features : array, (B, D) floating
+            The features `prediction` was made from.
+        prediction : Prediction
+            Result of `predict` on them. One that is not finite is ignored.
+
+        Raises
+        ------
+        ArrayError
+            If the shapes do not fit each other or the state.
+        """
+        if self._frozen:
+            return
+        evidence = collect(features, prediction, self._state, config=self._config)
+        self._pending.append(evidence)
+        self._pending_rows += evidence.features.shape[0]
+        if self.pending_frames >= self._update_every:
+            self.flush()
+        elif self._pending_rows >= MAX_PENDING_ROWS:
+            self._fold()
+
+    def step(self, features: Array, logits: Array, /) -> Prediction:
+        """`predict`, then `update`: one batch of Algorithm 1.
+
+        Parameters
+        ----------
+        features : array, (B, D) floating
+        logits : array, (B, K) floating
+
+        Returns
+        -------
+        Prediction
+            Made before the batch was learned from.
+
+        Raises
+        ------
+        ArrayError, NumericsError
+            As `predict`; the state is untouched then.
+        """
+        prediction = self.predict(features, logits)
+        self.update(features, prediction)
+        return prediction
+
+    def flush(self) -> None:
+        """Learn from the pending frames now."""
+        rows = self.pending_frames
+        if rows == 0:
+            return
+        self._fold()
+        assert self._folded is not None
+        self._state = commit(
+            self._state,
+            self._folded,
+            prototypes=self._prototypes,
+            config=self._config,
+            donate=True,
+        )
+        self._frames += rows
+        self._forget_pending()
+
+    def reset(self) -> None:
+        """Return to the source: nothing learned, nothing pending."""
+        self._state = init_state(self._prototypes, self._config)
+        self._frames = 0
+        self._forget_pending()
+
+    def freeze(self) -> None:
+        """Keep predicting with the state as it is, and stop learning; pending frames are kept."""
+        self._frozen = True
+
+    def unfreeze(self) -> None:
+        """Learn again."""
+        self._frozen = False
+
+    def load_state(self, state: GainState, /, *, frames: int = 0) -> None:
+        """Continue from a state of the same head and config; pending frames are dropped.
+
+        Parameters
+        ----------
+        state : GainState
+            Copied.
+        frames : int
+            Frames it was learned from.
+
+        Raises
+        ------
+        ArrayError
+            If it belongs to another head.
+        """
+        expected = tuple(self._state.geometry.centers.shape)
+        if tuple(state.geometry.centers.shape) != expected:
+            raise ArrayError(
+                f"state: expected (K, D) = {expected}, got {tuple(state.geometry.centers.shape)}; "
+                "it was made for another head"
+            )
+        self._state = copy_state(state)
+        self._frames = frames
+        self._forget_pending()
+
+    def _fold(self) -> None:
+        """Turn the pending rows into sums."""
+        if not self._pending:
+            return
+        before = (
+            (self._state.statistics,)
+            if self._folded is None
+            else (self._state.statistics, self._folded)
+        )
+        added = accumulate(concatenate(self._pending), *before)
+        if self._folded is not None:
+            added = combine(self._folded, added, half_life=math.inf)
+        self._folded = added
+        self._folded_rows += self._pending_rows
+        self._pending, self._pending_rows = [], 0
+
+    def _forget_pending(self) -> None:
+        """Nothing is pending."""
+        self._pending, self._pending_rows = [], 0
+        self._folded, self._folded_rows = None, 0
+
+
+def _not_finite(**arrays: Array) -> str:
+    """One line naming the input that is not finite and how many rows of it."""
+    for name, array in arrays.items():
+        xp = array_namespace(array)
+        bad = int(xp.sum(xp.astype(xp.any(~xp.isfinite(array), axis=1), xp.int64)))
+        if bad:
+            return (
+                f"{name}: expected finite values, got NaN or infinity in {bad} of "
+                f"{array.shape[0]} rows; the batch was rejected and the state is untouched"
+            )
+    return (
+        "features: expected values whose squares are finite in the state's dtype, got an overflow "
+        "in the prediction; the batch was rejected and the state is untouched"
+    )

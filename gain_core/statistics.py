@@ -1,0 +1,221 @@
+"""The target statistics: sums over the stream, about a fixed origin.
+
+Everything GAIN learns is a sum over frames, so forgetting is one factor, and two states that saw
+different frames merge by addition. Sums of squares are taken about an origin near the features
+(the mean of the first frames), because float32 loses E[z^2] - E[z]^2 when the mean is large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from array_api_compat import array_namespace, device
+
+from gain_core._checks import scalar
+from gain_core._typing import Array, Namespace
+from gain_core.matrix_passes import decayed_sum, responsible_sum
+
+__all__ = [
+    "Evidence",
+    "Statistics",
+    "about",
+    "accumulate",
+    "combine",
+    "concatenate",
+    "decay_factor",
+    "empty_statistics",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a batch says about the target: the rows from which its sums are made.
+
+    Attributes
+    ----------
+    features : array, (B, D)
+        In the state's dtype, normalised if the config says so.
+    responsibilities : array, (B, K)
+        omega = zeta p*.
+    probs : array, (B, K)
+        p*.
+    reliability : array, (B,)
+        zeta, the source's probability of the adapted class.
+    accepted : array, (B,)
+        1, or 0 for the rows of a batch that held a value that is not finite; all else in such
+        rows is zero.
+    """
+
+    features: Array
+    responsibilities: Array
+    probs: Array
+    reliability: Array
+    accepted: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Sums over frames, each frame's weight halved every `half_life` frames.
+
+    Moments are taken of z - origin.
+
+    Attributes
+    ----------
+    support : array, (K,)
+        n = sum of omega.
+    predicted_mass : array, (K,)
+        n_hat = sum of p*.
+    squared_support : array, (K,)
+        Q = sum of omega^2.
+    first_moment : array, (K, D)
+        U = sum of omega (z - origin).
+    second_moment : array, (D,)
+        Sum over classes of V_k, which collapses to sum of zeta (z - origin)^2.
+    sample_count : array, ()
+        Sum of 1.
+    feature_sum, feature_square_sum : array, (D,)
+        Sums of z - origin and of its square, every frame alike.
+    origin : array, (D,)
+        Zero until the first frames are in.
+    """
+
+    support: Array
+    predicted_mass: Array
+    squared_support: Array
+    first_moment: Array
+    second_moment: Array
+    sample_count: Array
+    feature_sum: Array
+    feature_square_sum: Array
+    origin: Array
+
+
+def empty_statistics(num_classes: int, feature_dim: int, *, like: Array) -> Statistics:
+    """Sums over no frame, in the dtype and on the device of `like`."""
+    xp = array_namespace(like)
+
+    def zeros(*shape: int) -> Array:
+        return xp.zeros(shape, dtype=like.dtype, device=device(like))
+
+    return Statistics(
+        support=zeros(num_classes),
+        predicted_mass=zeros(num_classes),
+        squared_support=zeros(num_classes),
+        first_moment=zeros(num_classes, feature_dim),
+        second_moment=zeros(feature_dim),
+        sample_count=zeros(),
+        feature_sum=zeros(feature_dim),
+        feature_square_sum=zeros(feature_dim),
+        origin=zeros(feature_dim),
+    )
+
+
+def accumulate(evidence: Evidence, /, *before: Statistics) -> Statistics:
+    """Sums over one batch (app:continual_statistics), about the origin in use.
+
+    Parameters
+    ----------
+    evidence : Evidence
+        Rows of the batch.
+    *before : Statistics
+        Sums the result will be added to; the first that holds a frame gives the origin. Where
+        none does, the batch's own mean becomes the origin.
+
+    Returns
+    -------
+    Statistics
+    """
+    xp = array_namespace(evidence.features)
+    origin = origin_for(evidence, before, xp=xp)
+    centered = (evidence.features - origin) * evidence.accepted[:, None]
+    squares = centered * centered
+    omega = evidence.responsibilities
+    return Statistics(
+        support=xp.sum(omega, axis=0),
+        predicted_mass=xp.sum(evidence.probs, axis=0),
+        squared_support=xp.sum(omega * omega, axis=0),
+        first_moment=responsible_sum(omega, centered),
+        second_moment=evidence.reliability @ squares,
+        sample_count=xp.sum(evidence.accepted),
+        feature_sum=xp.sum(centered, axis=0),
+        feature_square_sum=xp.sum(squares, axis=0),
+        origin=origin,
+    )
+
+
+def concatenate(batches: Sequence[Evidence], /) -> Evidence:
+    """The rows of several batches as those of one."""
+    if len(batches) == 1:
+        return batches[0]
+    xp = array_namespace(batches[0].features)
+    return Evidence(
+        features=xp.concat([batch.features for batch in batches], axis=0),
+        responsibilities=xp.concat([batch.responsibilities for batch in batches], axis=0),
+        probs=xp.concat([batch.probs for batch in batches], axis=0),
+        reliability=xp.concat([batch.reliability for batch in batches], axis=0),
+        accepted=xp.concat([batch.accepted for batch in batches], axis=0),
+    )
+
+
+def combine(
+    old: Statistics, new: Statistics, *, half_life: float, donate: bool = False
+) -> Statistics:
+    """Forget a little of `old`, by the frames in `new`, and add `new`.
+
+    The origins agree, or `old` is empty and its sums are zero about any origin. `donate` allows
+    the result to reuse the memory of ``old.first_moment``.
+    """
+    xp = array_namespace(old.support)
+    decay = decay_factor(new.sample_count, half_life, xp=xp)
+    return Statistics(
+        support=old.support * decay + new.support,
+        predicted_mass=old.predicted_mass * decay + new.predicted_mass,
+        squared_support=old.squared_support * decay + new.squared_support,
+        first_moment=decayed_sum(old.first_moment, new.first_moment, decay=decay, donate=donate),
+        second_moment=old.second_moment * decay + new.second_moment,
+        sample_count=old.sample_count * decay + new.sample_count,
+        feature_sum=old.feature_sum * decay + new.feature_sum,
+        feature_square_sum=old.feature_square_sum * decay + new.feature_square_sum,
+        origin=new.origin,
+    )
+
+
+def about(statistics: Statistics, origin: Array, /) -> Statistics:
+    """The same sums about another origin."""
+    shift = statistics.origin - origin
+    support = statistics.support
+    first, total = statistics.first_moment, statistics.support
+    xp = array_namespace(support)
+    weighted = xp.sum(first, axis=0)
+    return Statistics(
+        support=support,
+        predicted_mass=statistics.predicted_mass,
+        squared_support=statistics.squared_support,
+        first_moment=first + support[:, None] * shift[None, :],
+        second_moment=statistics.second_moment
+        + 2.0 * shift * weighted
+        + xp.sum(total) * shift * shift,
+        sample_count=statistics.sample_count,
+        feature_sum=statistics.feature_sum + statistics.sample_count * shift,
+        feature_square_sum=statistics.feature_square_sum
+        + 2.0 * shift * statistics.feature_sum
+        + statistics.sample_count * shift * shift,
+        origin=origin,
+    )
+
+
+def origin_for(evidence: Evidence, before: Sequence[Statistics], *, xp: Namespace) -> Array:
+    """The origin in use, or the batch's mean where nothing has been summed yet."""
+    one = scalar(1.0, like=evidence.features, xp=xp)
+    count = xp.maximum(xp.sum(evidence.accepted), one)
+    origin = xp.sum(evidence.features, axis=0) / count
+    for statistics in reversed(before):
+        origin = xp.where(statistics.sample_count > 0, statistics.origin, origin)
+    return origin
+
+
+def decay_factor(count: Array, half_life: float, *, xp: Namespace) -> Array:
+    """2^(-count / half_life), exactly one where nothing is forgotten."""
+    return xp.exp(count * (-math.log(2.0) / half_life))

@@ -1,0 +1,337 @@
+"""One step of GAIN (Algorithm 1) as pure functions: predict, update and merge."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from array_api_compat import array_namespace, is_numpy_namespace
+
+from gain_core._checks import detached, matrix_like, scalar
+from gain_core._logspace import floored, log_softmax
+from gain_core._typing import Array
+from gain_core.config import GainConfig
+from gain_core.errors import ArrayError
+from gain_core.geometry import ScaleMemory, derive
+from gain_core.intervention import evidence_path, expected_gain, solve_strength
+from gain_core.posterior import log_posteriors
+from gain_core.prototypes import Prototypes, prepare_prototypes, unit_rows
+from gain_core.state import GainState, settled
+from gain_core.statistics import Evidence, Statistics, about, accumulate, combine
+
+__all__ = [
+    "Prediction",
+    "collect",
+    "commit",
+    "merge_states",
+    "posteriors",
+    "predict",
+    "update",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The adapted prediction of a batch, on the device of the input.
+
+    Attributes
+    ----------
+    probs, log_probs : array, (B, K)
+        p* and log p*, eq:risk_calibrated_intervention.
+    strength : array, (B,)
+        lambda* in [0, 1].
+    gain : array, (B,)
+        G in nats, the expected gain of the full correction.
+    source_log_probs : array, (B, K)
+        log s.
+    finite : array, () bool
+        False where an input or the result holds NaN or infinity: reject the batch. `update`
+        ignores such a prediction by itself.
+    """
+
+    probs: Array
+    log_probs: Array
+    strength: Array
+    gain: Array
+    source_log_probs: Array
+    finite: Array
+
+
+def predict(
+    features: Array, logits: Array, state: GainState, /, *, config: GainConfig
+) -> Prediction:
+    """Predict a batch against a frozen state; rows do not see each other.
+
+    Parameters
+    ----------
+    features : array, (B, D) floating
+        Pre-logits features, in the namespace and on the device of `state`. Any floating dtype;
+        the arithmetic is the state's.
+    logits : array, (B, K) floating
+        The source's logits.
+    state : GainState
+        Read only.
+    config : GainConfig
+        The config the state was made with.
+
+    Returns
+    -------
+    Prediction
+        Without history p* = s, with strength and gain 0.
+
+    Raises
+    ------
+    ArrayError
+        If a shape, dtype, device or namespace does not fit the state.
+    """
+    centers = state.geometry.centers
+    xp = array_namespace(centers)
+    rows = _rows(features, state, config=config)
+    logits = matrix_like(
+        "logits", logits, num_rows=rows.shape[0], num_columns=centers.shape[0], like=centers
+    )
+    source = log_softmax(detached(logits, xp=xp), xp=xp)
+    log_proposal, log_evaluator = log_posteriors(rows, state.geometry)
+    start = source
+    if config.prob_floor > 0.0:
+        floor = scalar(math.log(config.prob_floor), like=centers, xp=xp)
+        start = floored(source, floor=floor, xp=xp)
+        log_proposal = floored(log_proposal, floor=floor, xp=xp)
+    evidence = xp.where(state.geometry.has_history, log_proposal - start, xp.zeros_like(start))
+    gain = expected_gain(log_evaluator, evidence)
+    strength = solve_strength(start, evidence, gain=gain, num_iters=config.num_iters)
+    adapted = evidence_path(start, evidence, strength)
+    log_probs = xp.where(strength[:, None] > 0, adapted, source)
+    finite = _all_finite(rows, logits, log_probs, gain)
+    return Prediction(
+        probs=xp.exp(log_probs),
+        log_probs=log_probs,
+        strength=strength,
+        gain=gain,
+        source_log_probs=source,
+        finite=finite,
+    )
+
+
+def posteriors(features: Array, state: GainState, /, *, config: GainConfig) -> tuple[Array, Array]:
+    """The proposal and the evaluator of a batch, for diagnosis and ablation.
+
+    Parameters
+    ----------
+    features : array, (B, D) floating
+        As for `predict`.
+    state : GainState
+    config : GainConfig
+
+    Returns
+    -------
+    log_proposal, log_evaluator : array, (B, K)
+        log q_hat and log q_bar, normalised; meaningless without history.
+
+    Raises
+    ------
+    ArrayError
+        As `predict`.
+    """
+    return log_posteriors(_rows(features, state, config=config), state.geometry)
+
+
+def collect(
+    features: Array, prediction: Prediction, state: GainState, /, *, config: GainConfig
+) -> Evidence:
+    """Turn a prediction into the rows that the statistics are made of.
+
+    Parameters
+    ----------
+    features : array, (B, D) floating
+        The features `prediction` was made from.
+    prediction : Prediction
+        Result of `predict` on them.
+    state : GainState
+        Read for shapes, dtype and device only.
+    config : GainConfig
+
+    Returns
+    -------
+    Evidence
+        omega = zeta p*, zeta being s at the adapted class. Zero rows where the prediction is not
+        finite.
+
+    Raises
+    ------
+    ArrayError
+        If the shapes do not fit each other or the state.
+    """
+    rows = _rows(features, state, config=config)
+    like = state.geometry.centers
+    xp = array_namespace(like)
+    probs = matrix_like(
+        "prediction.probs",
+        prediction.probs,
+        num_rows=rows.shape[0],
+        num_columns=like.shape[0],
+        like=like,
+    )
+    chosen = xp.argmax(probs, axis=1, keepdims=True)
+    source = xp.take_along_axis(prediction.source_log_probs, chosen, axis=1)
+    reliability = xp.exp(source[:, 0])
+    keep = prediction.finite
+    rows = xp.where(keep, rows, xp.zeros_like(rows))
+    probs = xp.where(keep, probs, xp.zeros_like(probs))
+    reliability = xp.where(keep, reliability, xp.zeros_like(reliability))
+    return Evidence(
+        features=rows,
+        responsibilities=reliability[:, None] * probs,
+        probs=probs,
+        reliability=reliability,
+        accepted=xp.where(keep, xp.ones_like(reliability), xp.zeros_like(reliability)),
+    )
+
+
+def commit(
+    state: GainState,
+    added: Statistics,
+    /,
+    *,
+    prototypes: Array | Prototypes,
+    config: GainConfig,
+    donate: bool = False,
+) -> GainState:
+    """Add a batch's sums to the state, after forgetting, and derive the new geometry.
+
+    Parameters
+    ----------
+    state : GainState
+        Read only.
+    added : Statistics
+        Result of `accumulate` about this state's origin.
+    prototypes : array, (K, D) floating
+        The head's weight, or its `Prototypes` record, which saves its preparation.
+    config : GainConfig
+    donate : bool
+        The caller gives `state` up: the result may reuse the memory of its (K, D) arrays.
+
+    Returns
+    -------
+    GainState
+        Unchanged in value where `added` holds no frame.
+    """
+    if is_numpy_namespace(array_namespace(added.support)) and not added.sample_count > 0:
+        return state
+    prepared = prepare_prototypes(prototypes, config)
+    statistics = combine(state.statistics, added, half_life=config.half_life, donate=donate)
+    geometry, memory = derive(
+        statistics,
+        state.memory,
+        prototypes=prepared,
+        added=added.sample_count,
+        config=config,
+        out=state.geometry.centers if donate else None,
+    )
+    geometry = settled(geometry, statistics, fallback=state.geometry)
+    return GainState(statistics=statistics, memory=memory, geometry=geometry)
+
+
+def update(
+    features: Array,
+    prediction: Prediction,
+    state: GainState,
+    /,
+    *,
+    prototypes: Array | Prototypes,
+    config: GainConfig,
+) -> GainState:
+    """Learn from a predicted batch (app:continual_statistics); the input state is not touched.
+
+    Parameters
+    ----------
+    features : array, (B, D) floating
+        The features `prediction` was made from.
+    prediction : Prediction
+        Result of `predict`; one that is not finite leaves the state as it is.
+    state : GainState
+        Read only.
+    prototypes : array, (K, D) floating
+        The head's weight, or its `Prototypes` record, which saves its preparation.
+    config : GainConfig
+
+    Returns
+    -------
+    GainState
+
+    Raises
+    ------
+    ArrayError
+        If the shapes do not fit each other or the state.
+    """
+    evidence = collect(features, prediction, state, config=config)
+    added = accumulate(evidence, state.statistics)
+    return commit(state, added, prototypes=prototypes, config=config)
+
+
+def merge_states(
+    first: GainState, second: GainState, /, *, prototypes: Array | Prototypes, config: GainConfig
+) -> GainState:
+    """Unite what two devices with the same head learned from different frames.
+
+    Parameters
+    ----------
+    first, second : GainState
+        Read only; of the same head and config.
+    prototypes : array, (K, D) floating
+        The head's weight, or its `Prototypes` record.
+    config : GainConfig
+
+    Returns
+    -------
+    GainState
+        The sums add up, nothing is forgotten in between; the result is about `first`'s origin
+        (or `second`'s where `first` has seen nothing).
+
+    Raises
+    ------
+    ArrayError
+        If the states are of different heads.
+    """
+    left, right = first.statistics, second.statistics
+    if left.first_moment.shape != right.first_moment.shape:
+        raise ArrayError(
+            f"second state: expected (K, D) = {tuple(left.first_moment.shape)} as in the first, "
+            f"got {tuple(right.first_moment.shape)}; merge states of one head only"
+        )
+    xp = array_namespace(left.support)
+    origin = xp.where(left.sample_count > 0, left.origin, right.origin)
+    left, right = about(left, origin), about(right, origin)
+    sums = {
+        item.name: getattr(left, item.name) + getattr(right, item.name)
+        for item in fields(Statistics)
+        if item.name != "origin"
+    }
+    statistics = Statistics(**sums, origin=origin)
+    memory = ScaleMemory(
+        numerator=first.memory.numerator + second.memory.numerator,
+        denominator=first.memory.denominator + second.memory.denominator,
+    )
+    prepared = prepare_prototypes(prototypes, config)
+    nothing = xp.zeros_like(statistics.sample_count)
+    geometry, memory = derive(statistics, memory, prototypes=prepared, added=nothing, config=config)
+    geometry = settled(geometry, statistics, fallback=first.geometry)
+    return GainState(statistics=statistics, memory=memory, geometry=geometry)
+
+
+def _rows(features: Array, state: GainState, *, config: GainConfig) -> Array:
+    """Features checked, cast to the state's dtype and normalised if the config says so."""
+    centers = state.geometry.centers
+    xp = array_namespace(centers)
+    rows = matrix_like("features", features, num_columns=centers.shape[1], like=centers)
+    rows = detached(rows, xp=xp)
+    return unit_rows(rows, xp=xp) if config.normalise else rows
+
+
+def _all_finite(*arrays: Array) -> Array:
+    """One flag, on the device, for all of them."""
+    xp = array_namespace(*arrays)
+    flag = xp.all(xp.isfinite(arrays[0]))
+    for array in arrays[1:]:
+        flag = flag & xp.all(xp.isfinite(array))
+    return flag
