@@ -1,0 +1,89 @@
+"""The timeline picture: what its curves hold, and that it is written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gain_apps.timeline import Timeline, TimelineSink, draw_timeline, rolling_mean
+from gain_core.errors import ConfigError, StreamError
+from gain_runtime.frame import Frame
+from gain_runtime.result import FrameResult, Ranked
+
+pytest.importorskip("matplotlib", reason="the report extra is not installed")
+
+
+def result(index: int, *, truth: int | None, source: int, adapted: int) -> FrameResult:
+    """A frame whose predictions are given."""
+    image = np.zeros((4, 4, 3), np.uint8)
+    condition = "clear" if index < 30 else "fog"
+    return FrameResult(
+        frame=Frame(
+            image=image,
+            index=index,
+            timestamp_ns=index,
+            source_id="s",
+            truth=truth,
+            condition=condition,
+        ),
+        source_top=(Ranked(index=source, label=str(source), prob=0.5),),
+        adapted_top=(Ranked(index=adapted, label=str(adapted), prob=0.75),),
+        strength=0.5,
+        gain=0.1,
+    )
+
+
+def test_rolling_mean_uses_what_there_is_at_the_start() -> None:
+    means = rolling_mean(np.array([1.0, 3.0, 5.0, 7.0]), 2)
+    np.testing.assert_allclose(means, [1.0, 2.0, 4.0, 6.0])
+
+
+@pytest.mark.parametrize("known", [pytest.param(True, id="truth"), pytest.param(False, id="none")])
+def test_picture_is_drawn_on_close(tmp_path: Path, known: bool) -> None:
+    target = tmp_path / "timeline.png"
+    sink = TimelineSink(target, window_frames=10)
+    for index in range(60):
+        truth = index % 3 if known else None
+        sink.write(result(index, truth=truth, source=0, adapted=index % 3))
+    assert not target.exists()
+    sink.close()
+    sink.close()
+    with Image.open(target) as picture:
+        assert picture.size == (1430, 880)
+        assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > 50
+    assert [path.name for path in tmp_path.iterdir()] == ["timeline.png"]
+
+
+def test_curves_state_the_accuracies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from matplotlib.axes import Axes
+
+    labels: list[str] = []
+    plot = Axes.plot
+
+    def recording(self: Axes, *args: object, **kwargs: object) -> object:
+        labels.append(str(kwargs.get("label")))
+        return plot(self, *args, **kwargs)
+
+    monkeypatch.setattr(Axes, "plot", recording)
+    timeline = Timeline()
+    for index in range(60):
+        timeline.append(result(index, truth=index % 3, source=0, adapted=index % 3))
+    draw_timeline(timeline, tmp_path / "t.png", window_frames=10)
+    # The source is right on a third of the frames at confidence 0.5, adapted always at 0.75.
+    assert labels[:2] == ["frozen source: 33.3 %", "adapted: 100.0 %"]
+    assert labels[2:4] == ["frozen source: 16.7 over the run", "adapted: 25.0 over the run"]
+
+
+def test_no_frame_leaves_no_picture(tmp_path: Path) -> None:
+    TimelineSink(tmp_path / "t.png").close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_targets_are_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"t\.xyz: expected a picture ending in"):
+        TimelineSink(tmp_path / "t.xyz")
+    with pytest.raises(StreamError, match="does not exist"):
+        TimelineSink(tmp_path / "none" / "t.png")
