@@ -181,6 +181,7 @@ def main() -> int:
     photos = read_photos(arguments.photos, arguments.limit)
     source = arguments.artifact or arguments.vit
     network = loaded_artifact(source) if arguments.artifact else random_vit(source)
+    some = random.Random(0).sample(photos, min(len(photos), 32))
     pixels = pixel_differences(photos)
     largest = max(row["max_abs_pixel_difference"] for row in pixels)
     result = {
@@ -188,10 +189,8 @@ def main() -> int:
         "photos": len(photos),
         "portrait_photos": sum(photo.shape[0] > photo.shape[1] for photo in photos),
         "max_abs_pixel_difference": largest,
-        "network": str(source) if arguments.artifact else f"{source}, random weights",
-        "logits": logit_differences(
-            random.Random(0).sample(photos, min(len(photos), 32)), *network
-        ),
+        "network": source.name if arguments.artifact else f"{source}, random weights",
+        "logits": logit_differences(some, *network),
         "time": milliseconds(arguments.repeats),
         "versions": {
             "gain-edge": __version__,

@@ -71,7 +71,7 @@ def matrix_like(
 def detached(array: Array, *, xp: Namespace) -> Array:
     """Cut a torch tensor from autograd: statistics must not keep a graph alive."""
     if is_torch_namespace(xp):
-        return array.detach()  # type: ignore[attr-defined, no-any-return]
+        return array.detach()  # type: ignore[attr-defined]
     return array
 
 

@@ -12,6 +12,7 @@ from gain_core.errors import ArrayError, ConfigError
 __all__ = [
     "accuracy",
     "brier_score",
+    "calibration_excess",
     "expected_calibration_error",
     "negative_log_likelihood",
 ]
@@ -68,6 +69,32 @@ def expected_calibration_error(probs: Floats, labels: Ints, /, *, num_bins: int 
     ConfigError
         If `num_bins` is below 1.
     """
+    excess = calibration_excess(probs, labels, num_bins=num_bins)
+    return float(np.abs(excess).sum() / len(probs))
+
+
+def calibration_excess(
+    probs: Floats, labels: Ints, /, *, num_bins: int = 20
+) -> npt.NDArray[np.float64]:
+    """Confidence minus correctness, summed per confidence bin: what the ECE is made of.
+
+    Parts of a stream add up, so that the ECE of a long one needs no stored predictions.
+
+    Parameters
+    ----------
+    probs, labels, num_bins
+        As for `expected_calibration_error`.
+
+    Returns
+    -------
+    array, (num_bins,) float64
+        The ECE is the sum of its absolute values over N.
+
+    Raises
+    ------
+    ArrayError, ConfigError
+        As `expected_calibration_error`.
+    """
     _check(probs, labels)
     if num_bins < 1:
         raise ConfigError(f"num_bins: expected at least 1, got {num_bins}")
@@ -75,7 +102,7 @@ def expected_calibration_error(probs: Floats, labels: Ints, /, *, num_bins: int 
     confidence = probs[np.arange(len(probs)), top].astype(np.float64)
     bins = np.clip((confidence * num_bins).astype(np.int64), 0, num_bins - 1)
     excess = np.bincount(bins, weights=confidence - (top == labels), minlength=num_bins)
-    return float(np.abs(excess).sum() / len(probs))
+    return excess.astype(np.float64, copy=False)
 
 
 def negative_log_likelihood(log_probs: Floats, labels: Ints, /) -> float:

@@ -1,0 +1,261 @@
+"""Local cameras and live network streams as a frame source."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import cv2
+
+from gain_core.errors import ConfigError, StreamError
+from gain_runtime.frame import Frame, SourceInfo
+from gain_runtime.opencv_capture import (
+    Capture,
+    CaptureFactory,
+    Grabbed,
+    GuardedCapture,
+    codec_name,
+    open_capture,
+    rate_or_none,
+)
+from gain_runtime.uri import redact
+
+__all__ = ["CameraRequest", "CameraSource"]
+
+logger = logging.getLogger(__name__)
+
+# FFmpeg waits 30 s by default; a stalled stream must not look like a hang.
+NETWORK_SETTINGS = (
+    *(cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, 10_000),
+    *(cv2.CAP_PROP_READ_TIMEOUT_MSEC, 5_000),
+)
+RETRY_PAUSE_S = 0.05
+
+Self = TypeVar("Self", bound="CameraSource")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CameraRequest:
+    """What to ask a camera for; it grants what it can.
+
+    Attributes
+    ----------
+    width_px, height_px : int or None
+        Given together; None leaves the driver's default. Local cameras only, as are the next two.
+    rate_hz : float or None
+        None leaves the driver's default.
+    pixel_format : str or None
+        Four-character code, asked for before the size: most webcams give their full size and
+        rate in MJPG only.
+    num_warm_up : int or None
+        Frames discarded before the first one is yielded, while exposure and white balance
+        settle; dark frames would enter the running statistics. None means 10 for local cameras
+        and 0 for network streams.
+    num_tries : int
+        Failed reads in a row after which the signal counts as lost.
+    """
+
+    width_px: int | None = None
+    height_px: int | None = None
+    rate_hz: float | None = None
+    pixel_format: str | None = "MJPG"
+    num_warm_up: int | None = None
+    num_tries: int = 20
+
+    def __post_init__(self) -> None:
+        if (self.width_px is None) != (self.height_px is None):
+            raise ConfigError("camera size: expected width and height, got only one of them")
+        for name, value, low in (
+            ("width_px", self.width_px, 1),
+            ("height_px", self.height_px, 1),
+            ("num_warm_up", self.num_warm_up, 0),
+            ("num_tries", self.num_tries, 1),
+        ):
+            if value is not None and value < low:
+                raise ConfigError(f"{name}: expected at least {low}, got {value}")
+        if self.rate_hz is not None and rate_or_none(self.rate_hz) is None:
+            raise ConfigError(f"rate_hz: expected (0, 1000], got {self.rate_hz}")
+        if self.pixel_format is not None and len(self.pixel_format) != 4:
+            raise ConfigError(f"pixel_format: expected 4 characters, got {self.pixel_format!r}")
+
+
+class CameraSource:
+    """A live source: frames as they come, stamped with the monotonic clock after each grab.
+
+    One frame is read while opening, to learn the true size; it is not yielded. A read that fails
+    is tried again after a short pause, each failure counted in `skipped`.
+
+    Parameters
+    ----------
+    target : str
+        Device index in digits, device path or URL.
+    request : CameraRequest
+    capture : callable
+        Opens the capture; `cv2.VideoCapture` unless replaced.
+
+    Raises
+    ------
+    StreamError
+        If it cannot be opened or gives no frame; while iterating, if the signal is lost.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        /,
+        *,
+        request: CameraRequest | None = None,
+        capture: CaptureFactory = open_capture,
+    ) -> None:
+        self._request = request or CameraRequest()
+        self._is_network = "://" in target
+        self._source_id = redact(target) if not target.isdigit() else f"camera {target}"
+        opened = self._open(target, capture)
+        if not self._is_network:
+            self._ask(opened)
+        self._capture = GuardedCapture(opened)
+        self._skipped = 0
+        self._num_read = 0
+        self._info = self._learn_info()
+
+    @property
+    def info(self) -> SourceInfo:
+        """Size of the first frame and the rate the driver claims."""
+        return self._info
+
+    @property
+    def skipped(self) -> int:
+        """Failed reads so far."""
+        return self._skipped
+
+    def __iter__(self) -> Iterator[Frame]:
+        num_warm_up = self._request.num_warm_up
+        if num_warm_up is None:
+            num_warm_up = 0 if self._is_network else 10
+        index = -num_warm_up
+        while (grabbed := self._next()) is not None:
+            if index >= 0:
+                yield Frame(
+                    image=grabbed.image,
+                    index=index,
+                    timestamp_ns=grabbed.stamp_ns,
+                    source_id=self._source_id,
+                )
+            index += 1
+
+    def close(self) -> None:
+        """Release the device; may be called twice and from another thread."""
+        self._capture.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self, target: str, factory: CaptureFactory) -> Capture:
+        if self._is_network:
+            opened = factory(target, cv2.CAP_FFMPEG, NETWORK_SETTINGS)
+        else:
+            backend = cv2.CAP_V4L2 if sys.platform.startswith("linux") else cv2.CAP_ANY
+            opened = factory(int(target) if target.isdigit() else target, backend, ())
+        if opened.isOpened():
+            return opened
+        opened.release()
+        reason = _network_hint() if self._is_network else _device_hint(target)
+        raise StreamError(f"{self._source_id}: cannot be opened; {reason}")
+
+    def _ask(self, opened: Capture) -> None:
+        """Request pixel format, then size, then rate: drivers grant the later by the earlier."""
+        request = self._request
+        if request.pixel_format is not None:
+            opened.set(cv2.CAP_PROP_FOURCC, cv2.VideoWriter.fourcc(*request.pixel_format))
+        if request.width_px is not None and request.height_px is not None:
+            opened.set(cv2.CAP_PROP_FRAME_WIDTH, request.width_px)
+            opened.set(cv2.CAP_PROP_FRAME_HEIGHT, request.height_px)
+        if request.rate_hz is not None:
+            opened.set(cv2.CAP_PROP_FPS, request.rate_hz)
+
+    def _learn_info(self) -> SourceInfo:
+        """Read one frame and log what was granted."""
+        try:
+            first = self._next()
+        except StreamError:
+            self.close()
+            raise
+        if first is None:
+            raise StreamError(f"{self._source_id}: closed while opening")
+        height_px, width_px = first.image.shape[:2]
+        rate_hz = rate_or_none(self._capture.get(cv2.CAP_PROP_FPS))
+        logger.info(
+            "%s: granted %d x %d px, %s, pixel format %s",
+            self._source_id,
+            width_px,
+            height_px,
+            "rate unknown" if rate_hz is None else f"{rate_hz:g} Hz",
+            codec_name(self._capture.get(cv2.CAP_PROP_FOURCC)),
+        )
+        wanted = (self._request.width_px, self._request.height_px)
+        if not self._is_network and None not in wanted and wanted != (width_px, height_px):
+            logger.warning(
+                "%s: asked for %d x %d px, the camera gives %d x %d px",
+                self._source_id,
+                *wanted,
+                width_px,
+                height_px,
+            )
+        return SourceInfo(
+            source_id=self._source_id,
+            width_px=width_px,
+            height_px=height_px,
+            rate_hz=rate_hz,
+            num_frames=None,
+            live=True,
+        )
+
+    def _next(self) -> Grabbed | None:
+        """Next frame; None once closed."""
+        for _ in range(self._request.num_tries):
+            grabbed = self._capture.read()
+            if grabbed is not None:
+                self._num_read += 1
+                return grabbed
+            if self._capture.closed:
+                return None
+            self._skipped += 1
+            self._capture.pause(RETRY_PAUSE_S)
+        raise StreamError(
+            f"{self._source_id}: signal lost after {self._num_read} frames "
+            f"({self._request.num_tries} reads in a row failed); check the cable, the network or "
+            "whether another program holds the camera"
+        )
+
+
+def _device_hint(target: str) -> str:
+    """Why a local camera may not open, as far as the device nodes tell."""
+    path = Path(f"/dev/video{target}" if target.isdigit() else target)
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        return f"no permission for {path}: add the user to the group that owns it (video)"
+    if path.exists():
+        return f"{path} exists, so another program may hold it, or it is no capture device"
+    known = sorted(str(node) for node in Path("/dev").glob("video*"))
+    return f"no device {path}; devices here: {', '.join(known) or 'none'}"
+
+
+def _network_hint() -> str:
+    """Why a network stream may not open."""
+    return (
+        "expected a stream that OpenCV's FFmpeg can read: check the address, the credentials and "
+        "that the host answers"
+    )

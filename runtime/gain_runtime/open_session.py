@@ -1,0 +1,70 @@
+"""Choosing and opening the session for a device."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Literal, get_args
+
+from gain_core.errors import BackendUnavailableError, ConfigError, EngineError
+from gain_runtime.artifact import Artifact, load_artifact
+from gain_runtime.session import Session
+
+__all__ = ["Device", "open_session"]
+
+logger = logging.getLogger(__name__)
+
+Device = Literal["cpu", "cuda", "auto"]
+
+
+def open_session(
+    artifact: Artifact | str | Path,
+    /,
+    *,
+    device: Device = "cpu",
+    num_threads: int | None = None,
+) -> Session:
+    """Open an artifact on a device.
+
+    Parameters
+    ----------
+    artifact : Artifact, str or Path
+    device : {"cpu", "cuda", "auto"}, optional
+        `auto` takes the GPU where a forward pass on it succeeds, the CPU otherwise, and logs
+        which and why. The other two are never replaced.
+    num_threads : int, optional
+        CPU threads within one operator; None lets the library choose.
+
+    Returns
+    -------
+    Session
+        Close it, or use it as a context manager.
+
+    Raises
+    ------
+    ArtifactError
+        If the path is no artifact.
+    BackendUnavailableError
+        If the device cannot be used.
+    ConfigError
+        If the device is unknown or `num_threads` is below 1.
+    EngineError
+        If the graph cannot be loaded.
+    """
+    if device not in get_args(Device):
+        raise ConfigError(f"device: expected {', '.join(get_args(Device))}, got {device!r}")
+    # Imported late, so that command lines can show their help without ONNX Runtime.
+    from gain_runtime.onnx_session import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
+
+    if not isinstance(artifact, Artifact):
+        artifact = load_artifact(artifact)
+    if device == "auto":
+        try:
+            session = OnnxSession(artifact, provider=CUDA_PROVIDER, num_threads=num_threads)
+            session.warm_up()
+        except (BackendUnavailableError, EngineError) as err:
+            logger.info("auto: the GPU is not used: %s", err)
+        else:
+            return session
+    provider = CUDA_PROVIDER if device == "cuda" else CPU_PROVIDER
+    return OnnxSession(artifact, provider=provider, num_threads=num_threads)

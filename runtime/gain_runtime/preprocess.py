@@ -1,0 +1,214 @@
+"""Turning frames into `pixel_values` exactly as timm's evaluation transform does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import index
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from gain_core.errors import ArrayError
+from gain_runtime.manifest import Preprocess
+
+__all__ = ["preprocess", "preprocess_batch"]
+
+Region = tuple[int, int, int, int]
+
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+# A sliver of a frame grows without bound when its shorter side is scaled up to the network's input.
+_MAX_RESIZED_PX = 2**26
+
+
+def preprocess(
+    image: npt.NDArray[np.uint8], spec: Preprocess, /, *, region: Region | None = None
+) -> npt.NDArray[np.float32]:
+    """Resize, crop, scale and normalise one frame.
+
+    Parameters
+    ----------
+    image : array, (H, W, 3) uint8 RGB
+        Any memory layout; not changed.
+    spec : Preprocess
+        As the artifact's manifest states it.
+    region : (left, top, right, bottom) in px, optional
+        The part of the frame to use, right and bottom exclusive; clipped to the frame.
+
+    Returns
+    -------
+    array, (3, height_px, width_px) float32
+        C-contiguous, planes in the order of `spec.channel_order`.
+
+    Raises
+    ------
+    ArrayError
+        If the image has another shape or dtype or no pixels, if nothing of the region lies in the
+        frame, or if the region is too narrow to be scaled up.
+
+    Notes
+    -----
+    Equal to the last bit to `timm.data.create_transform` applied to a Pillow image with the same
+    settings: its sizes, roundings, filter and order of float32 operations are kept.
+    """
+    pixel_values = np.empty((3, spec.height_px, spec.width_px), dtype=np.float32)
+    _write(pixel_values, image, spec, region=region, table=_normalised_levels(spec))
+    return pixel_values
+
+
+def preprocess_batch(
+    images: Sequence[npt.NDArray[np.uint8]],
+    spec: Preprocess,
+    /,
+    *,
+    regions: Sequence[Region | None] | None = None,
+) -> npt.NDArray[np.float32]:
+    """Preprocess several frames, whose sizes may differ, into one batch.
+
+    Parameters
+    ----------
+    images : sequence of B arrays, (H, W, 3) uint8 RGB
+    spec : Preprocess
+    regions : sequence of B regions or None, optional
+        One per image, see `preprocess`.
+
+    Returns
+    -------
+    array, (B, 3, height_px, width_px) float32
+        C-contiguous; B may be 0.
+
+    Raises
+    ------
+    ArrayError
+        As `preprocess`, or if there is not one region per image.
+    """
+    if regions is None:
+        regions = [None] * len(images)
+    if len(regions) != len(images):
+        raise ArrayError(
+            f"regions: expected {len(images)}, one per image, got {len(regions)}; "
+            "pass None for an image to be used whole"
+        )
+    shape = (len(images), 3, spec.height_px, spec.width_px)
+    pixel_values = np.empty(shape, dtype=np.float32)
+    table = _normalised_levels(spec)
+    for row, image, region in zip(pixel_values, images, regions, strict=True):
+        _write(row, image, spec, region=region, table=table)
+    return pixel_values
+
+
+def _write(
+    pixel_values: npt.NDArray[np.float32],
+    image: npt.NDArray[np.uint8],
+    spec: Preprocess,
+    *,
+    region: Region | None,
+    table: npt.NDArray[np.float32],
+) -> None:
+    """Preprocess one frame into `pixel_values`, (3, height_px, width_px)."""
+    cropped = _cut_region(_checked(image), region)
+    levels = np.asarray(_resize_and_crop(cropped, spec))
+    if spec.channel_order == "BGR":
+        levels = levels[..., ::-1]
+    for channel in range(3):
+        # Every level is a valid index, so "clip" changes nothing but saves a buffered copy.
+        np.take(table[channel], levels[..., channel], out=pixel_values[channel], mode="clip")
+
+
+def _normalised_levels(spec: Preprocess) -> npt.NDArray[np.float32]:
+    """What each of the 256 pixel levels becomes in each channel, (3, 256) float32.
+
+    The operations and their order are those of torchvision's ToTensor and Normalize; a fused
+    multiply-add would round differently.
+    """
+    scaled = np.arange(256, dtype=np.float32) / np.float32(255.0)
+    mean = np.array(spec.mean, dtype=np.float32).reshape(3, 1)
+    std = np.array(spec.std, dtype=np.float32).reshape(3, 1)
+    table: npt.NDArray[np.float32] = (scaled - mean) / std
+    return table
+
+
+def _checked(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The image, if it is one."""
+    if not isinstance(image, np.ndarray):
+        raise ArrayError(
+            f"image: expected a NumPy array (H, W, 3) uint8 RGB, got {type(image).__name__}; "
+            "convert it with numpy.asarray"
+        )
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ArrayError(
+            f"image: expected (H, W, 3) uint8 RGB, got {image.shape} {image.dtype}; "
+            "convert it to three channels of 8 bits"
+        )
+    if image.size == 0:
+        raise ArrayError(
+            f"image: expected at least one pixel, got {image.shape}; skip empty frames"
+        )
+    return image
+
+
+def _cut_region(image: npt.NDArray[np.uint8], region: Region | None) -> npt.NDArray[np.uint8]:
+    """The part of the image inside the region, as a view."""
+    if region is None:
+        return image
+    height, width = image.shape[:2]
+    try:
+        left, top, right, bottom = (index(edge) for edge in region)
+    except (TypeError, ValueError) as err:
+        raise ArrayError(
+            f"region: expected four integers (left, top, right, bottom) in px, got {region!r}; "
+            "round the edges first"
+        ) from err
+    left, right = max(left, 0), min(right, width)
+    top, bottom = max(top, 0), min(bottom, height)
+    if left >= right or top >= bottom:
+        raise ArrayError(
+            f"region: expected (left, top, right, bottom) overlapping the {width} x {height} px "
+            f"frame, got {tuple(region)}; drop regions that left the frame"
+        )
+    return image[top:bottom, left:right]
+
+
+def _resize_and_crop(image: npt.NDArray[np.uint8], spec: Preprocess) -> Image.Image:
+    """Scale with an antialiased filter, then cut out the centre."""
+    height, width = _resized_size(image.shape[0], image.shape[1], spec)
+    if height * width > _MAX_RESIZED_PX:
+        raise ArrayError(
+            f"image: {image.shape[1]} x {image.shape[0]} px is too narrow, its shorter side would "
+            f"be scaled up to {width} x {height} px; pass a region closer to a square"
+        )
+    pillow = Image.fromarray(image)
+    if pillow.size != (width, height):
+        # No reducing_gap and no box: both are faster and neither gives the same pixels.
+        pillow = pillow.resize((width, height), _FILTERS[spec.interpolation])
+    if pillow.size == (spec.width_px, spec.height_px):
+        return pillow
+    # Half-way cases go to the even side, as torchvision's CenterCrop does.
+    left = round((width - spec.width_px) / 2.0)
+    top = round((height - spec.height_px) / 2.0)
+    return pillow.crop((left, top, left + spec.width_px, top + spec.height_px))
+
+
+def _resized_size(height: int, width: int, spec: Preprocess) -> tuple[int, int]:
+    """Height and width before the centre crop; never less than the crop's.
+
+    timm takes two roads for `center`: torchvision's Resize (truncating) for a square target, its
+    own ResizeKeepRatio (rounding) for any other.
+    """
+    target_height = math.floor(spec.height_px / spec.crop_fraction)
+    target_width = math.floor(spec.width_px / spec.crop_fraction)
+    if spec.crop_mode == "squash":
+        return target_height, target_width
+    if target_height == target_width:
+        if width <= height:
+            return int(target_width * height / width), target_width
+        return target_height, int(target_height * width / height)
+    ratio = min(height / target_height, width / target_width)
+    return round(height / ratio), round(width / ratio)

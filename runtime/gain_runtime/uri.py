@@ -1,0 +1,219 @@
+"""The grammar of source URIs, and their printable form without credentials."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from gain_core.errors import ConfigError
+
+__all__ = ["SourceKind", "SourceUri", "has_magic", "parse_uri", "record_from_params", "redact"]
+
+SourceKind = Literal["camera", "network", "path", "glob", "test"]
+NETWORK_SCHEMES = ("rtsp", "rtsps", "http", "https")
+GRAMMAR = (
+    "a file, a folder, a glob ('photos/*.jpg'), a camera index (0), /dev/video0, "
+    "v4l2:///dev/video0, rtsp://, rtsps://, http://, https://, file:// or test://NAME"
+)
+# One-letter schemes are Windows drives (C:\clip.mp4).
+SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
+SECRET_PARAM = re.compile(
+    r"([?&;](?:user(?:name)?|usr|login|p(?:ass)?w(?:or)?d|pass|password|(?:access_?|api_?)?key"
+    r"|(?:access_?|auth_?)?token|auth|secret|sig(?:nature)?)=)[^&;#]*",
+    re.IGNORECASE,
+)
+HIDDEN = "***"
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceUri:
+    """A parsed source URI.
+
+    Attributes
+    ----------
+    kind : str
+        `camera` (a local device), `network` (a live stream or a recording behind a URL), `path`
+        (a file or folder), `glob` or `test` (frames made by code).
+    target : str
+        What to open: the path, pattern, device path or index, the full URL, or the name after
+        `test://`. May hold credentials; never print it.
+    shown : str
+        The URI with credentials removed, for messages and `source_id`.
+    params : mapping of str to str
+        The query of a `test://` URI; empty otherwise.
+    """
+
+    kind: SourceKind
+    target: str
+    shown: str
+    params: Mapping[str, str] = field(default_factory=dict)
+
+
+def redact(uri: str, /) -> str:
+    """Remove user names, passwords and tokens from a URI.
+
+    Everything between `://` and the last `@` is hidden, so that a password that holds `@`, `/` or
+    `?` unescaped does not leak; the values of query parameters named like credentials too.
+    `test://` and plain paths are returned as they are.
+
+    Parameters
+    ----------
+    uri : str
+
+    Returns
+    -------
+    str
+    """
+    match = SCHEME.match(uri)
+    if match is None or match.group(1).lower() in ("test", "file", "v4l2"):
+        return uri
+    head, rest = uri[: match.end()], uri[match.end() :]
+    _, at, host = rest.rpartition("@")
+    if at:
+        rest = f"{HIDDEN}@{host}"
+    return head + SECRET_PARAM.sub(rf"\g<1>{HIDDEN}", rest)
+
+
+def has_magic(text: str, /) -> bool:
+    """Whether a path holds glob characters."""
+    return any(character in text for character in "*?[")
+
+
+def parse_uri(uri: str, /) -> SourceUri:
+    """Tell what kind of source a URI names; only `glob` against `path` looks at the disk.
+
+    Parameters
+    ----------
+    uri : str
+        A path that exists is a path even if it holds glob characters; a file named like a
+        camera index is reached as `./0`.
+
+    Returns
+    -------
+    SourceUri
+
+    Raises
+    ------
+    ConfigError
+        If the URI is empty, of an unknown scheme or malformed.
+    """
+    text = uri.strip()
+    if not text:
+        raise ConfigError(f"source: expected {GRAMMAR}, got an empty string")
+    match = SCHEME.match(text)
+    if match is not None:
+        return _parse_scheme(match.group(1).lower(), text)
+    if text.isascii() and text.isdigit():
+        return SourceUri(kind="camera", target=str(int(text)), shown=f"camera {int(text)}")
+    if text.startswith("/dev/"):
+        return SourceUri(kind="camera", target=text, shown=text)
+    if has_magic(text) and not Path(text).exists():
+        return SourceUri(kind="glob", target=text, shown=text)
+    return SourceUri(kind="path", target=text, shown=text)
+
+
+def _parse_scheme(scheme: str, text: str) -> SourceUri:
+    """Parse `scheme://...`."""
+    shown = redact(text)
+    if scheme in NETWORK_SCHEMES:
+        if _host(text) is None:
+            raise ConfigError(f"{shown}: expected {scheme}://HOST/..., got no valid host or port")
+        return SourceUri(kind="network", target=text, shown=shown)
+    rest = text[len(scheme) + 3 :]
+    if scheme == "file":
+        return SourceUri(kind="path", target=unquote(rest.removeprefix("localhost")), shown=text)
+    if scheme == "v4l2":
+        if not rest.startswith("/dev/"):
+            raise ConfigError(f"{shown}: expected v4l2:///dev/NAME (three slashes)")
+        return SourceUri(kind="camera", target=rest, shown=rest)
+    if scheme == "test":
+        name, _, query = rest.partition("?")
+        return SourceUri(
+            kind="test", target=name.strip("/"), shown=text, params=_params(query, shown)
+        )
+    raise ConfigError(f"{shown}: unknown scheme {scheme}://; expected {GRAMMAR}")
+
+
+def _host(text: str) -> str | None:
+    """Host of a URL, or None where there is none or the port is no number."""
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:
+        return None
+    return parts.hostname
+
+
+def _params(query: str, shown: str) -> dict[str, str]:
+    """Parse a query whose keys must be unique."""
+    if not query:
+        return {}
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True)
+    except ValueError as err:
+        raise ConfigError(
+            f"{shown}: expected key=value&key=value after '?', got {query!r}"
+        ) from err
+    params = dict(pairs)
+    if len(params) != len(pairs):
+        repeated = sorted({key for key, _ in pairs if [k for k, _ in pairs].count(key) > 1})
+        raise ConfigError(f"{shown}: {', '.join(repeated)} given more than once")
+    return params
+
+
+def record_from_params(record: type[Record], params: Mapping[str, str], /, *, owner: str) -> Record:
+    """Fill a dataclass from URI parameters, each converted to the type of its field's default.
+
+    Parameters
+    ----------
+    record : type
+        A dataclass whose fields all have defaults of type int, float, bool or str.
+    params : mapping of str to str
+    owner : str
+        What the parameters belong to, for messages (`test://pattern`).
+
+    Returns
+    -------
+    An instance of `record`.
+
+    Raises
+    ------
+    ConfigError
+        If a parameter is unknown or not of its field's type; whatever `record` itself raises.
+    """
+    defaults: dict[str, Any] = {
+        entry.name: entry.default
+        for entry in fields(record)  # type: ignore[arg-type]
+        if entry.default is not MISSING
+    }
+    unknown = sorted(set(params) - set(defaults))
+    if unknown:
+        raise ConfigError(
+            f"{owner}: unknown parameter {', '.join(unknown)}; expected {', '.join(defaults)}"
+        )
+    values = {
+        key: _convert(text, type(defaults[key]), f"{owner}: {key}") for key, text in params.items()
+    }
+    return record(**values)
+
+
+def _convert(text: str, kind: type, name: str) -> bool | int | float | str:
+    """Convert one parameter."""
+    if kind is bool:
+        words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+        if text.lower() in words:
+            return words[text.lower()]
+    elif kind in (int, float):
+        try:
+            return int(text) if kind is int else float(text)
+        except ValueError:
+            pass
+    else:
+        return text
+    raise ConfigError(f"{name}: expected {kind.__name__}, got {text!r}")

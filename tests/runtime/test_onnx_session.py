@@ -1,0 +1,246 @@
+"""ONNX Runtime sessions: right numbers, checked input, and no silent change of device."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from gain_runtime import onnx_session
+from gain_runtime.artifact import load_artifact
+from gain_runtime.onnx_session import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
+from gain_runtime.open_session import open_session
+from onnx import helper
+
+from gain_core.errors import (
+    ArrayError,
+    ArtifactError,
+    BackendUnavailableError,
+    ConfigError,
+    EngineError,
+)
+
+
+def batch_of(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(size, 3, 16, 16)).astype(np.float32)
+
+
+@pytest.fixture
+def session(tiny_artifact):
+    with OnnxSession(tiny_artifact, num_threads=1) as session:
+        yield session
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 17])
+def test_outputs_equal_numpy(session, tiny_model, batch_size):
+    pixel_values = batch_of(batch_size)
+    features, logits = session.infer(pixel_values)
+    assert features.dtype == logits.dtype == np.float32
+    expected_features, expected_logits = tiny_model.forward(pixel_values)
+    np.testing.assert_allclose(features, expected_features, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logits, expected_logits, rtol=1e-5, atol=1e-4)
+
+
+def test_logits_are_the_head_applied_to_the_features(session):
+    features, logits = session.infer(batch_of(4))
+    artifact = session.artifact
+    expected = features @ artifact.head_weight.T + artifact.head_bias
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_session_takes_a_loaded_artifact_and_names_its_provider(tiny_artifact):
+    artifact = load_artifact(tiny_artifact)
+    with OnnxSession(artifact) as session:
+        assert session.artifact is artifact
+        assert session.provider == CPU_PROVIDER
+
+
+def test_empty_batch_gives_empty_arrays(session):
+    features, logits = session.infer(batch_of(0))
+    assert (features.shape, logits.shape) == ((0, 7), (0, 5))
+    assert features.dtype == logits.dtype == np.float32
+
+
+def test_outputs_are_not_overwritten_by_the_next_call(session):
+    first = session.infer(batch_of(2))
+    kept = first.logits.copy()
+    session.infer(batch_of(2, seed=1))
+    np.testing.assert_array_equal(first.logits, kept)
+
+
+@pytest.mark.parametrize(
+    "pixel_values",
+    [
+        pytest.param(np.zeros((1, 3, 16, 16)), id="float64"),
+        pytest.param(np.zeros((1, 3, 16, 16), dtype=np.uint8), id="uint8"),
+        pytest.param(np.zeros((3, 16, 16), dtype=np.float32), id="no batch axis"),
+        pytest.param(np.zeros((1, 16, 16, 3), dtype=np.float32), id="channels last"),
+        pytest.param(np.zeros((1, 3, 16, 17), dtype=np.float32), id="other size"),
+        pytest.param(np.zeros((4, 3, 16, 16), dtype=np.float32)[::2], id="strided"),
+        pytest.param([[0.0]], id="list"),
+    ],
+)
+def test_other_input_is_refused(session, pixel_values):
+    with pytest.raises(ArrayError, match="pixel_values: expected"):
+        session.infer(pixel_values)
+
+
+def test_closed_session_refuses(tiny_artifact):
+    session = OnnxSession(tiny_artifact)
+    session.close()
+    session.close()
+    with pytest.raises(EngineError, match="closed"):
+        session.infer(batch_of(1))
+
+
+def test_warm_up_runs_the_network_at_the_given_batch_size(session, monkeypatch):
+    sizes = []
+    infer = session.infer
+    monkeypatch.setattr(
+        OnnxSession, "infer", lambda self, pixels: sizes.append(pixels.shape) or infer(pixels)
+    )
+    session.warm_up(5)
+    assert sizes == [(5, 3, 16, 16)]
+
+
+def test_fixed_batch_size_is_named(make_model, tmp_path):
+    with OnnxSession(make_model(batch=2).write(tmp_path / "a.onnx")) as session:
+        assert session.infer(batch_of(2)).logits.shape == (2, 5)
+        assert session.infer(batch_of(0)).logits.shape == (0, 5)
+        with pytest.raises(ArrayError, match=r"expected \(2, 3, 16, 16\).*dynamic batch axis"):
+            session.infer(batch_of(3))
+
+
+def test_failure_while_running_carries_the_librarys_message(tiny_model, tmp_path):
+    # A reshape to a fixed number of elements fits batches of one only.
+    graph = tiny_model.model.graph
+    next(node for node in graph.node if node.op_type == "Flatten").output[0] = "flat"
+    graph.initializer.append(helper.make_tensor("fixed", 7, [2], [1, 7]))
+    graph.node.insert(4, helper.make_node("Reshape", ["flat", "fixed"], ["features"]))
+    with OnnxSession(tiny_model.write(tmp_path / "a.onnx")) as session:
+        assert session.infer(batch_of(1)).features.shape == (1, 7)
+        with pytest.raises(EngineError, match=r"batch of 3.*[Rr]eshape") as caught:
+            session.infer(batch_of(3))
+    assert "\n" not in str(caught.value)
+
+
+def test_output_that_breaks_the_manifests_promise_is_refused(tiny_model, tmp_path):
+    # Symbolic output shapes pass the artifact's check; the mean over the batch shows when run.
+    graph = tiny_model.model.graph
+    next(node for node in graph.node if node.op_type == "Flatten").output[0] = "flat"
+    graph.node.insert(4, helper.make_node("ReduceMean", ["flat"], ["features"], axes=[0]))
+    for value in graph.output:
+        value.type.tensor_type.ClearField("shape")
+    with (
+        OnnxSession(tiny_model.write(tmp_path / "a.onnx")) as session,
+        pytest.raises(EngineError, match=r"features: expected \(3, 7\) float32, got \(1, 7\)"),
+    ):
+        session.infer(batch_of(3))
+
+
+def test_graph_the_library_cannot_load_is_one_line(tiny_model, tmp_path):
+    tiny_model.model.graph.node[1].op_type = "NoSuchOperator"
+    with pytest.raises(EngineError, match=r"cannot load it.*NoSuchOperator") as caught:
+        OnnxSession(tiny_model.write(tmp_path / "a.onnx"))
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_path_and_thread_count_are_refused(tiny_artifact, tmp_path):
+    with pytest.raises(ArtifactError, match="no such file"):
+        OnnxSession(tmp_path / "absent.onnx")
+    with pytest.raises(ConfigError, match="num_threads"):
+        OnnxSession(tiny_artifact, num_threads=0)
+
+
+@pytest.mark.parametrize("provider", ["ROCMExecutionProvider", "cuda"])
+def test_provider_that_is_not_built_in_is_refused(tiny_artifact, provider):
+    with pytest.raises(BackendUnavailableError, match=f"{provider}: cannot be used here"):
+        OnnxSession(tiny_artifact, provider=provider)
+
+
+class Replaced:
+    """A session whose provider the library quietly replaced by the CPU."""
+
+    made: list[dict] = []  # noqa: RUF012
+
+    def __init__(self, path, options, **arguments):
+        self.made.append(arguments)
+
+    def get_providers(self):
+        return [CPU_PROVIDER]
+
+    def disable_fallback(self):
+        pass
+
+
+class Failing(Replaced):
+    """A session whose provider finds no driver."""
+
+    def __init__(self, path, options, **arguments):
+        raise onnx_session.native.RuntimeException("CUDA failure 35:\n no driver")
+
+
+@pytest.fixture
+def with_cuda_listed(monkeypatch):
+    """ONNX Runtime as its GPU build lists itself on a machine without a usable GPU."""
+    monkeypatch.setattr(
+        onnx_session.onnxruntime, "get_available_providers", lambda: [CUDA_PROVIDER, CPU_PROVIDER]
+    )
+
+    def use(session_class):
+        monkeypatch.setattr(onnx_session.onnxruntime, "InferenceSession", session_class)
+
+    return use
+
+
+def test_provider_that_was_replaced_is_an_error(tiny_artifact, with_cuda_listed):
+    with_cuda_listed(Replaced)
+    with pytest.raises(BackendUnavailableError, match=f"put {CPU_PROVIDER} in its place"):
+        OnnxSession(tiny_artifact, provider=CUDA_PROVIDER)
+    assert Replaced.made[-1] == {"providers": [CUDA_PROVIDER, CPU_PROVIDER], "enable_fallback": 0}
+
+
+def test_provider_that_fails_is_an_error(tiny_artifact, with_cuda_listed):
+    with_cuda_listed(Failing)
+    with pytest.raises(BackendUnavailableError, match="CUDA failure 35: no driver") as caught:
+        open_session(tiny_artifact, device="cuda")
+    assert "\n" not in str(caught.value)
+
+
+def test_real_library_replacing_the_provider_is_noticed(tiny_artifact, with_cuda_listed):
+    """The library itself, asked for a provider it lacks, warns and takes the CPU."""
+    if CUDA_PROVIDER in onnx_session.native.get_available_providers():
+        pytest.skip("this ONNX Runtime has the CUDA provider")
+    with (
+        pytest.warns(UserWarning, match="not in available provider names"),
+        pytest.raises(BackendUnavailableError, match="in its place"),
+    ):
+        OnnxSession(tiny_artifact, provider=CUDA_PROVIDER)
+
+
+def test_device_auto_says_which_provider_it_took_and_why(tiny_artifact, caplog):
+    if CUDA_PROVIDER in onnx_session.native.get_available_providers():
+        pytest.skip("this ONNX Runtime has the CUDA provider")
+    with (
+        caplog.at_level(logging.INFO, logger="gain_runtime"),
+        open_session(tiny_artifact, device="auto", num_threads=1) as session,
+    ):
+        assert session.provider == CPU_PROVIDER
+        assert session.infer(batch_of(2)).logits.shape == (2, 5)
+    assert "the GPU is not used" in caplog.text
+    assert f"running on {CPU_PROVIDER}" in caplog.text
+
+
+def test_node_placement_is_logged(tiny_artifact, caplog):
+    with caplog.at_level(logging.INFO, logger="gain_runtime"), OnnxSession(tiny_artifact) as opened:
+        if not hasattr(opened._session, "get_provider_graph_assignment_info"):
+            pytest.skip("this ONNX Runtime cannot tell where nodes run (needs 1.24)")
+    assert f"{CPU_PROVIDER} executes" in caplog.text
+
+
+def test_unknown_and_unavailable_devices_are_refused(tiny_artifact):
+    with pytest.raises(ConfigError, match="device: expected cpu, cuda, auto"):
+        open_session(tiny_artifact, device="gpu")
+    if CUDA_PROVIDER not in onnx_session.native.get_available_providers():
+        with pytest.raises(BackendUnavailableError, match=r"gain-edge\[gpu\]"):
+            open_session(tiny_artifact, device="cuda")

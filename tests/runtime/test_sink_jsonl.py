@@ -1,0 +1,251 @@
+"""JSON lines: content, strictness, whole lines, and files that cannot be written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gain_core.errors import NumericsError, StreamError
+from gain_runtime.frame import Frame
+from gain_runtime.jsonl_sink import JsonlSink
+from gain_runtime.result import FrameResult, Ranked
+
+
+def make_result(index: int = 0, **changes: object) -> FrameResult:
+    frame = Frame(
+        image=np.zeros((2, 2, 3), dtype=np.uint8),
+        index=index,
+        timestamp_ns=1_500_000_000 + index,
+        source_id=str(changes.pop("source_id", "clip.mp4")),
+        truth=changes.pop("truth", None),  # type: ignore[arg-type]
+        condition=changes.pop("condition", None),  # type: ignore[arg-type]
+    )
+    values: dict[str, object] = {
+        "source_top": (
+            Ranked(index=3, label="cat", prob=0.75),
+            Ranked(index=1, label="dog", prob=0.2),
+        ),
+        "adapted_top": (
+            Ranked(index=1, label="dog", prob=0.5),
+            Ranked(index=3, label="cat", prob=0.4),
+        ),
+        "strength": 0.25,
+        "gain": 0.125,
+    }
+    return FrameResult(frame=frame, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def refuse_constant(text: str) -> float:
+    raise AssertionError(f"{text} is not JSON")
+
+
+def read_lines(path: Path) -> list[dict[str, object]]:
+    data = path.read_bytes()
+    assert data == b"" or data.endswith(b"\n")
+    return [json.loads(line, parse_constant=refuse_constant) for line in data.splitlines()]
+
+
+def test_a_line_holds_the_whole_result(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with JsonlSink(path) as sink:
+        sink.write(make_result(index=7, truth=1, condition="fog"))
+    assert read_lines(path) == [
+        {
+            "index": 7,
+            "timestamp_ns": 1_500_000_007,
+            "time_s": 1.5,
+            "source_id": "clip.mp4",
+            "source": [
+                {"index": 3, "label": "cat", "prob": 0.75},
+                {"index": 1, "label": "dog", "prob": 0.2},
+            ],
+            "adapted": [
+                {"index": 1, "label": "dog", "prob": 0.5},
+                {"index": 3, "label": "cat", "prob": 0.4},
+            ],
+            "strength": 0.25,
+            "gain": 0.125,
+            "changed": True,
+            "truth": 1,
+            "condition": "fog",
+        }
+    ]
+
+
+def test_what_the_source_does_not_know_is_null(tmp_path: Path) -> None:
+    with JsonlSink(tmp_path / "out.jsonl") as sink:
+        sink.write(make_result())
+    (record,) = read_lines(tmp_path / "out.jsonl")
+    assert record["truth"] is None
+    assert record["condition"] is None
+
+
+def test_numpy_scalars_are_written_as_numbers(tmp_path: Path) -> None:
+    top = (Ranked(index=np.int64(2), label="a", prob=np.float32(0.5)),)  # type: ignore[arg-type]
+    with JsonlSink(tmp_path / "out.jsonl") as sink:
+        sink.write(make_result(source_top=top, adapted_top=top, strength=np.float32(0.25)))
+    (record,) = read_lines(tmp_path / "out.jsonl")
+    assert record["adapted"] == [{"index": 2, "label": "a", "prob": 0.5}]
+    assert record["changed"] is False
+
+
+def test_every_line_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with JsonlSink(path) as sink:
+        assert read_lines(path) == []
+        for index in range(5):
+            sink.write(make_result(index=index))
+            assert [record["index"] for record in read_lines(path)] == list(range(index + 1))
+
+
+def test_an_earlier_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text("old\n" * 1000)
+    with JsonlSink(path) as sink:
+        sink.write(make_result())
+    assert len(read_lines(path)) == 1
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        pytest.param('say "hi"\n\tback\\slash', id="escapes"),
+        pytest.param("café 鳥 🦅", id="unicode"),
+        pytest.param("\u2028\u0000", id="control"),
+    ],
+)
+def test_labels_survive(tmp_path: Path, label: str) -> None:
+    top = (Ranked(index=0, label=label, prob=1.0),)
+    with JsonlSink(tmp_path / "out.jsonl") as sink:
+        sink.write(make_result(source_top=top, adapted_top=top))
+    data = (tmp_path / "out.jsonl").read_bytes()
+    assert data.count(b"\n") == 1
+    assert json.loads(data)["source"][0]["label"] == label
+
+
+def test_file_names_that_are_not_utf8_survive(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.jpg")
+    with JsonlSink(tmp_path / "out.jsonl") as sink:
+        sink.write(make_result(source_id=name))
+    (tmp_path / "out.jsonl").read_bytes().decode("utf-8")
+    assert read_lines(tmp_path / "out.jsonl")[0]["source_id"] == name
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("field", ["strength", "gain"])
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, field: str, value: float) -> None:
+    with JsonlSink(tmp_path / "out.jsonl") as sink:
+        with pytest.raises(NumericsError, match=f"frame 4: {field}"):
+            sink.write(make_result(index=4, **{field: value}))
+        sink.write(make_result(index=5))
+    assert [record["index"] for record in read_lines(tmp_path / "out.jsonl")] == [5]
+
+
+def test_a_probability_that_is_nan_is_refused(tmp_path: Path) -> None:
+    top = (Ranked(index=0, label="a", prob=math.nan),)
+    with (
+        JsonlSink(tmp_path / "out.jsonl") as sink,
+        pytest.raises(NumericsError, match="adapted probability"),
+    ):
+        sink.write(make_result(adapted_top=top))
+
+
+@pytest.mark.parametrize(
+    "make_path",
+    [
+        pytest.param(lambda folder: folder / "gone" / "out.jsonl", id="missing-folder"),
+        pytest.param(lambda folder: folder, id="folder"),
+        pytest.param(lambda folder: folder / "file" / "out.jsonl", id="below-a-file"),
+    ],
+)
+def test_a_file_that_cannot_be_created_is_an_error_at_once(tmp_path: Path, make_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StreamError, match="cannot be created") as caught:
+        JsonlSink(make_path(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_error() -> None:
+    with JsonlSink("/dev/full") as sink, pytest.raises(StreamError, match="No space"):
+        sink.write(make_result())
+
+
+def test_a_line_the_disk_has_no_room_for_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.jsonl"
+    real_write = os.write
+    room = 500
+
+    def write_while_there_is_room(fd: int, data: bytes) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(28, "No space left on device")
+        written = real_write(fd, data[:room])
+        room -= written
+        return written
+
+    with JsonlSink(path) as sink:
+        monkeypatch.setattr("gain_runtime.jsonl_sink.os.write", write_while_there_is_room)
+        sink.write(make_result(index=0))
+        with pytest.raises(StreamError, match="No space"):
+            sink.write(make_result(index=1))
+        room = 10_000
+        sink.write(make_result(index=2))
+    assert [record["index"] for record in read_lines(path)] == [0, 2]
+
+
+def test_writing_after_close_is_an_error(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "out.jsonl")
+    sink.close()
+    sink.close()
+    with pytest.raises(StreamError, match="already closed"):
+        sink.write(make_result())
+
+
+def test_a_dash_is_standard_output_in_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+    top = (Ranked(index=0, label="café", prob=1.0),)
+    with JsonlSink("-") as sink:
+        sink.write(make_result(source_top=top, adapted_top=top))
+        line = capsys.readouterr().out
+    assert line.isascii()
+    assert line.endswith("}\n")
+    assert json.loads(line)["source"][0]["label"] == "café"
+    assert not sys.stdout.closed
+
+
+def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    program = (
+        "import os, sys, itertools\n"
+        "import numpy as np\n"
+        "from gain_runtime.frame import Frame\n"
+        "from gain_runtime.jsonl_sink import JsonlSink\n"
+        "from gain_runtime.result import FrameResult, Ranked\n"
+        "top = (Ranked(index=0, label='a' * 300, prob=0.5),)\n"
+        "sink = JsonlSink(sys.argv[1])\n"
+        "for index in itertools.count():\n"
+        "    frame = Frame(image=np.zeros((1, 1, 3), np.uint8), index=index, timestamp_ns=0,\n"
+        "                  source_id='x')\n"
+        "    sink.write(FrameResult(frame=frame, source_top=top, adapted_top=top, strength=0.0,\n"
+        "                           gain=0.0))\n"
+        "    if index == 50:\n"
+        "        print('running', flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"running\n"
+        process.kill()
+    records = read_lines(path)
+    assert len(records) > 50
+    assert [record["index"] for record in records] == list(range(len(records)))

@@ -1,0 +1,334 @@
+"""Video files: playable, of one size, never silently empty, never half-written under their name."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from gain_core.errors import ArrayError, StreamError
+from gain_runtime import video_sink
+from gain_runtime.frame import Frame
+from gain_runtime.result import FrameResult, Ranked
+from gain_runtime.sources import open_source
+from gain_runtime.video_sink import VideoSink
+
+RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+
+
+def make_result(index: int, *, size: tuple[int, int] = (64, 48), colour=RED) -> FrameResult:
+    image = np.zeros((size[1], size[0], 3), dtype=np.uint8)
+    image[:, :] = colour
+    top = (Ranked(index=0, label="a", prob=1.0),)
+    return FrameResult(
+        frame=Frame(image=image, index=index, timestamp_ns=0, source_id="x"),
+        source_top=top,
+        adapted_top=top,
+        strength=0.0,
+        gain=0.0,
+    )
+
+
+def draw(result: FrameResult) -> np.ndarray:
+    return result.frame.image
+
+
+def write_all(path: Path, results: Sequence[FrameResult], **settings: object) -> None:
+    with VideoSink(path, render=draw, **settings) as sink:  # type: ignore[arg-type]
+        for result in results:
+            sink.write(result)
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".m4v", ".mov", ".mkv", ".avi", ".MP4"])
+def test_the_file_plays_with_its_colours_and_rate(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"out{suffix}"
+    write_all(path, [make_result(n) for n in range(12)], rate_hz=12.5)
+    assert leftovers(tmp_path) == [path.name]
+    with open_source(str(path)) as source:
+        frames = list(source)
+        assert (source.info.width_px, source.info.height_px) == (64, 48)
+        assert source.info.rate_hz == pytest.approx(12.5)
+    assert len(frames) == 12
+    np.testing.assert_allclose(frames[5].image[24, 32], RED, atol=12)
+
+
+@pytest.mark.parametrize("rate_hz", [None, 0.0, -1.0, float("nan"), float("inf"), 90_000.0])
+def test_an_unusable_rate_becomes_30(tmp_path: Path, rate_hz: float | None) -> None:
+    path = tmp_path / "out.mp4"
+    write_all(path, [make_result(n) for n in range(3)], rate_hz=rate_hz)
+    with open_source(str(path)) as source:
+        assert source.info.rate_hz == pytest.approx(30.0)
+
+
+def test_odd_sizes_are_rounded_up(tmp_path: Path) -> None:
+    path = tmp_path / "out.mp4"
+    write_all(path, [make_result(n, size=(65, 47)) for n in range(3)])
+    with open_source(str(path)) as source:
+        assert (source.info.width_px, source.info.height_px) == (66, 48)
+
+
+@pytest.mark.parametrize(
+    ("size", "bars"),
+    [
+        pytest.param((100, 50), "top", id="wide"),
+        pytest.param((50, 100), "left", id="tall"),
+        pytest.param((640, 320), "top", id="wide-and-larger"),
+    ],
+)
+def test_later_sizes_are_fitted_into_the_first(
+    tmp_path: Path, size: tuple[int, int], bars: str
+) -> None:
+    path = tmp_path / "out.avi"
+    results = [make_result(0, size=(80, 80)), make_result(1, size=size, colour=GREEN)]
+    write_all(path, results, codecs=["FFV1"])
+    with open_source(str(path)) as source:
+        first, second = (frame.image for frame in source)
+    assert first.shape == second.shape == (80, 80, 3)
+    np.testing.assert_allclose(second[40, 40], GREEN, atol=3)
+    assert second[2, 40].max() <= 3 if bars == "top" else second[40, 2].max() <= 3
+    assert second[40, 2].max() > 200 if bars == "top" else second[2, 40].max() > 200
+    green = (second[:, :, 1] > 128).sum() / 6400
+    assert green == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["a:b.mp4", "out %03d.mp4", "été 鳥.mp4", "-x.mp4"])
+def test_unusual_names_are_just_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_all(Path(name), [make_result(n) for n in range(3)])
+    assert leftovers(tmp_path) == [name]
+    with open_source(name) as source:
+        assert len(list(source)) == 3
+        assert source.info.source_id == name
+
+
+def test_a_name_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
+    """OpenCV ends the process on it."""
+    with pytest.raises(StreamError, match="expected a UTF-8 file name"):
+        VideoSink(tmp_path / os.fsdecode(b"caf\xe9.mp4"), render=draw)
+    assert leftovers(tmp_path) == []
+
+
+def test_render_draws_the_frames(tmp_path: Path) -> None:
+    path = tmp_path / "out.mp4"
+
+    def overlay(result: FrameResult) -> np.ndarray:
+        return np.full((48, 64, 3), BLUE, dtype=np.uint8)
+
+    with VideoSink(path, render=overlay) as sink:
+        sink.write(make_result(0))
+    with open_source(str(path)) as source:
+        (frame,) = source
+    np.testing.assert_allclose(frame.image[24, 32], BLUE, atol=12)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        pytest.param(np.zeros((4, 4, 3), dtype=np.float32), id="float"),
+        pytest.param(np.zeros((4, 4), dtype=np.uint8), id="grey"),
+        pytest.param(np.zeros((4, 4, 4), dtype=np.uint8), id="rgba"),
+    ],
+)
+def test_a_render_of_another_kind_is_refused(tmp_path: Path, image: np.ndarray) -> None:
+    sink = VideoSink(tmp_path / "out.mp4", render=lambda result: image)
+    with pytest.raises(ArrayError, match="render"):
+        sink.write(make_result(0))
+
+
+def test_the_name_appears_only_when_the_file_is_finished(tmp_path: Path) -> None:
+    path = tmp_path / "out.mp4"
+    path.write_bytes(b"an earlier result")
+    sink = VideoSink(path, render=draw)
+    sink.write(make_result(0))
+    assert path.read_bytes() == b"an earlier result"
+    (partial,) = [name for name in leftovers(tmp_path) if "partial" in name]
+    assert partial.endswith(".mp4")
+    sink.close()
+    assert leftovers(tmp_path) == ["out.mp4"]
+    with open_source(str(path)) as source:
+        assert len(list(source)) == 1
+
+
+def test_close_may_be_repeated_and_ends_writing(tmp_path: Path) -> None:
+    sink = VideoSink(tmp_path / "out.mp4", render=draw)
+    sink.write(make_result(0))
+    sink.close()
+    sink.close()
+    with pytest.raises(StreamError, match="already closed"):
+        sink.write(make_result(1))
+    assert leftovers(tmp_path) == ["out.mp4"]
+
+
+def test_an_interrupt_still_leaves_a_playable_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.mp4"
+
+    def run() -> None:
+        with VideoSink(path, render=draw) as sink:
+            for index in range(7):
+                sink.write(make_result(index))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    with open_source(str(path)) as source:
+        assert len(list(source)) == 7
+
+
+def test_no_frames_write_no_file_and_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        VideoSink(tmp_path / "out.mp4", render=draw).close()
+    assert leftovers(tmp_path) == []
+    assert "no frame" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make_path", "named"),
+    [
+        pytest.param(lambda folder: folder / "out.gif", "ending in .mp4", id="suffix"),
+        pytest.param(lambda folder: folder / "out", "no suffix", id="no-suffix"),
+        pytest.param(lambda folder: folder / "gone" / "out.mp4", "cannot be created", id="folder"),
+        pytest.param(lambda folder: folder / "file" / "out.mp4", "cannot be created", id="file"),
+        pytest.param(lambda folder: folder / "dir.mp4", "got a folder", id="is-folder"),
+    ],
+)
+def test_a_bad_path_is_an_error_before_the_first_frame(
+    tmp_path: Path, make_path: Callable[[Path], Path], named: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dir.mp4").mkdir()
+    with pytest.raises(StreamError, match=named) as caught:
+        VideoSink(make_path(tmp_path), render=draw)
+    assert "\n" not in str(caught.value)
+    assert leftovers(tmp_path) == ["dir.mp4", "file"]
+
+
+def test_an_absent_codec_is_an_error_before_the_first_frame(tmp_path: Path) -> None:
+    with pytest.raises(StreamError, match="codecs ZZZZ, QQQQ is available"):
+        VideoSink(tmp_path / "out.mp4", render=draw, codecs=["ZZZZ", "QQQQ"])
+    assert leftovers(tmp_path) == []
+
+
+def test_a_codec_that_is_absent_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "out.mp4"
+    write_all(path, [make_result(0)], codecs=["ZZZZ", "mp4v"])
+    with open_source(str(path)) as source:
+        assert len(list(source)) == 1
+
+
+def test_looking_for_a_codec_prints_nothing(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from gain_runtime.video_sink import VideoSink\n"
+        "for suffix in ('.mp4', '.mov', '.mkv', '.avi'):\n"
+        "    VideoSink(sys.argv[1] + suffix, render=lambda result: result.frame.image)\n"
+    )
+    # A fresh process: FFmpeg's verbosity can only be given before its first use.
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    assert leftovers(tmp_path) == []
+
+
+class Writer:
+    """Stands in for `cv2.VideoWriter` on a full disk."""
+
+    def __init__(self, path: Path, *, answers: bool | None, content: bytes) -> None:
+        self.path, self.answers, self.content = path, answers, content
+
+    def isOpened(self) -> bool:  # noqa: N802
+        return True
+
+    def write(self, image: np.ndarray) -> bool | None:
+        return self.answers
+
+    def release(self) -> None:
+        self.path.write_bytes(self.content)
+
+
+def on_full_disk(monkeypatch: pytest.MonkeyPatch, *, answers: bool | None, content: bytes) -> None:
+    monkeypatch.setattr(
+        video_sink,
+        "_open_writer",
+        lambda path, codec, **kwargs: Writer(path, answers=answers, content=content),
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"half a header"], ids=["empty", "unplayable"])
+def test_a_file_that_does_not_play_is_an_error_and_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    path = tmp_path / "out.mp4"
+    path.write_bytes(b"an earlier result")
+    sink = VideoSink(path, render=draw)
+    on_full_disk(monkeypatch, answers=None, content=content)
+    sink.write(make_result(0))
+    with pytest.raises(StreamError, match=f"does not play back \\({len(content)} bytes"):
+        sink.close()
+    sink.close()
+    assert leftovers(tmp_path) == ["out.mp4"]
+    assert path.read_bytes() == b"an earlier result"
+
+
+def test_a_file_that_lost_frames_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = tmp_path / "short.avi"
+    write_all(short, [make_result(n) for n in range(3)])
+    sink = VideoSink(tmp_path / "out.avi", render=draw)
+    on_full_disk(monkeypatch, answers=None, content=short.read_bytes())
+    for index in range(30):
+        sink.write(make_result(index))
+    with pytest.raises(StreamError, match="3 of 30 frames"):
+        sink.close()
+    assert leftovers(tmp_path) == ["short.avi"]
+
+
+def test_a_frame_that_opencv_refuses_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = VideoSink(tmp_path / "out.avi", render=draw)
+    on_full_disk(monkeypatch, answers=False, content=b"")
+    with pytest.raises(StreamError, match="disk full"):
+        sink.write(make_result(0))
+    with pytest.raises(StreamError, match="does not play back"):
+        sink.close()
+    assert leftovers(tmp_path) == []
+
+
+def test_a_codec_that_fails_at_the_real_size_is_replaced_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = video_sink._open_writer
+    tried: list[tuple[str, tuple[int, int]]] = []
+
+    def small_only(path: Path, codec: str, *, rate_hz: float, size: tuple[int, int]) -> object:
+        tried.append((codec, size))
+        if codec == "MJPG" and size == (64, 48):
+            return cv2.VideoWriter()
+        return real(path, codec, rate_hz=rate_hz, size=size)
+
+    monkeypatch.setattr(video_sink, "_open_writer", small_only)
+    path = tmp_path / "out.avi"
+    write_all(path, [make_result(0)], codecs=["MJPG", "XVID"])
+    assert [codec for codec, size in tried if size == (64, 48)] == ["MJPG", "XVID"]
+    with open_source(str(path)) as source:
+        assert len(list(source)) == 1

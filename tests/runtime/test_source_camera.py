@@ -1,0 +1,328 @@
+"""Cameras without hardware, and live HTTP streams over the loopback."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from gain_core.errors import ConfigError, StreamError
+from gain_runtime.camera_source import CameraRequest, CameraSource
+from gain_runtime.frame import Frame
+from gain_runtime.sources import open_source
+
+BLUE_BGR = (255, 0, 0)
+
+
+class FakeCamera:
+    """A device that records what is asked of it; `script` says which grabs work."""
+
+    def __init__(
+        self,
+        *,
+        script: Sequence[bool] = (),
+        opens: bool = True,
+        size: tuple[int, int] = (64, 48),
+        grant: bool = True,
+    ) -> None:
+        self.script = list(script)
+        self.opens = opens
+        self.size = size
+        self.grant = grant
+        self.asked: list[tuple[int, float]] = []
+        self.opened_with: tuple[int | str, int] | None = None
+        self.grabs = 0
+        self.grab_times: list[int] = []
+        self.releases = 0
+
+    def __call__(self, target: int | str, backend: int, settings: Sequence[int]) -> FakeCamera:
+        self.opened_with = (target, backend)
+        return self
+
+    def isOpened(self) -> bool:  # noqa: N802
+        return self.opens
+
+    def grab(self) -> bool:
+        assert not self.releases, "grab after release"
+        works = self.script[self.grabs] if self.grabs < len(self.script) else True
+        self.grabs += 1
+        self.grab_times.append(time.monotonic_ns())
+        return works
+
+    def retrieve(self) -> tuple[bool, np.ndarray]:
+        image = np.full((self.size[1], self.size[0], 3), BLUE_BGR, dtype=np.uint8)
+        image[0, 0] = self.grabs
+        return True, image
+
+    def get(self, prop: int) -> float:
+        return 30.0 if prop == cv2.CAP_PROP_FPS else 0.0
+
+    def set(self, prop: int, value: float) -> bool:
+        self.asked.append((prop, value))
+        if prop == cv2.CAP_PROP_FRAME_WIDTH and self.grant:
+            self.size = (int(value), self.size[1])
+        if prop == cv2.CAP_PROP_FRAME_HEIGHT and self.grant:
+            self.size = (self.size[0], int(value))
+        return self.grant
+
+    def release(self) -> None:
+        self.releases += 1
+
+
+def take(source: CameraSource, count: int) -> list[Frame]:
+    return [frame for frame, _ in zip(source, range(count), strict=False)]
+
+
+def test_the_pixel_format_is_asked_for_before_size_and_rate() -> None:
+    camera = FakeCamera()
+    request = CameraRequest(width_px=320, height_px=240, rate_hz=60.0)
+    with CameraSource("1", request=request, capture=camera) as source:
+        assert (source.info.width_px, source.info.height_px) == (320, 240)
+    assert [prop for prop, _ in camera.asked] == [
+        cv2.CAP_PROP_FOURCC,
+        cv2.CAP_PROP_FRAME_WIDTH,
+        cv2.CAP_PROP_FRAME_HEIGHT,
+        cv2.CAP_PROP_FPS,
+    ]
+    assert camera.asked[0][1] == int.from_bytes(b"MJPG", "little")
+    assert camera.opened_with is not None
+    assert camera.opened_with[0] == 1
+
+
+def test_what_is_granted_is_logged_and_a_difference_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    request = CameraRequest(width_px=1920, height_px=1080)
+    camera = FakeCamera(grant=False)
+    with caplog.at_level(logging.INFO), CameraSource("0", request=request, capture=camera):
+        pass
+    info, warning = caplog.records
+    assert (info.levelno, warning.levelno) == (logging.INFO, logging.WARNING)
+    assert "64 x 48 px, 30 Hz" in info.getMessage()
+    assert "asked for 1920 x 1080 px" in warning.getMessage()
+
+
+def test_a_camera_is_live_and_its_frames_are_rgb() -> None:
+    with CameraSource("0", capture=FakeCamera()) as source:
+        assert source.info.live
+        assert source.info.num_frames is None
+        assert source.info.source_id == "camera 0"
+        (frame,) = take(source, 1)
+    assert frame.image[5, 5].tolist() == [0, 0, 255]
+
+
+@pytest.mark.parametrize(
+    ("request_", "discarded"),
+    [
+        pytest.param(CameraRequest(), 10, id="default"),
+        pytest.param(CameraRequest(num_warm_up=3), 3, id="three"),
+        pytest.param(CameraRequest(num_warm_up=0), 0, id="none"),
+    ],
+)
+def test_warm_up_frames_are_discarded(request_: CameraRequest, discarded: int) -> None:
+    camera = FakeCamera()
+    with CameraSource("0", request=request_, capture=camera) as source:
+        frames = take(source, 2)
+    assert [frame.index for frame in frames] == [0, 1]
+    # The first grab of all is the one that tells the size.
+    assert frames[0].image[0, 0, 0] == 1 + discarded + 1
+
+
+def test_frames_are_stamped_after_their_own_grab() -> None:
+    camera = FakeCamera()
+    before = time.monotonic_ns()
+    with CameraSource("0", request=CameraRequest(num_warm_up=0), capture=camera) as source:
+        frames = take(source, 3)
+    for frame, grabbed, later in zip(
+        frames, camera.grab_times[1:], [*camera.grab_times[2:], time.monotonic_ns()], strict=False
+    ):
+        assert before < grabbed <= frame.timestamp_ns <= later
+
+
+def test_a_few_failed_reads_are_bridged_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gain_runtime.camera_source.RETRY_PAUSE_S", 0.0)
+    camera = FakeCamera(script=[True, True, False, False, True])
+    with CameraSource("0", request=CameraRequest(num_warm_up=0), capture=camera) as source:
+        assert len(take(source, 3)) == 3
+        assert source.skipped == 2
+
+
+def test_a_lost_signal_is_an_error_after_a_bounded_number_of_tries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gain_runtime.camera_source.RETRY_PAUSE_S", 0.0)
+    camera = FakeCamera(script=[True] * 3 + [False] * 100)
+    request = CameraRequest(num_warm_up=0, num_tries=5)
+    with CameraSource("0", request=request, capture=camera) as source:
+        frames = iter(source)
+        assert [next(frames).index, next(frames).index] == [0, 1]
+        with pytest.raises(StreamError, match="camera 0: signal lost after 3 frames"):
+            next(frames)
+    assert camera.grabs == 3 + 5
+    assert camera.releases == 1
+
+
+def test_a_camera_without_a_first_frame_is_an_error_and_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gain_runtime.camera_source.RETRY_PAUSE_S", 0.0)
+    camera = FakeCamera(script=[False] * 100)
+    with pytest.raises(StreamError, match="signal lost after 0 frames"):
+        CameraSource("0", capture=camera)
+    assert camera.releases == 1
+
+
+def test_a_device_that_does_not_open_says_what_is_there() -> None:
+    camera = FakeCamera(opens=False)
+    with pytest.raises(StreamError, match=r"camera 97: cannot be opened; no device /dev/video97"):
+        CameraSource("97", capture=camera)
+    assert camera.releases == 1
+
+
+def test_a_device_that_exists_and_does_not_open_says_why(tmp_path: Path) -> None:
+    node = tmp_path / "video0"
+    node.write_bytes(b"")
+    with pytest.raises(StreamError, match="another program may hold it"):
+        CameraSource(str(node), capture=FakeCamera(opens=False))
+
+
+def test_close_waits_for_no_grab_and_the_reading_thread_releases() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Blocking(FakeCamera):
+        def grab(self) -> bool:
+            if self.grabs == 1:
+                inside.set()
+                assert go_on.wait(10.0)
+            return super().grab()
+
+    camera = Blocking()
+    source = CameraSource("0", request=CameraRequest(num_warm_up=0), capture=camera)
+    frames: list[Frame] = []
+    thread = threading.Thread(target=lambda: frames.extend(source))
+    thread.start()
+    assert inside.wait(10.0)
+    source.close()
+    assert camera.releases == 0, "releasing during a grab crashes FFmpeg"
+    go_on.set()
+    thread.join(10.0)
+    assert not thread.is_alive()
+    assert camera.releases == 1
+    assert frames == []
+    source.close()
+    assert camera.releases == 1
+
+
+def test_close_interrupts_the_pause_between_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gain_runtime.camera_source.RETRY_PAUSE_S", 60.0)
+    camera = FakeCamera(script=[True] + [False] * 100)
+    source = CameraSource("0", request=CameraRequest(num_warm_up=0), capture=camera)
+    thread = threading.Thread(target=lambda: list(source))
+    thread.start()
+    while camera.grabs < 2:
+        time.sleep(0.001)
+    source.close()
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        pytest.param({"width_px": 640}, "width and height", id="width-only"),
+        pytest.param({"width_px": 0, "height_px": 480}, "width_px", id="zero"),
+        pytest.param({"rate_hz": 0.0}, "rate_hz", id="rate"),
+        pytest.param({"rate_hz": float("nan")}, "rate_hz", id="nan"),
+        pytest.param({"pixel_format": "MJPEG"}, "pixel_format", id="format"),
+        pytest.param({"num_tries": 0}, "num_tries", id="tries"),
+        pytest.param({"num_warm_up": -1}, "num_warm_up", id="warm-up"),
+    ],
+)
+def test_bad_requests_are_refused(arguments: dict[str, float], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        CameraRequest(**arguments)  # type: ignore[arg-type]
+
+
+@contextmanager
+def serving(num_frames: int, *, recording: bytes = b"") -> Iterator[str]:
+    """Address of a server of an MJPEG stream (`/live`) and of a file (`/clip.avi`)."""
+    green = np.zeros((48, 64, 3), dtype=np.uint8)
+    green[:, :, 1] = 255
+    jpeg = cv2.imencode(".jpg", green)[1].tobytes()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            if self.path.startswith("/clip"):
+                self.send_header("Content-Length", str(len(recording)))
+                self.end_headers()
+                self.wfile.write(recording)
+                return
+            self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+            self.end_headers()
+            for _ in range(num_frames):
+                head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(jpeg)}\r\n\r\n"
+                self.wfile.write(head.encode() + jpeg + b"\r\n")
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Keep the test's output clean."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_live_http_stream_is_read_and_its_end_is_a_lost_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gain_runtime.camera_source.RETRY_PAUSE_S", 0.0)
+    with serving(12) as address, open_source(f"{address}/live?token=secret") as source:
+        assert source.info.live
+        assert source.info.source_id == f"{address}/live?token=***"
+        frames: list[Frame] = []
+        with pytest.raises(StreamError, match="signal lost after 12 frames") as caught:
+            frames.extend(source)
+    assert "secret" not in str(caught.value)
+    assert [frame.index for frame in frames] == list(range(11))
+    np.testing.assert_allclose(frames[0].image[24, 32], (0, 255, 0), atol=8)
+    stamps = [frame.timestamp_ns for frame in frames]
+    assert stamps == sorted(stamps)
+
+
+def test_a_recording_behind_a_url_is_no_live_source(tmp_path: Path) -> None:
+    path = tmp_path / "clip.avi"
+    writer = cv2.VideoWriter(
+        str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 48)
+    )
+    for shade in range(5):
+        writer.write(np.full((48, 64, 3), 20 * shade, dtype=np.uint8))
+    writer.release()
+    with (
+        serving(0, recording=path.read_bytes()) as address,
+        open_source(f"{address}/clip.avi") as source,
+    ):
+        assert not source.info.live
+        assert len(list(source)) == 5
+
+
+def test_a_stream_that_does_not_answer_hides_the_password() -> None:
+    with serving(0) as address:
+        port = int(address.rpartition(":")[2])
+    with pytest.raises(StreamError, match="cannot be opened") as caught:
+        open_source(f"rtsp://joe:secret@127.0.0.1:{port}/1")
+    assert "secret" not in str(caught.value)
+    assert "127.0.0.1" in str(caught.value)

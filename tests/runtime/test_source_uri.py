@@ -1,0 +1,134 @@
+"""The grammar of source URIs and the removal of credentials."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from gain_core.errors import ConfigError
+from gain_runtime.uri import parse_uri, record_from_params, redact
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "target"),
+    [
+        pytest.param("0", "camera", "0", id="index"),
+        pytest.param(" 02 ", "camera", "2", id="index-with-blanks"),
+        pytest.param("/dev/video0", "camera", "/dev/video0", id="device"),
+        pytest.param("v4l2:///dev/video1", "camera", "/dev/video1", id="v4l2"),
+        pytest.param("rtsp://cam/1", "network", "rtsp://cam/1", id="rtsp"),
+        pytest.param("RTSP://cam:554/1", "network", "RTSP://cam:554/1", id="upper-case"),
+        pytest.param("https://h/a.mp4", "network", "https://h/a.mp4", id="https"),
+        pytest.param("clip.mp4", "path", "clip.mp4", id="file"),
+        pytest.param("./0", "path", "./0", id="file-named-like-an-index"),
+        pytest.param("file:///tmp/a%20b.mp4", "path", "/tmp/a b.mp4", id="file-uri"),
+        pytest.param(r"C:\clips\a.mp4", "path", r"C:\clips\a.mp4", id="windows-drive"),
+        pytest.param("photos/*.jpg", "glob", "photos/*.jpg", id="glob"),
+        pytest.param("photos/**/n0?_[ab].png", "glob", "photos/**/n0?_[ab].png", id="glob-all"),
+        pytest.param("test://pattern", "test", "pattern", id="test"),
+    ],
+)
+def test_kinds_and_targets(text: str, kind: str, target: str) -> None:
+    parsed = parse_uri(text)
+    assert (parsed.kind, parsed.target) == (kind, target)
+
+
+def test_a_path_that_exists_is_no_glob(tmp_path) -> None:
+    path = tmp_path / "clip [720p].mp4"
+    path.write_bytes(b"")
+    assert parse_uri(str(path)).kind == "path"
+
+
+def test_test_parameters_are_parsed_and_unescaped() -> None:
+    parsed = parse_uri("test://drive?seed=3&conditions=fog%2Cnight&empty=")
+    assert parsed.target == "drive"
+    assert parsed.params == {"seed": "3", "conditions": "fog,night", "empty": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        pytest.param("", "empty", id="empty"),
+        pytest.param("ftp://host/a.mp4", "ftp://", id="unknown-scheme"),
+        pytest.param("rtsp://", "HOST", id="no-host"),
+        pytest.param("http://host:port/x", "port", id="bad-port"),
+        pytest.param("v4l2://video0", "three slashes", id="v4l2-two-slashes"),
+        pytest.param("test://a?x=1&x=2", "x given more than once", id="repeated"),
+        pytest.param("test://a?x", "key=value", id="no-value"),
+    ],
+)
+def test_malformed_uris_are_one_clear_line(text: str, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_uri(text)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_scheme_lists_the_known_ones_and_hides_credentials() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_uri("sftp://joe:hunter2@host/a")
+    message = str(caught.value)
+    assert "rtsp://" in message
+    assert "test://NAME" in message
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        pytest.param("rtsp://joe:secret@cam/1", "rtsp://***@cam/1", id="user-and-password"),
+        pytest.param("rtsp://secret@cam/1", "rtsp://***@cam/1", id="user-only"),
+        pytest.param("rtsp://joe:se@cret@cam/1", "rtsp://***@cam/1", id="at-sign"),
+        pytest.param("rtsp://joe:se/cret@cam/1", "rtsp://***@cam/1", id="slash"),
+        pytest.param("rtsp://joe:se?cret#x@cam/1", "rtsp://***@cam/1", id="question-mark"),
+        pytest.param(
+            "http://cam/v?user=joe&pwd=secret&size=2",
+            "http://cam/v?user=***&pwd=***&size=2",
+            id="query",
+        ),
+        pytest.param("http://c/v?access_token=secret", "http://c/v?access_token=***", id="token"),
+        pytest.param("http://cam/v?fps=3", "http://cam/v?fps=3", id="nothing-to-hide"),
+        pytest.param("a@b.mp4", "a@b.mp4", id="path"),
+        pytest.param("test://drive?seed=1", "test://drive?seed=1", id="test"),
+    ],
+)
+def test_redaction(uri: str, expected: str) -> None:
+    assert redact(uri) == expected
+    assert "secret" not in redact(uri)
+
+
+@pytest.mark.parametrize("uri", ["rtsp://joe:secret@cam/1", "http://cam/v?password=secret"])
+def test_what_is_shown_of_a_parsed_uri_holds_no_credentials(uri: str) -> None:
+    parsed = parse_uri(uri)
+    assert "secret" not in parsed.shown
+    assert parsed.target == uri
+
+
+@dataclass(frozen=True)
+class _Params:
+    count: int = 1
+    speed: float = 2.0
+    loop: bool = False
+    name: str = "x"
+
+
+def test_parameters_take_the_types_of_their_defaults() -> None:
+    params = {"count": "7", "speed": "0.5", "loop": "yes", "name": "3"}
+    record = record_from_params(_Params, params, owner="test://a")
+    assert record == _Params(count=7, speed=0.5, loop=True, name="3")
+    assert record_from_params(_Params, {}, owner="test://a") == _Params()
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        pytest.param({"colour": "1"}, "unknown parameter colour", id="unknown"),
+        pytest.param({"count": "1.5"}, "count: expected int", id="int"),
+        pytest.param({"speed": "fast"}, "speed: expected float", id="float"),
+        pytest.param({"loop": "2"}, "loop: expected bool", id="bool"),
+    ],
+)
+def test_bad_parameters_are_named(params: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        record_from_params(_Params, params, owner="test://a")
