@@ -47,17 +47,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("photos", type=Path)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="orders, seeds 0 to N-1")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
-    parser.add_argument("extra", nargs="*", help="after --: flags for gain-stream")
-    arguments = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    split = given.index("--") if "--" in given else len(given)
+    arguments, extra = parser.parse_args(given[:split]), given[split + 1 :]
     runs = [
-        run(arguments.artifact, arguments.photos, seed=seed, extra=arguments.extra)
+        run(arguments.artifact, arguments.photos, seed=seed, extra=extra)
         for seed in range(arguments.seeds)
     ]
     if any(one["truth"] is None for one in runs):
         print("no photo's class is known: is there a classes.tsv?", file=sys.stderr)
         return 1
     report = {
-        "command": " ".join(["python", "benchmarks/fog_ramp.py", *(argv or sys.argv[1:])]),
+        "command": " ".join(["python", "benchmarks/fog_ramp.py", *given]),
         "version": __version__,
         "machine": platform.machine(),
         "mean": mean_scores(runs),

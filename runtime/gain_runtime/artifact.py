@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from gain_core.errors import ArtifactError
 from gain_runtime.manifest import PREFIX, Manifest
 
-__all__ = ["Artifact", "load_artifact", "write_metadata"]
+__all__ = ["Artifact", "load_artifact", "read_head", "read_model", "write_metadata"]
 
 _FLOAT_TYPES = frozenset(
     {
@@ -70,16 +70,37 @@ def load_artifact(path: str | Path, /) -> Artifact:
         have the names and shapes the manifest states.
     """
     path = Path(path)
+    model, sha256 = read_model(path)
+    metadata = {item.key: item.value for item in model.metadata_props}
+    manifest = Manifest.from_metadata(metadata, path=str(path))
+    _check_graph(model.graph, manifest, path)
+    weight, bias = read_head(model.graph, manifest, path)
+    return Artifact(path=path, sha256=sha256, manifest=manifest, head_weight=weight, head_bias=bias)
+
+
+def read_model(path: Path, /) -> tuple[onnx.ModelProto, str]:
+    """Read an ONNX model that lies in one file, with the file's hash.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    onnx.ModelProto, str
+        The model and the SHA-256 of the file's bytes, hexadecimal.
+
+    Raises
+    ------
+    ArtifactError
+        If the file is missing, unreadable, truncated, no ONNX model, or refers to data outside.
+    """
     data = _read(path)
     sha256 = hashlib.sha256(data).hexdigest()
     model = _parse(data, path)
     del data  # a large model need not lie in memory twice while its head is read
-    metadata = {item.key: item.value for item in model.metadata_props}
-    manifest = Manifest.from_metadata(metadata, path=str(path))
     _refuse_external_data(model, path)
-    _check_graph(model.graph, manifest, path)
-    weight, bias = _read_head(model.graph, manifest, path)
-    return Artifact(path=path, sha256=sha256, manifest=manifest, head_weight=weight, head_bias=bias)
+    return model, sha256
 
 
 def write_metadata(model: onnx.ModelProto, manifest: Manifest, /) -> None:
@@ -231,10 +252,28 @@ def _joined(shape: Iterable[str | int]) -> str:
     return ", ".join(str(size) for size in shape)
 
 
-def _read_head(
+def read_head(
     graph: onnx.GraphProto, manifest: Manifest, path: Path
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """The head's weight (K, D) and bias (K,) as read-only float32 arrays."""
+    """Read the classifier head of a graph.
+
+    Parameters
+    ----------
+    graph : onnx.GraphProto
+    manifest : Manifest
+        Says where the head lies.
+    path : Path
+        For messages.
+
+    Returns
+    -------
+    weight, bias : array, (K, D) and (K,) float32, read-only
+
+    Raises
+    ------
+    ArtifactError
+        If an array is missing, of another shape, or not finite.
+    """
     num_classes, feature_dim, head = manifest.num_classes, manifest.feature_dim, manifest.head
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     stored = _read_floats(tensors, head.weight, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ NETWORK_SETTINGS = (
     *(cv2.CAP_PROP_READ_TIMEOUT_MSEC, 5_000),
 )
 RETRY_PAUSE_S = 0.05
+# Reads that fail by a time-out of several seconds each must not add up to minutes.
+PATIENCE_S = 10.0
 
 Self = TypeVar("Self", bound="CameraSource")
 
@@ -58,7 +61,8 @@ class CameraRequest:
         settle; dark frames would enter the running statistics. None means 10 for local cameras
         and 0 for network streams.
     num_tries : int
-        Failed reads in a row after which the signal counts as lost.
+        Failed reads in a row after which the signal counts as lost; fewer where they take more
+        than 10 s together.
     """
 
     width_px: int | None = None
@@ -226,18 +230,21 @@ class CameraSource:
 
     def _next(self) -> Grabbed | None:
         """Next frame; None once closed."""
-        for _ in range(self._request.num_tries):
+        started = time.monotonic()
+        failed = 0
+        while failed < self._request.num_tries and time.monotonic() - started < PATIENCE_S:
             grabbed = self._capture.read()
             if grabbed is not None:
                 self._num_read += 1
                 return grabbed
             if self._capture.closed:
                 return None
+            failed += 1
             self._skipped += 1
             self._capture.pause(RETRY_PAUSE_S)
         raise StreamError(
             f"{self._source_id}: signal lost after {self._num_read} frames "
-            f"({self._request.num_tries} reads in a row failed); check the cable, the network or "
+            f"({failed} reads in a row failed); check the cable, the network or "
             "whether another program holds the camera"
         )
 

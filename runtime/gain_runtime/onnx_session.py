@@ -25,7 +25,15 @@ except ImportError as err:
         "install the CUDA libraries it was built for"
     ) from err
 
-__all__ = ["CPU_PROVIDER", "CUDA_PROVIDER", "OnnxSession"]
+__all__ = [
+    "CPU_PROVIDER",
+    "CUDA_PROVIDER",
+    "NATIVE_ERRORS",
+    "OnnxSession",
+    "create_native",
+    "log_placement",
+    "one_line",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +43,7 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 _LOG_ERRORS_ONLY = 3
 
 # ONNX Runtime's exceptions share no base class of their own.
-_NATIVE_ERRORS: tuple[type[Exception], ...] = (
+NATIVE_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
     ValueError,
     *(
@@ -85,12 +93,12 @@ class OnnxSession:
         if not isinstance(artifact, Artifact):
             artifact = load_artifact(artifact)
         self._artifact = artifact
-        self._session: _Native | None = _create(artifact.path, provider, num_threads)
+        self._session: _Native | None = create_native(artifact.path, provider, num_threads)
         self._provider = provider
         batch = self._session.get_inputs()[0].shape[0]
         self._fixed_batch: int | None = batch if isinstance(batch, int) else None
         logger.info("%s: running on %s", artifact.path.name, provider)
-        _log_placement(self._session, provider)
+        log_placement(self._session, provider)
 
     @property
     def artifact(self) -> Artifact:
@@ -137,10 +145,10 @@ class OnnxSession:
                 [manifest.features_name, manifest.logits_name],
                 {manifest.input_name: pixel_values},
             )
-        except _NATIVE_ERRORS as err:
+        except NATIVE_ERRORS as err:
             raise EngineError(
                 f"{self._artifact.path}: {self._provider} failed on a batch of {batch_size}: "
-                f"{_one_line(err)}"
+                f"{one_line(err)}"
             ) from err
         self._check_outputs(outputs, [(batch_size, width) for width in widths])
         return Features(*outputs)
@@ -215,7 +223,7 @@ class OnnxSession:
                 )
 
 
-def _create(path: Path, provider: str, num_threads: int | None) -> _Native:
+def create_native(path: Path, provider: str, num_threads: int | None) -> _Native:
     """Load the graph and make sure the provider in use is the one that was asked for.
 
     ONNX Runtime lists providers that are compiled in but cannot run here, and replaces one that
@@ -230,7 +238,7 @@ def _create(path: Path, provider: str, num_threads: int | None) -> _Native:
     options.log_severity_level = _LOG_ERRORS_ONLY
     if num_threads is not None:
         options.intra_op_num_threads = num_threads
-    with contextlib.suppress(*_NATIVE_ERRORS):  # an entry older versions do not know
+    with contextlib.suppress(*NATIVE_ERRORS):  # an entry older versions do not know
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     # The CPU stays second in the list: shape arithmetic belongs there on every provider.
     providers = [provider] if provider == CPU_PROVIDER else [provider, CPU_PROVIDER]
@@ -238,11 +246,11 @@ def _create(path: Path, provider: str, num_threads: int | None) -> _Native:
         session = onnxruntime.InferenceSession(
             path, options, providers=providers, enable_fallback=0
         )
-    except _NATIVE_ERRORS as err:
+    except NATIVE_ERRORS as err:
         if provider != CPU_PROVIDER:
-            raise _unavailable(provider, _one_line(err)) from err
+            raise _unavailable(provider, one_line(err)) from err
         raise EngineError(
-            f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {_one_line(err)}; "
+            f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {one_line(err)}; "
             "export the model again or update onnxruntime"
         ) from err
     session.disable_fallback()
@@ -272,7 +280,7 @@ def _preload_cuda() -> None:
         logger.debug("preload_dlls: %s", said.getvalue().strip())
 
 
-def _log_placement(session: _Native, provider: str) -> None:
+def log_placement(session: _Native, provider: str) -> None:
     """Say how many nodes run on the provider, where ONNX Runtime can tell (1.24 on)."""
     assignment = getattr(session, "get_provider_graph_assignment_info", None)
     if assignment is None:
@@ -288,6 +296,6 @@ def _log_placement(session: _Native, provider: str) -> None:
     )
 
 
-def _one_line(err: Exception) -> str:
+def one_line(err: Exception) -> str:
     """ONNX Runtime's messages span lines; ours do not."""
     return " ".join(str(err).split())

@@ -108,6 +108,7 @@ class VideoSink:
         self._writer: Any = None
         self._size = (0, 0)
         self._num_frames = 0
+        self._broken = False
         self._closed = False
 
     def write(self, result: FrameResult, /) -> None:
@@ -122,15 +123,20 @@ class VideoSink:
         if self._writer is None:
             self._open(image)
         frame = cv2.cvtColor(_letterbox(image, self._size), cv2.COLOR_RGB2BGR)
-        # OpenCV 5 returns a bool, OpenCV 4 nothing.
-        if self._writer.write(frame) is False:
+        with quiet_opencv():
+            # OpenCV 5 returns a bool, OpenCV 4 nothing.
+            self._broken = self._writer.write(frame) is False
+        if self._broken:
             raise StreamError(
                 f"{self._path}: frame {self._num_frames} cannot be written, disk full?"
             )
         self._num_frames += 1
 
     def close(self) -> None:
-        """Finish, read back and rename the file; may be called twice."""
+        """Finish, read back and rename the file; may be called twice.
+
+        After a failed `write` the partial file is only removed: the error was raised there.
+        """
         if self._closed:
             return
         self._closed = True
@@ -138,10 +144,12 @@ class VideoSink:
             logger.warning("%s: no frame was given, so no file was written", self._path)
             return
         try:
-            self._writer.release()
-            self._verify()
-            _sync(self._partial)
-            self._partial.replace(self._path)
+            with quiet_opencv():
+                self._writer.release()
+            if not self._broken:
+                self._verify()
+                _sync(self._partial)
+                self._partial.replace(self._path)
         except OSError as err:
             if isinstance(err, StreamError):
                 raise

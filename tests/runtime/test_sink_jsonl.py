@@ -198,6 +198,7 @@ def test_a_line_the_disk_has_no_room_for_is_taken_back(
         sink.write(make_result(index=0))
         with pytest.raises(StreamError, match="No space"):
             sink.write(make_result(index=1))
+        assert [record["index"] for record in read_lines(path)] == [0]
         room = 10_000
         sink.write(make_result(index=2))
     assert [record["index"] for record in read_lines(path)] == [0, 2]

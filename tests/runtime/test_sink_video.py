@@ -309,8 +309,7 @@ def test_a_frame_that_opencv_refuses_is_an_error(
     on_full_disk(monkeypatch, answers=False, content=b"")
     with pytest.raises(StreamError, match="disk full"):
         sink.write(make_result(0))
-    with pytest.raises(StreamError, match="does not play back"):
-        sink.close()
+    sink.close()
     assert leftovers(tmp_path) == []
 
 

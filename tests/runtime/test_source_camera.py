@@ -170,6 +170,25 @@ def test_a_lost_signal_is_an_error_after_a_bounded_number_of_tries(
     assert camera.releases == 1
 
 
+def test_slow_failures_are_not_waited_for_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gain_runtime.camera_source.PATIENCE_S", 0.1)
+
+    class Slow(FakeCamera):
+        def grab(self) -> bool:
+            works = super().grab()
+            time.sleep(0.0 if works else 0.06)
+            return works
+
+    camera = Slow(script=[True] + [False] * 100)
+    request = CameraRequest(num_warm_up=0, num_tries=100)
+    with (
+        CameraSource("0", request=request, capture=camera) as source,
+        pytest.raises(StreamError, match="signal lost after 1 frames"),
+    ):
+        next(iter(source))
+    assert camera.grabs <= 3
+
+
 def test_a_camera_without_a_first_frame_is_an_error_and_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -162,6 +162,18 @@ ENCODED = {
 }
 
 
+@pytest.mark.skipif(
+    ".avif" not in Image.registered_extensions(), reason="this Pillow reads no AVIF"
+)
+def test_a_damaged_avif_is_a_stream_error(tmp_path: Path) -> None:
+    """Pillow raises RuntimeError here, and OSError for every other format."""
+    path = tmp_path / "damaged.avif"
+    head, name, pixels = encode("AVIF").partition(b"mdat")
+    path.write_bytes(head + name + bytes(len(pixels)))
+    with pytest.raises(StreamError, match=r"damaged\.avif.*Failed to decode"):
+        load_image(path)
+
+
 @pytest.mark.filterwarnings("ignore")
 @settings(
     max_examples=150,
@@ -356,6 +368,7 @@ def test_folders_named_after_classes_give_the_truth(tmp_path: Path, by: str) -> 
         folder = name if by == "name" else wnid
         photo(tmp_path / folder / f"{10 - index}.png")
     photo(tmp_path / "unknown" / "x.png")
+    (tmp_path / ("tench" if by == "name" else "n01440764") / "._10.png").write_bytes(b"macOS")
     classes = (
         class_list_from_names([name for _, _, name in CLASSES])
         if by == "name"
@@ -363,6 +376,7 @@ def test_folders_named_after_classes_give_the_truth(tmp_path: Path, by: str) -> 
     )
     with open_source(str(tmp_path), classes=classes) as source:
         found = {Path(frame.source_id).parent.name: frame.truth for frame in source}
+        assert source.skipped == 0
     expected = {(name if by == "name" else wnid): index for index, wnid, name in CLASSES}
     assert found == expected
 

@@ -1,0 +1,226 @@
+"""`gain-stream`: classify a video, photos or a camera, and adapt to it while it runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from gain_core.errors import GainError
+
+__all__ = ["build_parser", "main"]
+
+PACKAGES = ("gain_apps", "gain_runtime", "gain_core")
+
+EPILOG = """\
+examples:
+  gain-stream clip.mp4 --model vit_b16.onnx --output out.mp4 --jsonl out.jsonl
+  gain-stream photos/ --model vit_b16.onnx --corrupt fog:0-5 --shuffle --json
+  gain-stream 0 --model vit_b16.onnx --display --update-every 16 --state-out kitchen.safetensors
+
+exit status:
+  0 success, 1 an error (one line says which), 2 wrong usage, 130 Ctrl-C, 143 SIGTERM. Both signals
+  finish the files, save the state and print the summary first; a second one ends at once. (systemd:
+  SuccessExitStatus=143.)
+
+keys in the window:
+  q or Esc quit, f freeze or unfreeze, r reset, s save the state
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line; flags that are not given are absent from the result.
+
+    Returns
+    -------
+    argparse.ArgumentParser
+    """
+    parser = argparse.ArgumentParser(
+        prog="gain-stream",
+        description="Classify a stream of frames with an artifact and adapt to it while it runs.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "input",
+        metavar="INPUT",
+        nargs="?",
+        help="video file, photo, folder or 'glob', camera index or device, rtsp:// or http:// "
+        "URL, test://pattern",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags win")
+    _add_adaptation(parser)
+    _add_input(parser)
+    _add_outputs(parser)
+    return parser
+
+
+def _add_adaptation(parser: argparse.ArgumentParser) -> None:
+    """What computes, and how it learns."""
+    group = parser.add_argument_group("model and adaptation")
+    on_off = argparse.BooleanOptionalAction
+    group.add_argument("--model", metavar="ARTIFACT", help=".onnx file made by gain-export")
+    group.add_argument("--device", help="cpu (default), cuda, or auto")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads for the network")
+    group.add_argument("--preset", help="tracked (default), paper or paper-l2")
+    group.add_argument(
+        "--half-life", type=float, metavar="FRAMES", help="how fast old frames are forgotten"
+    )
+    group.add_argument(
+        "--update-every",
+        type=int,
+        metavar="N",
+        help="frames between two updates; each is predicted at once (default 1)",
+    )
+    group.add_argument(
+        "--batch", type=int, metavar="N", help="frames per forward pass, for files (default 1)"
+    )
+    group.add_argument("--freeze", action=on_off, help="never learn")
+    group.add_argument("--state-in", metavar="FILE", help="continue from a saved state")
+    group.add_argument("--state-out", metavar="FILE", help="save the state at the end")
+
+
+def _add_input(parser: argparse.ArgumentParser) -> None:
+    """What is done to the frames before they are classified."""
+    group = parser.add_argument_group("frames")
+    group.add_argument("--max-frames", type=int, metavar="N", help="stop after N frames")
+    group.add_argument("--seed", type=int, metavar="N", help="for all that is random (default 0)")
+    group.add_argument(
+        "--shuffle", action=argparse.BooleanOptionalAction, help="photos in random order"
+    )
+    group.add_argument(
+        "--corrupt",
+        metavar="NAME:FROM-TO",
+        help="corrupt the frames: fog:3, a ramp fog:0-5, or several with commas, one after another",
+    )
+    group.add_argument(
+        "--truth",
+        metavar="FILE",
+        help="true classes: a classes.tsv, or lines of file name<TAB>index; 'none' for none "
+        "(default: the classes.tsv beside the photos)",
+    )
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    """What is written and shown."""
+    group = parser.add_argument_group("results")
+    on_off = argparse.BooleanOptionalAction
+    group.add_argument("--output", metavar="FILE", help="annotated video (.mp4, .mov, .mkv, .avi)")
+    group.add_argument("--jsonl", metavar="FILE", help="one JSON object per frame; - is stdout")
+    group.add_argument(
+        "--timeline",
+        metavar="FILE",
+        help="picture of accuracy, calibration and strength over the run (extra: report)",
+    )
+    group.add_argument("--top-k", type=int, metavar="K", help="classes listed (default 3)")
+    group.add_argument("--display", action="store_true", help="show a window")
+    group.add_argument(
+        "--headless", dest="display", action="store_false", help="show none (default)"
+    )
+    group.add_argument(
+        "--side-by-side", action=on_off, help="draw the frozen source beside the adapted prediction"
+    )
+    group.add_argument("--json", action=on_off, help="print the summary as one JSON object")
+    group.add_argument("--log-level", help="debug, info (default), warning or error")
+    group.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments; `sys.argv` without the program name by default.
+
+    Returns
+    -------
+    int
+        Exit status.
+    """
+    flags = vars(build_parser().parse_args(argv))
+    try:
+        return _run(flags)
+    except GainError as err:
+        if flags.get("debug", False):
+            traceback.print_exc()
+        print(f"gain-stream: error: {_one_line(err)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("gain-stream: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        _flush_stdout()
+
+
+def _run(flags: dict[str, Any]) -> int:
+    """Resolve the settings and run the stream."""
+    # Imported late, so that --help and wrong usage do not wait for OpenCV and ONNX Runtime.
+    from rich.console import Console
+
+    from gain_apps.config_file import read_config_file
+    from gain_apps.progress import ConsoleHandler
+    from gain_apps.stop_request import StopRequest, signals_handled
+    from gain_apps.stream_config import StreamConfig
+
+    file = read_config_file(flags.pop("config")) if "config" in flags else {}
+    if not {**file, **flags}.get("input"):
+        build_parser().error("INPUT is required, here or as 'input' in --config")
+    config = StreamConfig.resolve(flags, file=file)
+    flags["debug"] = config.debug
+    console = Console(stderr=True)
+    handler = ConsoleHandler(console)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    # Our packages only: at debug level Pillow alone would log every chunk of every image.
+    loggers = [logging.getLogger(name) for name in PACKAGES]
+    previous = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(config.logging_level())
+    stop = StopRequest()
+    try:
+        with signals_handled(stop):
+            return _stream(config, stop, console)
+    finally:
+        for logger, level in zip(loggers, previous, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+
+
+def _stream(config: Any, stop: Any, console: Any) -> int:
+    """Run the stream and print its summary."""
+    from gain_apps.stream_run import run_stream
+    from gain_apps.summary import print_summary
+
+    def report(summary: dict[str, Any]) -> None:
+        print_summary(summary, console)
+        if config.json:
+            print(json.dumps(summary, allow_nan=False))
+
+    run_stream(config, stop, console, report=report)
+    return int(stop.exit_status)
+
+
+def _one_line(err: GainError) -> str:
+    """The message without line breaks."""
+    return " ".join(str(err).split())
+
+
+def _flush_stdout() -> None:
+    """Write out what is buffered; a reader that has gone (`| head`) is no error of ours."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more when it exits, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

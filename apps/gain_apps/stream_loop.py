@@ -1,0 +1,196 @@
+"""The loop of one stream: frames from a reader, through an adapter, to the outputs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gain_apps.outputs import Outputs
+from gain_apps.stop_request import StopRequest
+from gain_apps.summary import RunRecord
+from gain_apps.truth import check_truth
+from gain_core.errors import ArrayError, GainError, NumericsError
+from gain_runtime.adapter import AdaptedBatch, Adapter
+from gain_runtime.frame import Frame
+from gain_runtime.reader import FrameReader, ReadStatus
+from gain_runtime.result import FrameResult, Ranked
+
+__all__ = ["StreamLoop", "rank"]
+
+logger = logging.getLogger(__name__)
+
+# Longest time until a stop request or a key in the window is noticed while no frame arrives.
+POLL_S = 0.1
+
+
+class StreamLoop:
+    """Classifies the frames of a reader until it ends or a stop is requested.
+
+    A frame that cannot be classified (the network returned NaN, or its region is empty) is
+    rejected: counted, warned about once, left out of the outputs, and nothing is learned from it.
+
+    Parameters
+    ----------
+    adapter : Adapter
+    outputs : Outputs
+    record : RunRecord
+        Filled while the loop runs.
+    stop : StopRequest
+    batch : int
+        Frames per forward pass.
+    max_frames : int or None
+        Frames taken from the reader at most.
+    top_k : int
+        Classes listed per frame; all of them where the artifact has fewer.
+    on_batch : callable, optional
+        Called after every batch, for progress.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        outputs: Outputs,
+        record: RunRecord,
+        /,
+        *,
+        stop: StopRequest,
+        batch: int = 1,
+        max_frames: int | None = None,
+        top_k: int = 3,
+        on_batch: Callable[[], None] | None = None,
+    ) -> None:
+        self._adapter = adapter
+        self._outputs = outputs
+        self._record = record
+        self._stop = stop
+        self._batch = batch
+        self._max_frames = max_frames
+        self._top_k = top_k
+        self._on_batch = on_batch
+        self._labels = adapter.artifact.manifest.labels
+
+    def run(self, reader: FrameReader, /) -> None:
+        """Classify everything.
+
+        Parameters
+        ----------
+        reader : FrameReader
+
+        Raises
+        ------
+        StreamError
+            If the source or an output fails; the frames before that have been written.
+        ConfigError
+            If a frame's truth is not one of the artifact's classes.
+        EngineError
+            If a forward pass fails.
+        """
+        self._record.started_s = asked = time.monotonic()
+        try:
+            for group in self._groups(reader):
+                waited_ms = 1e3 * (time.monotonic() - asked) / len(group)
+                self._record.stage_ms["wait"].extend([waited_ms] * len(group))
+                for frames, batch in self._classified(group):
+                    self._emit(frames, batch)
+                if self._on_batch is not None:
+                    self._on_batch()
+                asked = time.monotonic()
+        finally:
+            self._record.ended_s = time.monotonic()
+
+    def _groups(self, reader: FrameReader) -> Iterator[list[Frame]]:
+        """Frames in groups of the batch size; the last one may be smaller, none is lost."""
+        group: list[Frame] = []
+        taken = 0
+        try:
+            while not self._stop and (self._max_frames is None or taken < self._max_frames):
+                item = reader.get(timeout_s=POLL_S)
+                if item is ReadStatus.END:
+                    break
+                if not isinstance(item, Frame):
+                    self._outputs.poll()
+                    continue
+                taken += 1
+                group.append(item)
+                if len(group) == self._batch:
+                    yield group
+                    group = []
+        except GainError:
+            if group:
+                yield group
+            raise
+        if group:
+            yield group
+
+    def _classified(self, frames: list[Frame]) -> Iterator[tuple[list[Frame], AdaptedBatch]]:
+        """The batch, or where a frame in it is unusable the frames one by one without it."""
+        for frame in frames:
+            check_truth(frame, len(self._labels))
+        try:
+            batch = self._adapter.step(
+                [frame.image for frame in frames], regions=[frame.region for frame in frames]
+            )
+        except (ArrayError, NumericsError) as err:
+            if len(frames) == 1:
+                self._reject(frames[0], err)
+                return
+            for frame in frames:
+                yield from self._classified([frame])
+            return
+        yield frames, batch
+
+    def _reject(self, frame: Frame, err: GainError) -> None:
+        """Leave a frame out, and say so the first time."""
+        reason = f"frame {frame.index} of {frame.source_id}: {err}"
+        if self._record.reject(reason):
+            logger.warning("rejected: %s; further ones are only counted", reason)
+        else:
+            logger.debug("rejected: %s", reason)
+
+    def _emit(self, frames: Sequence[Frame], batch: AdaptedBatch) -> None:
+        """Count a batch and hand its rows to the outputs."""
+        count = len(frames)
+        rate_hz = self._record.tick(count)
+        stage_ms = {stage: spent / 1e6 / count for stage, spent in batch.stage_ns.items()}
+        for row, frame in enumerate(frames):
+            result = FrameResult(
+                frame=frame,
+                source_top=rank(batch.source_probs[row], self._labels, top_k=self._top_k),
+                adapted_top=rank(batch.probs[row], self._labels, top_k=self._top_k),
+                strength=float(batch.strength[row]),
+                gain=float(batch.gain[row]),
+                rate_hz=rate_hz,
+                stage_ms=stage_ms,
+            )
+            self._record.add(result, batch, row)
+            for stage, spent in stage_ms.items():
+                self._record.stage_ms[stage].append(spent)
+            started = time.perf_counter_ns()
+            self._outputs.write(result)
+            self._record.stage_ms["output"].append((time.perf_counter_ns() - started) / 1e6)
+
+
+def rank(
+    probs: npt.NDArray[np.floating], labels: Sequence[str], /, *, top_k: int
+) -> tuple[Ranked, ...]:
+    """The most probable classes, best first; ties go to the lowest index.
+
+    Parameters
+    ----------
+    probs : array, (K,) floating
+    labels : sequence of K str
+    top_k : int
+        All classes where there are fewer.
+
+    Returns
+    -------
+    tuple of Ranked
+    """
+    order = np.argsort(-probs, kind="stable")[:top_k]
+    return tuple(
+        Ranked(index=int(index), label=labels[index], prob=float(probs[index])) for index in order
+    )

@@ -1,0 +1,190 @@
+"""What a run came to: counted while it runs, printed when it ends."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from gain_apps.scoring import ScoreBoard
+from gain_runtime.adapter import STAGES, AdaptedBatch
+from gain_runtime.result import FrameResult
+
+__all__ = ["RUN_STAGES", "RunRecord", "print_summary", "stage_percentiles"]
+
+RUN_STAGES = ("wait", *STAGES, "output")
+# Percentiles are over the last frames, so that a camera may run for months.
+STAGE_WINDOW = 65_536
+RATE_WINDOW_S = 2.0
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """Counts and times of one run; its memory does not grow with the stream.
+
+    `stage_ms` holds milliseconds per frame; `wait` is the time spent waiting for the source,
+    `output` drawing and writing.
+    """
+
+    frames: int = 0
+    rejected: int = 0
+    first_rejection: str | None = None
+    changed: int = 0
+    strength_sum: float = 0.0
+    gain_sum: float = 0.0
+    scores: ScoreBoard = field(default_factory=ScoreBoard)
+    stage_ms: dict[str, deque[float]] = field(
+        default_factory=lambda: {stage: deque(maxlen=STAGE_WINDOW) for stage in RUN_STAGES}
+    )
+    started_s: float = field(default_factory=time.monotonic)
+    ended_s: float | None = None
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @property
+    def seconds(self) -> float:
+        """From the first request for a frame to the end, or to now."""
+        return (time.monotonic() if self.ended_s is None else self.ended_s) - self.started_s
+
+    @property
+    def rate_hz(self) -> float:
+        """Frames per second over the whole run."""
+        return self.frames / self.seconds if self.seconds > 0.0 else 0.0
+
+    def tick(self, num_frames: int, /) -> float:
+        """Note that frames were classified now; frames per second over the last two seconds."""
+        now = time.monotonic()
+        self._recent.append((now, num_frames))
+        while len(self._recent) > 2 and now - self._recent[0][0] > RATE_WINDOW_S:
+            self._recent.popleft()
+        span = now - self._recent[0][0]
+        # The oldest entry marks the start of the span; its frames came before.
+        counted = sum(count for _, count in self._recent) - self._recent[0][1]
+        return counted / span if span > 0.0 else 0.0
+
+    def add(self, result: FrameResult, batch: AdaptedBatch, row: int, /) -> None:
+        """Count one classified frame, row `row` of its batch."""
+        self.frames += 1
+        self.changed += result.changed
+        self.strength_sum += result.strength
+        self.gain_sum += result.gain
+        if result.frame.truth is not None:
+            self.scores.add(
+                batch.source_log_probs[row],
+                batch.log_probs[row],
+                truth=result.frame.truth,
+                condition=result.frame.condition,
+            )
+
+    def reject(self, reason: str, /) -> bool:
+        """Count a frame that could not be classified; whether it is the first."""
+        self.rejected += 1
+        if self.first_rejection is not None:
+            return False
+        self.first_rejection = reason
+        return True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; means are None where no frame was classified."""
+        count = self.frames or None
+        return {
+            "frames": self.frames,
+            "rejected": self.rejected,
+            "seconds": round(self.seconds, 3),
+            "rate_hz": round(self.rate_hz, 3),
+            "changed_percent": None if count is None else 100.0 * self.changed / count,
+            "strength_mean": None if count is None else self.strength_sum / count,
+            "gain_mean_nats": None if count is None else self.gain_sum / count,
+            "stages_ms": stage_percentiles(self.stage_ms),
+            "truth": self.scores.to_dict() if self.scores.source.count else None,
+        }
+
+
+def stage_percentiles(stage_ms: Mapping[str, deque[float]], /) -> dict[str, dict[str, float]]:
+    """p50 and p90 of each stage that was passed, in milliseconds per frame."""
+    return {
+        stage: {
+            "p50": round(float(np.percentile(values, 50)), 4),
+            "p90": round(float(np.percentile(values, 90)), 4),
+        }
+        for stage, values in stage_ms.items()
+        if values
+    }
+
+
+def print_summary(summary: Mapping[str, Any], console: Console, /) -> None:
+    """Print the table a person reads.
+
+    Parameters
+    ----------
+    summary : mapping
+        As `--json` prints it.
+    console : Console
+    """
+    console.print(_run_table(summary))
+    if summary["truth"] is not None:
+        console.print(_score_table(summary["truth"]))
+
+
+def _run_table(summary: Mapping[str, Any]) -> Table:
+    """Counts, speed and what adaptation did."""
+    table = Table(title=f"gain-stream: {summary['source']}", show_header=False, title_style="bold")
+    table.add_column(style="dim")
+    # Paths and hashes are copied from here: wrapped, never cut.
+    table.add_column(overflow="fold")
+    counts = f"{summary['frames']} ({summary['skipped']} unreadable, {summary['dropped']} dropped"
+    table.add_row("frames", f"{counts}, {summary['rejected']} rejected)")
+    table.add_row("speed", f"{summary['seconds']:.1f} s, {summary['rate_hz']:.1f} frames/s")
+    for stage, times in summary["stages_ms"].items():
+        table.add_row(f"  {stage}", f"p50 {times['p50']:.2f} ms, p90 {times['p90']:.2f} ms")
+    if summary["frames"]:
+        table.add_row("changed", f"{summary['changed_percent']:.1f} % of the predictions")
+        table.add_row("strength", f"{summary['strength_mean']:.3f} on average")
+        table.add_row("gain", f"{summary['gain_mean_nats']:.3f} nats on average")
+    table.add_row("learned from", f"{summary['frames_learned']} frames in the state")
+    artifact, config = summary["artifact"], summary["config"]
+    table.add_row("artifact", f"{artifact['path']} (sha256 {artifact['sha256'][:12]})")
+    table.add_row("provider", summary["provider"])
+    table.add_row("config", _settings(config))
+    for name, path in summary["outputs"].items():
+        table.add_row(name, path)
+    if summary["stopped_by"] is not None:
+        table.add_row("stopped by", summary["stopped_by"])
+    return table
+
+
+def _settings(config: Mapping[str, Any]) -> str:
+    """The settings that decide the numbers."""
+    names = ("update_every", "batch", "seed", "device", "corrupt", "state_in", "max_frames")
+    parts = [f"{name} {config[name]}" for name in names if config[name] is not None]
+    frozen = "frozen, " if config["freeze"] else ""
+    half_life = f"half_life {config['gain']['half_life']}"
+    return f"{frozen}preset {config['preset']}, {half_life}, {', '.join(parts)}"
+
+
+def _score_table(truth: Mapping[str, Any]) -> Table:
+    """Frozen source against adapted, from the same pass."""
+    table = Table(title=f"{truth['frames']} frames with known truth", title_style="bold")
+    table.add_column()
+    table.add_column("frames", justify="right")
+    for measure in ("acc. %", "ECE %", "NLL"):
+        table.add_column(f"{measure}\nfrozen", justify="right")
+        table.add_column(f"{measure}\nadapted", justify="right", style="bold")
+    table.add_row("all", str(truth["frames"]), *_score_cells(truth))
+    for name, scores in truth["conditions"].items():
+        table.add_row(name, str(scores["frames"]), *_score_cells(scores))
+    return table
+
+
+def _score_cells(scores: Mapping[str, Any]) -> list[str]:
+    """Source and adapted side by side, measure by measure."""
+    return [
+        "inf" if scores[who][measure] is None else f"{scores[who][measure]:.{digits}f}"
+        for measure, digits in (("accuracy_percent", 1), ("ece_percent", 1), ("nll_nats", 3))
+        for who in ("source", "adapted")
+    ]

@@ -1,0 +1,3 @@
+from gain_apps.stream import main
+
+raise SystemExit(main())

@@ -1,0 +1,193 @@
+"""An adaptive file as an adapter: frames in, adapted predictions in host memory out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter_ns
+
+import numpy as np
+import numpy.typing as npt
+
+from gain_core import GainConfig
+from gain_core.errors import ArtifactError
+from gain_runtime.adapter import STAGES, AdaptedBatch
+from gain_runtime.adaptive_artifact import AdaptiveArtifact
+from gain_runtime.adaptive_session import AdaptiveSession
+from gain_runtime.preprocess import Region, preprocess_batch
+from gain_runtime.state_file import load_state, save_state
+
+__all__ = ["AdaptiveAdapter"]
+
+
+class AdaptiveAdapter:
+    """The methods of `Adapter` on a session that adapts by itself.
+
+    Parameters
+    ----------
+    session : AdaptiveSession
+        Not owned: whoever opened it closes it. Config and `update_every` are the file's.
+    frozen : bool, optional
+        Never learn.
+
+    Raises
+    ------
+    ArtifactError
+        If the file has no network and so takes no frames.
+    """
+
+    def __init__(self, session: AdaptiveSession, /, *, frozen: bool = False) -> None:
+        if session.artifact.features_only:
+            raise ArtifactError(
+                f"{session.artifact.path}: expected an adaptive file that takes frames, got one "
+                "without a network; make it with gain-export --adaptive and not --features-only"
+            )
+        self._session = session
+        if frozen:
+            session.freeze()
+
+    @property
+    def artifact(self) -> AdaptiveArtifact:
+        """The adaptive file in use."""
+        return self._session.artifact
+
+    @property
+    def config(self) -> GainConfig:
+        """The settings baked into the file."""
+        return self._session.config
+
+    @property
+    def provider(self) -> str:
+        """The execution provider really in use."""
+        return self._session.provider
+
+    @property
+    def frozen(self) -> bool:
+        """Whether nothing is learned at present."""
+        return self._session.frozen
+
+    @property
+    def frames(self) -> int:
+        """Frames the state has learned from (pending ones not counted)."""
+        return self._session.frames
+
+    def step(
+        self,
+        images: Sequence[npt.NDArray[np.uint8]],
+        /,
+        *,
+        regions: Sequence[Region | None] | None = None,
+    ) -> AdaptedBatch:
+        """Predict a batch of frames, then learn from it.
+
+        Parameters
+        ----------
+        images : sequence of B arrays, (H, W, 3) uint8 RGB
+            Sizes may differ.
+        regions : sequence of B regions or None, optional
+            The part of each image to classify.
+
+        Returns
+        -------
+        AdaptedBatch
+            Network and adaptation are one call, whose time counts as `forward`; `adapt` is 0.
+
+        Raises
+        ------
+        ArrayError
+            If an image or region cannot be preprocessed or the file has another fixed batch size.
+        EngineError
+            If ONNX Runtime fails; the state is untouched, as after every error.
+        NumericsError
+            If the network returned NaN or infinity.
+        """
+        started = perf_counter_ns()
+        pixel_values = preprocess_batch(images, self.artifact.manifest.preprocess, regions=regions)
+        prepared = perf_counter_ns()
+        prediction = self._session.step(pixel_values)
+        finished = perf_counter_ns()
+        times = (prepared - started, finished - prepared, 0)
+        source_log_probs = np.asarray(prediction.source_log_probs)
+        return AdaptedBatch(
+            source_probs=np.exp(source_log_probs),
+            source_log_probs=source_log_probs,
+            probs=np.asarray(prediction.probs),
+            log_probs=np.asarray(prediction.log_probs),
+            strength=np.asarray(prediction.strength),
+            gain=np.asarray(prediction.gain),
+            stage_ns=dict(zip(STAGES, times, strict=True)),
+        )
+
+    def warm_up(self, batch_size: int = 1, /) -> None:
+        """Predict once on zeros; nothing is learned.
+
+        Parameters
+        ----------
+        batch_size : int, optional
+            The B that will be used.
+
+        Raises
+        ------
+        ArrayError, EngineError, NumericsError
+            As `step`.
+        """
+        size = self.artifact.manifest.preprocess
+        shape = (batch_size, 3, size.height_px, size.width_px)
+        self._session.predict(np.zeros(shape, dtype=np.float32))
+
+    def reset(self) -> None:
+        """Return to the source: nothing learned, nothing pending."""
+        self._session.reset()
+
+    def freeze(self) -> None:
+        """Keep predicting with the state as it is, and stop learning."""
+        self._session.freeze()
+
+    def unfreeze(self) -> None:
+        """Learn again."""
+        self._session.unfreeze()
+
+    def save_state(self, path: str | Path, /) -> None:
+        """Learn from the pending frames, then write the state, whole or not at all.
+
+        Parameters
+        ----------
+        path : str or Path
+            Replaced if it exists. An `Adapter` on the original artifact reads it as well.
+
+        Raises
+        ------
+        ArtifactError
+            If it cannot be written or holds NaN or infinity.
+        """
+        self._session.flush()
+        save_state(
+            path,
+            self._session.state,
+            config=self.config,
+            artifact_sha256=self.artifact.artifact_sha256,
+            frames=self._session.frames,
+        )
+
+    def load_state(self, path: str | Path, /) -> None:
+        """Continue from a saved state; what was learned before is dropped.
+
+        Parameters
+        ----------
+        path : str or Path
+            Written by this or by an `Adapter` with the same artifact and config.
+
+        Raises
+        ------
+        ArtifactError
+            If it is missing, damaged, or was learned on another artifact.
+        ConfigError
+            If it was learned with another config.
+        """
+        loaded = load_state(
+            path,
+            prototypes=self.artifact.head_weight,
+            config=self.config,
+            artifact_sha256=self.artifact.artifact_sha256,
+        )
+        self._session.load_state(loaded.state, frames=loaded.frames)

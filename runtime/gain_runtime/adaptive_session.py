@@ -1,0 +1,386 @@
+"""An adaptive file in ONNX Runtime, with the state kept where the graph runs."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from gain_core import GainConfig, GainState, Prediction, state_from_arrays, state_to_arrays
+from gain_core.errors import ArrayError, ConfigError, EngineError, NumericsError
+from gain_core.statistics import Evidence, accumulate
+from gain_core.step import commit
+from gain_runtime.adaptive_artifact import AdaptiveArtifact, load_adaptive
+from gain_runtime.onnx_session import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    NATIVE_ERRORS,
+    create_native,
+    log_placement,
+    one_line,
+)
+
+__all__ = ["AdaptiveSession"]
+
+logger = logging.getLogger(__name__)
+
+Floats = npt.NDArray[np.float32]
+
+_OUTPUTS = ("probs", "log_probs", "strength", "gain", "source_log_probs", "finite")
+_GEOMETRY = ("centers", "variance", "center_norms")
+
+
+class AdaptiveSession:
+    """Network and adaptation as one call; `Gain`'s methods on the file's own inputs.
+
+    Two sets of state buffers live on the device: a step reads one and writes the other, then
+    they change places. No state crosses to the host but on request.
+
+    Parameters
+    ----------
+    artifact : AdaptiveArtifact, str or Path
+        A path is loaded and checked first.
+    provider : str, optional
+        ONNX Runtime's name of the execution provider.
+    num_threads : int, optional
+        Threads within one operator; None lets ONNX Runtime choose.
+
+    Raises
+    ------
+    ArtifactError
+        If the path is no adaptive file.
+    BackendUnavailableError
+        If the provider cannot be used on this machine.
+    ConfigError
+        If `num_threads` is below 1.
+    EngineError
+        If ONNX Runtime cannot load the graph.
+    """
+
+    def __init__(
+        self,
+        artifact: AdaptiveArtifact | str | Path,
+        /,
+        *,
+        provider: str = CPU_PROVIDER,
+        num_threads: int | None = None,
+    ) -> None:
+        if num_threads is not None and num_threads < 1:
+            raise ConfigError(f"num_threads: expected at least 1, got {num_threads}")
+        if not isinstance(artifact, AdaptiveArtifact):
+            artifact = load_adaptive(artifact)
+        self._artifact = artifact
+        self._native: Any = create_native(artifact.path, provider, num_threads)
+        self._provider = provider
+        self._frozen = False
+        batch = self._native.get_inputs()[0].shape[0]
+        self._fixed_batch: int | None = batch if isinstance(batch, int) else None
+        self._flags = {
+            flag: onnxruntime.OrtValue.ortvalue_from_numpy(np.array(flag)) for flag in (False, True)
+        }
+        self._buffers: list[dict[str, Any]] = []
+        self._bindings: dict[tuple[int, bool], Any] = {}
+        self._current = 0
+        self.reset()
+        log_placement(self._native, provider)
+
+    @property
+    def artifact(self) -> AdaptiveArtifact:
+        """The loaded file."""
+        return self._artifact
+
+    @property
+    def provider(self) -> str:
+        """The execution provider really in use, as ONNX Runtime names it."""
+        return self._provider
+
+    @property
+    def config(self) -> GainConfig:
+        """The settings baked into the graph."""
+        return self._artifact.config
+
+    @property
+    def update_every(self) -> int:
+        """Frames between two updates of the state."""
+        return self._artifact.update_every
+
+    @property
+    def frozen(self) -> bool:
+        """Whether nothing is learned at present."""
+        return self._frozen
+
+    @property
+    def frames(self) -> int:
+        """Frames the state has learned from (pending ones not counted)."""
+        return int(self._read("frames"))
+
+    @property
+    def pending_frames(self) -> int:
+        """Frames that were predicted and wait to be learned from."""
+        return 0 if self.update_every == 1 else int(self._read("pending_accepted").sum())
+
+    @property
+    def state(self) -> GainState:
+        """The state as of the last update, copied to the host as NumPy arrays."""
+        fields = (item.field for item in self._artifact.state)
+        arrays = {field: self._read(field) for field in fields if _is_summed(field)}
+        return state_from_arrays(arrays, prototypes=self._artifact.head_weight, config=self.config)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Every state tensor by field, pending rows included, copied to the host."""
+        return {item.field: self._read(item.field) for item in self._artifact.state}
+
+    def predict(self, *inputs: Floats) -> Prediction:
+        """Predict a batch; the state does not change.
+
+        Parameters
+        ----------
+        *inputs : arrays, float32, C-contiguous
+            `pixel_values` (B, 3, height_px, width_px), or `features` (B, D) and `logits` (B, K)
+            where the file has no network.
+
+        Returns
+        -------
+        Prediction
+            NumPy arrays of their own memory.
+
+        Raises
+        ------
+        ArrayError
+            If an input has another type, shape or layout.
+        EngineError
+            If the session is closed or ONNX Runtime fails; the state is untouched.
+        NumericsError
+            If an input or the network's result holds NaN or infinity; the state is untouched.
+        """
+        return self._run(inputs, update=False)
+
+    def step(self, *inputs: Floats) -> Prediction:
+        """Predict a batch, then learn from it, at once or when `update_every` frames wait.
+
+        Parameters
+        ----------
+        *inputs : arrays, float32, C-contiguous
+            As for `predict`.
+
+        Returns
+        -------
+        Prediction
+            Made before the batch was learned from.
+
+        Raises
+        ------
+        ArrayError, EngineError, NumericsError
+            As `predict`.
+        """
+        return self._run(inputs, update=not self._frozen)
+
+    def flush(self) -> None:
+        """Learn from the pending frames now, on the host."""
+        count = self.pending_frames
+        if count == 0:
+            return
+        rows = {name: self._read(f"pending_{name}")[:count] for name in ("features", "probs")}
+        reliability = self._read("pending_reliability")[:count, 0]
+        state = self.state
+        evidence = Evidence(
+            **rows,
+            responsibilities=reliability[:, None] * rows["probs"],
+            reliability=reliability,
+            accepted=np.ones_like(reliability),
+        )
+        added = accumulate(evidence, state.statistics)
+        state = commit(
+            state, added, prototypes=self._artifact.head_weight, config=self.config, donate=True
+        )
+        self.load_state(state, frames=self.frames + count)
+
+    def reset(self) -> None:
+        """Return to the source: nothing learned, nothing pending."""
+        self._replace({item.field: item.zeros() for item in self._artifact.state})
+
+    def freeze(self) -> None:
+        """Keep predicting with the state as it is, and stop learning; pending frames are kept."""
+        self._frozen = True
+
+    def unfreeze(self) -> None:
+        """Learn again."""
+        self._frozen = False
+
+    def load_state(self, state: GainState, /, *, frames: int = 0) -> None:
+        """Continue from a state of the same head and config; pending frames are dropped.
+
+        Parameters
+        ----------
+        state : GainState
+            NumPy arrays; copied.
+        frames : int
+            Frames it was learned from.
+
+        Raises
+        ------
+        ArrayError
+            If it belongs to another head.
+        """
+        expected, got = self._artifact.head_weight.shape, tuple(state.geometry.centers.shape)
+        if got != expected:
+            raise ArrayError(
+                f"state: expected (K, D) = {expected}, got {got}; it was made for another head"
+            )
+        arrays: dict[str, Any] = {item.field: item.zeros() for item in self._artifact.state}
+        # Before the first frame everything is zero, and the graph gives the source.
+        if state.statistics.sample_count > 0:
+            arrays |= state_to_arrays(state)
+            arrays |= {name: getattr(state.geometry, name) for name in _GEOMETRY}
+            arrays["frames"] = np.array(frames, dtype=np.int64)
+        self._replace(arrays)
+
+    def close(self) -> None:
+        """Release network and state; may be called twice."""
+        self._native = None
+        self._bindings, self._buffers = {}, []
+
+    def __enter__(self) -> AdaptiveSession:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, inputs: tuple[Floats, ...], *, update: bool) -> Prediction:
+        """One call of the graph; the state advances if it succeeds, is finite and `update`."""
+        self._refuse_closed()
+        batch_size = self._check_inputs(inputs)
+        if batch_size == 0:
+            return self._empty()
+        binding = self._binding(update)
+        for name, array in zip(self._artifact.input_names, inputs, strict=True):
+            binding.bind_cpu_input(name, array)
+        for name in _OUTPUTS:
+            binding.bind_output(name, "cpu")  # anew, or the last batch's size would be kept
+        try:
+            self._native.run_with_iobinding(binding)
+        except NATIVE_ERRORS as err:
+            raise EngineError(
+                f"{self._artifact.path}: {self._provider} failed on a batch of {batch_size}: "
+                f"{one_line(err)}"
+            ) from err
+        outputs = dict(zip(self._output_order, binding.get_outputs(), strict=True))
+        values = {name: outputs[name].numpy() for name in _OUTPUTS}
+        if not values["finite"]:
+            raise NumericsError(
+                f"{self._artifact.path}: {', '.join(self._artifact.input_names)}: expected finite "
+                "values here and behind the network, got NaN or infinity; the batch was rejected "
+                "and the state is untouched"
+            )
+        if update:
+            self._current = 1 - self._current
+        return Prediction(**values)
+
+    @property
+    def _output_order(self) -> list[str]:
+        """Names in the order in which a binding lists its outputs."""
+        return [*(item.next_name for item in self._artifact.state), *_OUTPUTS]
+
+    def _binding(self, update: bool) -> Any:
+        """The state's buffers as inputs and outputs; made once per direction.
+
+        Without an update the state is its own output: the graph then passes every tensor through,
+        and ONNX Runtime copies nothing where both are one buffer.
+        """
+        key = (self._current, update)
+        if key not in self._bindings:
+            binding = self._native.io_binding()
+            old = self._buffers[self._current]
+            new = self._buffers[1 - self._current] if update else old
+            for item in self._artifact.state:
+                binding.bind_ortvalue_input(item.name, old[item.field])
+                binding.bind_ortvalue_output(item.next_name, new[item.field])
+            binding.bind_ortvalue_input("update", self._flags[update])
+            self._bindings[key] = binding
+        return self._bindings[key]
+
+    def _replace(self, arrays: dict[str, Any]) -> None:
+        """New buffers on the device with these values, twice."""
+        self._refuse_closed()
+        place = "cuda" if self._provider == CUDA_PROVIDER else "cpu"
+        self._bindings = {}
+        self._buffers = [
+            {
+                item.field: onnxruntime.OrtValue.ortvalue_from_numpy(
+                    np.array(arrays[item.field], dtype=item.dtype, order="C"), place, 0
+                )
+                for item in self._artifact.state
+            }
+            for _ in range(2)
+        ]
+        self._current = 0
+
+    def _read(self, field: str) -> npt.NDArray[Any]:
+        """One state tensor, copied to the host."""
+        self._refuse_closed()
+        return np.array(self._buffers[self._current][field].numpy())
+
+    def _check_inputs(self, inputs: tuple[Floats, ...]) -> int:
+        """The batch size, if the arrays are what the graph takes."""
+        artifact = self._artifact
+        if len(inputs) != len(artifact.input_names):
+            raise ArrayError(
+                f"{artifact.path}: expected {len(artifact.input_names)} arrays "
+                f"({', '.join(artifact.input_names)}), got {len(inputs)}"
+            )
+        batch_size = self._fixed_batch
+        for name, array, shape in zip(
+            artifact.input_names, inputs, artifact.input_shapes, strict=True
+        ):
+            sizes = ", ".join(map(str, ("B" if batch_size is None else batch_size, *shape)))
+            expected = f"a C-contiguous NumPy array ({sizes}) float32"
+            if not isinstance(array, np.ndarray):
+                raise ArrayError(f"{name}: expected {expected}, got {type(array).__name__}")
+            fits = array.ndim == 1 + len(shape) and array.shape[1:] == shape
+            if not fits or batch_size not in (None, array.shape[0]) or array.dtype != np.float32:
+                raise ArrayError(
+                    f"{name}: expected {expected}, got {array.shape} {array.dtype}; "
+                    "prepare it as the artifact says"
+                )
+            if not array.flags.c_contiguous:
+                raise ArrayError(
+                    f"{name}: expected {expected}, got strides {array.strides}; "
+                    "use numpy.ascontiguousarray"
+                )
+            batch_size = array.shape[0]
+        assert batch_size is not None
+        return batch_size
+
+    def _empty(self) -> Prediction:
+        """The prediction of no frame."""
+        wide = np.empty((0, self._artifact.manifest.num_classes), dtype=np.float32)
+        flat = np.empty(0, dtype=np.float32)
+        return Prediction(
+            probs=wide,
+            log_probs=wide,
+            strength=flat,
+            gain=flat,
+            source_log_probs=wide,
+            finite=np.array(True),
+        )
+
+    def _refuse_closed(self) -> None:
+        if self._native is None:
+            raise EngineError(
+                f"{self._artifact.path}: the session is closed; open it again before use"
+            )
+
+
+def _is_summed(field: str) -> bool:
+    """Whether a state tensor is one that state files hold."""
+    return field not in (*_GEOMETRY, "frames") and not field.startswith("pending_")

@@ -1,0 +1,176 @@
+"""What is drawn over frames."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gain_apps.label_text import drawable, fitted, font
+from gain_apps.overlay import Overlay, canvas_size
+from gain_apps.overlay_card import ADAPTED, CHANGED, RIGHT, WRONG
+from gain_runtime.frame import Frame, SourceInfo
+from gain_runtime.result import FrameResult, Ranked
+
+
+def make_info(width: int, height: int, *, rate_hz: float | None = 30.0) -> SourceInfo:
+    return SourceInfo(
+        source_id="test",
+        width_px=width,
+        height_px=height,
+        rate_hz=rate_hz,
+        num_frames=None,
+        live=False,
+    )
+
+
+def make_result(width: int = 640, height: int = 480, **changes: object) -> FrameResult:
+    frame = Frame(
+        image=np.full((height, width, 3), 120, dtype=np.uint8),
+        index=0,
+        timestamp_ns=0,
+        source_id="test",
+    )
+    names = {"region", "truth", "condition"}
+    frame = replace(frame, **{key: value for key, value in changes.items() if key in names})
+    owl, fox = Ranked(index=1, label="owl", prob=0.4), Ranked(index=2, label="fox", prob=0.9)
+    result = FrameResult(
+        frame=frame, source_top=(owl,), adapted_top=(fox,), strength=0.5, gain=0.7, rate_hz=25.0
+    )
+    return replace(result, **{key: value for key, value in changes.items() if key not in names})
+
+
+def has_colour(image: np.ndarray, colour: tuple[int, ...]) -> bool:
+    return bool((image == np.array(colour[:3], dtype=np.uint8)).all(axis=-1).any())
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "expected"),
+    [
+        pytest.param(1280, 720, (1280, 720), id="hd"),
+        pytest.param(3840, 2160, (3840, 2160), id="4k"),
+        pytest.param(32, 32, (640, 640), id="tiny"),
+        pytest.param(641, 481, (640, 480), id="odd"),
+        pytest.param(1080, 1920, (1080, 1920), id="phone"),
+        pytest.param(20, 500, (640, 1536), id="sliver"),
+        pytest.param(2000, 10, (2000, 834), id="strip"),
+    ],
+)
+def test_a_result_fills_the_canvas_of_its_source(
+    width: int, height: int, expected: tuple[int, int]
+) -> None:
+    info = make_info(width, height)
+    assert canvas_size(info) == expected
+    image = Overlay(info).render(make_result(width, height))
+    assert image.shape == (expected[1], expected[0], 3)
+    assert image.dtype == np.uint8
+
+
+def test_photos_of_all_sizes_share_one_canvas() -> None:
+    overlay = Overlay(make_info(300, 500, rate_hz=None))
+    shapes = {overlay.render(make_result(*size)).shape for size in ((300, 500), (50, 40), (9, 9))}
+    assert shapes == {(720, 960, 3)}
+
+
+def test_side_by_side_halves_differ_in_their_card_only() -> None:
+    overlay = Overlay(make_info(3840, 2160), side_by_side=True)
+    image = overlay.render(make_result(3840, 2160, truth=2))
+    left, right = image[:, :1280], image[:, -1280:]
+    assert image.shape == (720, 2564, 3)
+    np.testing.assert_array_equal(left[:400], right[:400])
+    # The source is wrong and the adapted prediction right.
+    assert has_colour(left, WRONG)
+    assert not has_colour(left, RIGHT)
+    assert has_colour(right, RIGHT)
+    assert not has_colour(right, WRONG)
+
+
+def test_the_card_leaves_the_rest_of_the_frame_and_the_frame_itself_alone() -> None:
+    result = make_result()
+    image = Overlay(make_info(640, 480)).render(result)
+    assert (result.frame.image == 120).all()
+    assert (image[:330] == 120).all()
+    assert (image[350:460] != 120).any(axis=-1).mean() > 0.9
+
+
+def test_a_changed_prediction_is_marked() -> None:
+    overlay = Overlay(make_info(640, 480))
+    changed = overlay.render(make_result())
+    same = overlay.render(make_result(source_top=make_result().adapted_top))
+    assert has_colour(changed, CHANGED)
+    assert not has_colour(same, CHANGED)
+    assert has_colour(same, ADAPTED)
+
+
+def test_unknown_truth_has_no_marks() -> None:
+    image = Overlay(make_info(640, 480)).render(make_result())
+    assert not has_colour(image, RIGHT)
+    assert not has_colour(image, WRONG)
+
+
+def test_bars_grow_with_the_confidence() -> None:
+    overlay = Overlay(make_info(640, 480))
+
+    def filled(prob: float) -> int:
+        top = (Ranked(index=1, label="", prob=prob),)
+        image = overlay.render(make_result(source_top=top, adapted_top=top, strength=0.0))
+        return int((image == np.array(ADAPTED[:3], dtype=np.uint8)).all(axis=-1).sum())
+
+    counts = [filled(prob) for prob in (0.0, 0.1, 0.5, 1.0)]
+    assert counts == sorted(set(counts))
+
+
+def test_the_region_is_outlined_where_it_lies() -> None:
+    result = make_result(320, 240, region=(40, 30, 120, 90))
+    image = Overlay(make_info(320, 240)).render(result)
+    assert image.shape == (480, 640, 3)
+    green = (image[:200] == np.array(ADAPTED[:3], dtype=np.uint8)).all(axis=-1)
+    rows, columns = np.nonzero(green)
+    assert (rows.min(), rows.max()) == pytest.approx((60, 180), abs=2)
+    assert (columns.min(), columns.max()) == pytest.approx((80, 240), abs=2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"strength": 1.0, "gain": 1e9}, id="large"),
+        pytest.param({"strength": 0.0, "gain": 0.0, "rate_hz": 0.0}, id="zero"),
+        pytest.param({"region": (-50, -50, 9000, 9000)}, id="region beyond the frame"),
+        pytest.param({"condition": "夜" * 400}, id="long condition"),
+        pytest.param({"source_top": (Ranked(index=0, label="x" * 999, prob=1.0),)}, id="long"),
+        pytest.param({"source_top": (Ranked(index=0, label="\n\t", prob=0.0),)}, id="blank"),
+    ],
+)
+def test_extreme_values_are_drawn(changes: dict) -> None:
+    assert Overlay(make_info(640, 480)).render(make_result(**changes)).shape == (480, 640, 3)
+
+
+def test_the_same_result_is_drawn_once() -> None:
+    overlay = Overlay(make_info(640, 480))
+    result = make_result()
+    assert overlay.render(result) is overlay.render(result)
+    assert overlay.render(make_result()) is not overlay.render(result)
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        pytest.param("great_grey_owl", "great grey owl", id="underscores"),
+        pytest.param("crème brûlée", "creme brulee", id="accents"),
+        pytest.param("süß, Łódź", "suss, Lodz", id="letters of their own"),
+        pytest.param("дорожный знак", "class 7", id="Cyrillic"),
+        pytest.param("日本語 A", "class 7", id="mostly Chinese"),
+        pytest.param("", "class 7", id="empty"),
+        pytest.param("STOP “all way”", 'STOP "all way"', id="quotes"),
+    ],
+)
+def test_labels_are_spelled_in_ascii(label: str, expected: str) -> None:
+    assert drawable(label, fallback="class 7") == expected
+
+
+def test_a_long_label_is_cut_to_its_width() -> None:
+    cut = fitted("a very long label indeed", 20, 100)
+    assert cut.endswith("...")
+    assert font(20).getlength(cut) <= 100
+    assert fitted("short", 20, 100) == "short"

@@ -1,0 +1,268 @@
+"""`gain-stream` end to end, in a process of its own, on real JPEGs and a real clip."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from gain_core import GainConfig
+from gain_core.metrics import accuracy, expected_calibration_error, negative_log_likelihood
+from gain_runtime.adapter import Adapter
+from gain_runtime.open_session import open_session
+from gain_runtime.sources import open_source
+from gain_runtime.state_file import load_state
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def read_rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def count_frames(path: Path) -> int:
+    capture = cv2.VideoCapture(str(path))
+    count = 0
+    while capture.read()[0]:
+        count += 1
+    capture.release()
+    return count
+
+
+def test_photos_give_the_rows_the_adapter_gives(
+    command: Command, artifact_path: Path, photo_folder: Path, tmp_path: Path
+) -> None:
+    done = command(
+        *(photo_folder, "--model", artifact_path, "--jsonl", tmp_path / "rows.jsonl"),
+        *("--output", tmp_path / "out.mp4", "--state-out", tmp_path / "state", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    rows = read_rows(tmp_path / "rows.jsonl")
+    assert len(rows) == summary["frames"] == 12
+    with open_source(str(photo_folder)) as source, open_session(artifact_path) as session:
+        adapter = Adapter(session, GainConfig.preset("tracked"))
+        frames = list(source)
+        batches = [adapter.step([frame.image]) for frame in frames]
+    for row, frame, batch in zip(rows, frames, batches, strict=True):
+        assert (row["index"], row["source_id"]) == (frame.index, frame.source_id)
+        assert row["truth"] == frame.truth
+        for key, probs in (("source", batch.source_probs[0]), ("adapted", batch.probs[0])):
+            best = np.argsort(-probs, kind="stable")[:3]
+            assert [item["index"] for item in row[key]] == best.tolist()
+            assert [item["prob"] for item in row[key]] == probs[best].tolist()
+        assert row["strength"] == float(batch.strength[0])
+        assert row["gain"] == float(batch.gain[0])
+    assert count_frames(tmp_path / "out.mp4") == 12
+    assert summary["frames_learned"] == 12
+    assert summary["artifact"]["sha256"] == adapter.artifact.sha256
+    assert summary["provider"] == "CPUExecutionProvider"
+    assert summary["config"]["gain"] == GainConfig.preset("tracked").to_dict()
+
+
+def test_the_scores_of_both_predictions_come_from_one_pass(
+    command: Command, artifact_path: Path, photo_folder: Path
+) -> None:
+    done = command(photo_folder, "--model", artifact_path, "--json", "--corrupt", "fog:0-5")
+    assert done.returncode == 0, done.stderr
+    truth = json.loads(done.stdout)["truth"]
+    plain = command(photo_folder, "--model", artifact_path, "--json")
+    scores = json.loads(plain.stdout)["truth"]
+    with open_source(str(photo_folder)) as source, open_session(artifact_path) as session:
+        adapter = Adapter(session, GainConfig.preset("tracked"))
+        frames = list(source)
+        batches = [adapter.step([frame.image]) for frame in frames]
+    labels = np.array([frame.truth for frame in frames])
+    for who, prefix in (("source", "source_"), ("adapted", "")):
+        probs = np.concatenate([getattr(batch, f"{prefix}probs") for batch in batches])
+        log_probs = np.concatenate([getattr(batch, f"{prefix}log_probs") for batch in batches])
+        expected = {
+            "accuracy_percent": 100 * accuracy(probs, labels),
+            "ece_percent": 100 * expected_calibration_error(probs, labels),
+            "nll_nats": negative_log_likelihood(log_probs, labels),
+        }
+        assert scores[who] == pytest.approx(expected, rel=1e-5)
+    assert scores["conditions"] == {}
+    # A ramp over twelve photos passes every whole severity.
+    assert list(truth["conditions"]) == [f"fog:{severity}" for severity in range(6)]
+    assert sum(score["frames"] for score in truth["conditions"].values()) == 12
+    assert "12 frames with known truth" in done.stderr
+    assert "frozen" in done.stderr
+
+
+def test_a_frozen_clip_is_the_plain_source(
+    command: Command, artifact_path: Path, clip_path: Path, tmp_path: Path
+) -> None:
+    done = command(
+        *(clip_path, "--model", artifact_path, "--freeze", "--jsonl", tmp_path / "rows.jsonl"),
+        *("--output", tmp_path / "out.avi", "--side-by-side", "--batch", 5),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(tmp_path / "rows.jsonl")
+    assert len(rows) == 24
+    assert all(row["source"] == row["adapted"] and row["strength"] == 0.0 for row in rows)
+    assert not any(row["changed"] for row in rows)
+    assert count_frames(tmp_path / "out.avi") == 24
+
+
+def test_a_clip_cut_short_keeps_the_frames_before_the_cut(
+    command: Command, artifact_path: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "cut.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (96, 64))
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        writer.write(rng.integers(0, 256, size=(64, 96, 3), dtype=np.uint8))
+    writer.release()
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    rows = tmp_path / "rows.jsonl"
+    done = command(path, "--model", artifact_path, "--jsonl", rows, "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert 10 <= summary["frames"] <= 25
+    assert len(read_rows(rows)) == summary["frames"]
+    assert summary["frames"] + summary["skipped"] == 40
+    assert "cut short" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"),
+    [
+        pytest.param(signal.SIGINT, 130, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, 143, id="sigterm"),
+    ],
+)
+def test_a_signal_finishes_the_files_and_saves_the_state(
+    artifact_path: Path, tmp_path: Path, signum: int, status: int
+) -> None:
+    rows_path, video, state = (tmp_path / name for name in ("rows.jsonl", "out.mp4", "state"))
+    arguments = ["test://pattern?frames=100000000&width=64&height=48", "--model", artifact_path]
+    arguments += ["--jsonl", rows_path, "--output", video, "--state-out", state, "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gain_apps.stream", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    try:
+        wait_for_rows(rows_path, 10)
+        process.send_signal(signum)
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == status, stderr
+    summary = json.loads(stdout)
+    assert summary["stopped_by"] == signal.Signals(signum).name
+    assert len(read_rows(rows_path)) == summary["frames"] >= 10
+    assert count_frames(video) == summary["frames"]
+    assert "Traceback" not in stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.mp4", "rows.jsonl", "state"]
+    with open_session(artifact_path) as session:
+        loaded = load_state(
+            state,
+            prototypes=session.artifact.head_weight,
+            config=GainConfig.preset("tracked"),
+            artifact_sha256=session.artifact.sha256,
+        )
+    assert loaded.frames == summary["frames"]
+
+
+def wait_for_rows(path: Path, count: int) -> None:
+    """Block until a file has this many lines."""
+    deadline = time.monotonic() + 60.0
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline, "the command wrote no rows"
+        time.sleep(0.05)
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    script = (
+        "import os, signal, time\n"
+        "from gain_apps.stop_request import StopRequest, signals_handled\n"
+        "stop = StopRequest()\n"
+        "with signals_handled(stop):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    assert stop and stop.reason == 'SIGINT' and stop.exit_status == 130\n"
+        "    print('asked', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('still here', flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "asked\n", "")
+
+
+def test_a_reader_that_goes_away_is_one_line(artifact_path: Path) -> None:
+    uri = "test://pattern?frames=100000000&width=64&height=48"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gain_apps.stream", uri, "--jsonl", "-", "--model", artifact_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    try:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["index"] == 0
+        process.stdout.close()
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert stderr.splitlines()[-1].startswith("gain-stream: error: --jsonl: standard output")
+    assert "Exception ignored" not in stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk without room")
+def test_a_full_disk_does_not_take_the_other_outputs_with_it(
+    command: Command, artifact_path: Path, clip_path: Path, tmp_path: Path
+) -> None:
+    video, state = tmp_path / "out.mp4", tmp_path / "state"
+    done = command(
+        *(clip_path, "--model", artifact_path, "--jsonl", "/dev/full", "--json"),
+        *("--output", video, "--state-out", state),
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("gain-stream: error: --jsonl: /dev/full")
+    assert json.loads(done.stdout)["frames"] == 1
+    assert count_frames(video) == 1
+    assert state.is_file()
+
+
+def test_help_and_import_need_no_heavy_library() -> None:
+    script = (
+        "import sys\n"
+        "for name in ('torch', 'timm', 'cupy', 'tensorrt', 'matplotlib', 'cv2', 'onnx',\n"
+        "             'onnxruntime', 'PIL', 'rich', 'safetensors'):\n"
+        "    sys.modules[name] = None\n"
+        "from gain_apps.stream import main\n"
+        "main(['--help'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--side-by-side" in done.stdout
+
+
+def test_the_launcher_is_the_command() -> None:
+    launcher = Path(__file__).resolve().parents[2] / "apps" / "stream_video.py"
+    done = subprocess.run(
+        [sys.executable, launcher], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "INPUT is required" in done.stderr

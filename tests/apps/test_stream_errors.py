@@ -1,0 +1,354 @@
+"""Bad input: one clear line, exit status 1, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+
+import gain_runtime.video_sink
+from gain_apps.stream import main
+from gain_core.errors import StreamError
+from gain_runtime.jsonl_sink import JsonlSink
+from gain_runtime.result import FrameResult
+
+Fail = Callable[..., str]
+Run = Callable[..., dict]
+
+
+@pytest.fixture
+def fail(capsys: pytest.CaptureFixture[str]) -> Fail:
+    """Run the command, expect status 1 and exactly one error line; that line."""
+
+    def run(*args: object) -> str:
+        status = main([str(arg) for arg in args])
+        stderr = capsys.readouterr().err
+        assert status == 1, stderr
+        assert "Traceback" not in stderr
+        errors = [line for line in stderr.splitlines() if line.startswith("gain-stream: error:")]
+        assert len(errors) == 1
+        assert stderr.splitlines()[-1] == errors[0]
+        return errors[0]
+
+    return run
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command with --json and expect success; its summary, stderr under `stderr`."""
+
+    def run_json(*args: object) -> dict:
+        status = main([*(str(arg) for arg in args), "--json"])
+        captured = capsys.readouterr()
+        assert status == 0, captured.err
+        return {**json.loads(captured.out), "stderr": captured.err}
+
+    return run_json
+
+
+def write_file(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def write_empty_video(path: Path) -> Path:
+    """A container with a header and no frame."""
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 48))
+    writer.release()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        pytest.param(lambda folder: folder / "absent.mp4", "no such file", id="missing"),
+        pytest.param(lambda folder: folder / "absent.jpg", "no such file", id="missing photo"),
+        pytest.param(lambda folder: folder, "expected a folder with images", id="empty folder"),
+        pytest.param(
+            lambda folder: write_file(folder / "clip.mp4", b"not a clip\n" * 99),
+            "expected a video",
+            id="text",
+        ),
+        pytest.param(
+            lambda folder: write_file(folder / "clip.mp4", bytes(range(256)) * 99),
+            "expected a video",
+            id="no video",
+        ),
+        pytest.param(
+            lambda folder: write_file(folder / "clip.mp4", b""), "got an empty file", id="empty"
+        ),
+        pytest.param(
+            lambda folder: write_empty_video(folder / "clip.avi"), "expected a video", id="no frame"
+        ),
+        pytest.param(
+            lambda folder: write_file(folder / "a.jpg", b"no picture").parent,
+            "expected at least one readable image",
+            id="no readable photo",
+        ),
+        pytest.param(lambda folder: "ftp://host/clip.mp4", "unknown scheme", id="scheme"),
+        pytest.param(lambda folder: "test://nothing", "unknown test source", id="test source"),
+    ],
+)
+def test_bad_input(
+    fail: Fail,
+    artifact_path: Path,
+    tmp_path: Path,
+    make: Callable[[Path], object],
+    expected: str,
+) -> None:
+    folder = tmp_path / "input"
+    folder.mkdir()
+    rows = tmp_path / "rows.jsonl"
+    message = fail(make(folder), "--model", artifact_path, "--jsonl", rows)
+    assert expected in message
+    assert not rows.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        pytest.param(["--batch", "0"], "--batch: expected at least 1", id="batch"),
+        pytest.param(["--update-every", "0"], "--update-every: expected at least 1", id="update"),
+        pytest.param(["--max-frames", "0"], "--max-frames: expected at least 1", id="max frames"),
+        pytest.param(["--top-k", "0"], "--top-k: expected at least 1", id="top-k"),
+        pytest.param(["--threads", "0"], "--threads: expected at least 1", id="threads"),
+        pytest.param(["--seed", "-1"], "--seed: expected at least 0", id="seed"),
+        pytest.param(["--preset", "best"], "preset: expected one of tracked", id="preset"),
+        pytest.param(["--half-life", "0"], "half_life", id="half-life"),
+        pytest.param(["--device", "tpu"], "device: expected cpu", id="device"),
+        pytest.param(["--log-level", "loud"], "--log-level: expected one of", id="log level"),
+        pytest.param(["--corrupt", "mist:3"], "got 'mist'", id="corruption"),
+        pytest.param(["--corrupt", "fog"], "expected NAME:SEVERITY", id="severity"),
+        pytest.param(["--corrupt", "fog:0-6"], "severities in [0, 5]", id="range"),
+        pytest.param(["--json", "--jsonl", "-"], "both write to stdout", id="stdout twice"),
+        pytest.param(["--freeze", "--state-out", "s"], "learns nothing", id="frozen state"),
+        pytest.param(["--side-by-side"], "--output or --display", id="no view"),
+        pytest.param(["--output", "-"], "only --jsonl takes stdout", id="video to stdout"),
+        pytest.param(["--shuffle"], "--shuffle: expected photos", id="shuffled video"),
+        pytest.param(["--state-out", "absent/s"], "no such folder absent", id="state folder"),
+        pytest.param(["--jsonl", "absent/r"], "no such folder absent", id="rows folder"),
+        pytest.param(["--output", "absent/o.mp4"], "no such folder absent", id="video folder"),
+        pytest.param(["--output", "."], "expected a file, got the folder", id="folder"),
+        pytest.param(["--output", "out.txt"], "expected a video file name", id="suffix"),
+        pytest.param(["--state-in", "absent"], "expected a state file, found no such", id="state"),
+        pytest.param(["--truth", "absent"], "--truth absent: cannot be read", id="truth"),
+        pytest.param(["--config", "absent"], "--config absent: cannot be read", id="config"),
+    ],
+)
+def test_bad_settings(
+    fail: Fail,
+    artifact_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: Sequence[str],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = fail("test://pattern?frames=2", "--model", artifact_path, *flags)
+    assert expected in message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        pytest.param([], id="no input"),
+        pytest.param(["0", "--batch", "two"], id="no number"),
+        pytest.param(["0", "--no-such-flag"], id="unknown flag"),
+        pytest.param(["0", "--batc", "2"], id="abbreviation"),
+    ],
+)
+def test_wrong_usage_is_status_2(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    assert "usage: gain-stream" in capsys.readouterr().err
+
+
+def test_the_model_is_required(fail: Fail) -> None:
+    assert "--model: expected" in fail("test://pattern")
+
+
+def test_outputs_may_not_overwrite_inputs(
+    fail: Fail, artifact_path: Path, clip_path: Path, tmp_path: Path
+) -> None:
+    clip = Path(shutil.copy(clip_path, tmp_path / "clip.mp4"))
+    before = clip.read_bytes()
+    message = fail(clip, "--model", artifact_path, "--output", tmp_path / "x" / ".." / "clip.mp4")
+    assert "no such folder" in message or "would be overwritten" in message
+    assert "would be overwritten" in fail(clip, "--model", artifact_path, "--output", clip)
+    both = ["--jsonl", tmp_path / "a", "--state-out", tmp_path / "a"]
+    assert "would be overwritten" in fail(clip, "--model", artifact_path, *both)
+    assert clip.read_bytes() == before
+
+
+def test_an_absent_codec(
+    fail: Fail,
+    artifact_path: Path,
+    clip_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(gain_runtime.video_sink.CODECS, ".mp4", ("zzzz",))
+    rows = tmp_path / "rows.jsonl"
+    flags = ["--output", tmp_path / "out.mp4", "--jsonl", rows]
+    message = fail(clip_path, "--model", artifact_path, *flags)
+    assert "none of the codecs zzzz is available" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plain_onnx_model(fail: Fail, artifact_path: Path, tmp_path: Path) -> None:
+    model = onnx.load(artifact_path)
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "plain.onnx")
+    message = fail("test://pattern", "--model", tmp_path / "plain.onnx")
+    assert "no gain.* metadata" in message
+
+
+def test_states_that_do_not_fit(
+    fail: Fail,
+    run: Run,
+    artifact_path: Path,
+    other_artifact_path: Path,
+    clip_path: Path,
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "state"
+    run(clip_path, "--model", artifact_path, "--state-out", state)
+    use = [clip_path, "--model", other_artifact_path, "--state-in", state]
+    assert "artifact hash" in fail(*use)
+    use = [clip_path, "--model", artifact_path, "--state-in", state]
+    assert "another config: half_life" in fail(*use, "--half-life", "7")
+    data = state.read_bytes()
+    state.write_bytes(data[: len(data) // 2])
+    assert "damaged" in fail(*use)
+
+
+def test_an_unreadable_photo_is_skipped_and_counted(
+    run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(photo_folder, tmp_path / "photos"))
+    sorted(folder.glob("*.jpg"))[5].write_bytes(b"no picture")
+    rows = tmp_path / "rows.jsonl"
+    summary = run(folder, "--model", artifact_path, "--jsonl", rows)
+    assert (summary["frames"], summary["skipped"]) == (11, 1)
+    indices = [json.loads(line)["index"] for line in rows.read_text().splitlines()]
+    assert indices == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+
+
+def save_photos(folder: Path, *, black: Sequence[int], count: int) -> Path:
+    """PNGs of which some are black."""
+    folder.mkdir()
+    rng = np.random.default_rng(5)
+    for index in range(count):
+        image = rng.integers(0, 256, size=(24, 24, 3), dtype=np.uint8)
+        image *= np.uint8(index not in black)
+        Image.fromarray(image).save(folder / f"{index}.png")
+    return folder
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_frames_that_give_nan_are_rejected_and_teach_nothing(
+    run: Run, nan_artifact_path: Path, tmp_path: Path, batch: int
+) -> None:
+    with_black = save_photos(tmp_path / "mixed", black=(1, 4), count=6)
+    without = Path(shutil.copytree(with_black, tmp_path / "clean"))
+    for index in (1, 4):
+        (without / f"{index}.png").unlink()
+    use = ["--model", nan_artifact_path, "--batch", batch]
+    summary = run(
+        *(with_black, *use, "--state-out", tmp_path / "a", "--jsonl", tmp_path / "rows"),
+        *("--output", tmp_path / "out.mp4"),
+    )
+    assert (summary["frames"], summary["rejected"], summary["frames_learned"]) == (4, 2, 4)
+    assert summary["stderr"].count("rejected: frame 1 of 1.png: features") == 1
+    assert "frame 4" not in summary["stderr"]
+    rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    assert [row["index"] for row in rows] == [0, 2, 3, 5]
+    # A batch with a black frame in it is learned from frame by frame.
+    run(without, "--model", nan_artifact_path, "--state-out", tmp_path / "b")
+    one, other = load_file(tmp_path / "a"), load_file(tmp_path / "b")
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+def test_nothing_but_rejected_frames_is_an_error(
+    fail: Fail, nan_artifact_path: Path, tmp_path: Path
+) -> None:
+    folder = save_photos(tmp_path / "black", black=(0, 1), count=2)
+    state = tmp_path / "state"
+    message = fail(folder, "--model", nan_artifact_path, "--state-out", state)
+    assert "expected at least one frame to classify" in message
+    assert "2 rejected" in message
+    assert "features" in message
+    assert not state.exists()
+
+
+def test_truth_of_another_label_set(
+    fail: Fail, run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(photo_folder, tmp_path / "photos"))
+    table = folder / "classes.tsv"
+    with table.open("a") as file:
+        file.write("5\tn00000005\tfig\n")
+    use = [folder, "--model", artifact_path]
+    assert "expected at most 5 classes" in fail(*use)
+    assert "got 5; it belongs to another label set" in fail(*use, "--truth", table)
+    assert run(*use, "--truth", "none")["truth"] is None
+    # A sparse list is found out at the first photo of such a class.
+    table.write_text("index\twnid\tname\n0\tn00000000\tapple\n7\tn00000003\tgrape\n")
+    assert "expected a class below 5" in fail(*use)
+    malformed = write_file(tmp_path / "truth.txt", b"a.jpg 3\n")
+    assert "line 1: expected 'file name<TAB>class index'" in fail(*use, "--truth", malformed)
+
+
+class FailingSink(JsonlSink):
+    """Fails at the third frame."""
+
+    def write(self, result: FrameResult, /) -> None:
+        if result.frame.index == 2:
+            raise StreamError("cable pulled")
+        super().write(result)
+
+
+def test_a_failing_sink_leaves_the_others_whole(
+    fail: Fail,
+    artifact_path: Path,
+    clip_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gain_apps.stream_run.JsonlSink", FailingSink)
+    rows, video, state = tmp_path / "rows", tmp_path / "out.mp4", tmp_path / "state"
+    flags = ["--jsonl", rows, "--output", video, "--state-out", state]
+    message = fail(clip_path, "--model", artifact_path, *flags)
+    assert message == "gain-stream: error: --jsonl: cable pulled"
+    assert len(rows.read_text().splitlines()) == 2
+    capture = cv2.VideoCapture(str(video))
+    assert capture.get(cv2.CAP_PROP_FRAME_COUNT) == 3
+    capture.release()
+    assert state.is_file()
+
+
+def test_an_output_that_cannot_be_opened_leaves_earlier_rows_alone(
+    fail: Fail, artifact_path: Path, clip_path: Path, tmp_path: Path
+) -> None:
+    rows = write_file(tmp_path / "rows.jsonl", b"of an earlier run")
+    flags = ["--jsonl", rows, "--output", tmp_path / "out.gif"]
+    assert "expected a video file name" in fail(clip_path, "--model", artifact_path, *flags)
+    assert rows.read_bytes() == b"of an earlier run"
+
+
+def test_debug_shows_the_traceback(artifact_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["absent.mp4", "--model", str(artifact_path), "--debug"]) == 1
+    stderr = capsys.readouterr().err
+    assert "Traceback" in stderr
+    assert "gain-stream: error: absent.mp4: no such file" in stderr

@@ -1,0 +1,197 @@
+"""Settings: defaults, then the TOML file, then flags; and what a run does with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from gain_apps.config_file import read_config_file
+from gain_apps.stream import build_parser, main
+from gain_apps.stream_config import StreamConfig
+from gain_core import GainConfig
+from gain_core.errors import ConfigError
+
+Run = Callable[..., dict]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command with --json; its summary."""
+
+    def run_json(*args: object) -> dict:
+        status = main([*(str(arg) for arg in args), "--json"])
+        captured = capsys.readouterr()
+        assert status == 0, captured.err
+        return dict(json.loads(captured.out))
+
+    return run_json
+
+
+def flags(*argv: str) -> dict:
+    return vars(build_parser().parse_args(argv))
+
+
+def write_toml(path: Path, text: str) -> Path:
+    path.write_text(text, "utf-8")
+    return path
+
+
+def read_rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
+    file = read_config_file(
+        write_toml(
+            tmp_path / "run.toml",
+            'model = "m.onnx"\nupdate-every = 16\ntop-k = 5\ndisplay = true\nfreeze = true\n'
+            "half-life = 100\n[gain]\nprior_strength = 30\nanchor = 'prototype'\n",
+        )
+    )
+    config = StreamConfig.resolve(
+        flags("clip.mp4", "--top-k", "1", "--headless", "--no-freeze"), file=file
+    )
+    assert (config.input, config.model) == ("clip.mp4", "m.onnx")
+    assert (config.update_every, config.top_k, config.batch) == (16, 1, 1)
+    assert not config.display
+    assert not config.freeze
+    gain = config.gain_config()
+    assert (gain.prior_strength, gain.anchor, gain.half_life) == (30, "prototype", 100)
+    assert gain.temper == GainConfig.preset("tracked").temper
+    assert StreamConfig.resolve(flags(), file={**file, "input": "0"}).display
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("batches = 2", "unknown key batches", id="unknown"),
+        pytest.param("update_every = 2", "unknown key update_every", id="underscore"),
+        pytest.param('batch = "2"', "batch: expected int, got '2'", id="text for a number"),
+        pytest.param("batch = 2.5", "batch: expected int", id="fraction"),
+        pytest.param("batch = true", "batch: expected int, got True", id="truth for a number"),
+        pytest.param("freeze = 1", "freeze: expected bool, got 1", id="number for a truth"),
+        pytest.param("output = 3", "output: expected str", id="number for a text"),
+        pytest.param("gain = 3", r"expected a table \[gain\]", id="no table"),
+        pytest.param('[gain]\nhalf_life = "long"', "gain.half_life: expected float", id="gain"),
+        pytest.param("batch = ", "expected TOML", id="no TOML"),
+    ],
+)
+def test_a_malformed_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        read_config_file(write_toml(tmp_path / "run.toml", text))
+
+
+def test_an_unknown_field_of_gain_is_refused(tmp_path: Path) -> None:
+    file = read_config_file(write_toml(tmp_path / "run.toml", "[gain]\nkappa = 3\n"))
+    with pytest.raises(ConfigError, match="unknown key kappa"):
+        StreamConfig.resolve(flags("0", "--model", "m"), file=file)
+
+
+def test_the_recorded_settings_hide_credentials() -> None:
+    config = StreamConfig(input="rtsp://me:secret@host/cam", model="m.onnx")
+    record = json.dumps(config.to_dict(), allow_nan=False)
+    assert "secret" not in record
+    assert config.to_dict()["gain"] == GainConfig.preset("tracked").to_dict()
+
+
+def test_a_file_alone_runs_a_stream(
+    run: Run, artifact_path: Path, clip_path: Path, tmp_path: Path
+) -> None:
+    text = f"input = '{clip_path}'\nmodel = '{artifact_path}'\nmax-frames = 5\npreset = 'paper-l2'"
+    summary = run("--config", write_toml(tmp_path / "run.toml", text))
+    assert summary["frames"] == 5
+    assert summary["config"]["gain"]["normalise"] is True
+
+
+@pytest.mark.parametrize(
+    "flags_used", [[], ["--update-every", "3"], ["--batch", "3"]], ids=["one", "every 3", "batch 3"]
+)
+def test_a_state_continues_as_one_run_would(
+    run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path, flags_used: list[str]
+) -> None:
+    use = ["--model", artifact_path, *flags_used]
+    run(photo_folder, *use, "--jsonl", tmp_path / "all", "--state-out", tmp_path / "whole")
+    state = tmp_path / "state"
+    expected = read_rows(tmp_path / "all")
+    names = [row["source_id"] for row in expected]
+    rows: list[dict] = []
+    for number, half in enumerate((names[:6], names[6:])):
+        folder = tmp_path / f"half{number}"
+        folder.mkdir()
+        for name in half:
+            (folder / name).symlink_to(photo_folder / name)
+        before = ["--state-in", state] if number else []
+        run(folder, *use, *before, "--state-out", state, "--jsonl", tmp_path / "half")
+        rows += read_rows(tmp_path / "half")
+    keys = ("source_id", "source", "adapted", "strength", "gain")
+    assert [[row[key] for key in keys] for row in rows] == [
+        [row[key] for key in keys] for row in expected
+    ]
+    assert any(row["strength"] > 0 for row in rows[6:])
+    one, other = load_file(tmp_path / "whole"), load_file(state)
+    for name, array in one.items():
+        assert array.tobytes() == other[name].tobytes(), name
+
+
+def test_a_frozen_run_keeps_to_the_state_it_was_given(
+    run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path
+) -> None:
+    use = [photo_folder, "--model", artifact_path]
+    learned = run(*use, "--state-out", tmp_path / "state")
+    before = (tmp_path / "state").read_bytes()
+    frozen = run(*use, "--state-in", tmp_path / "state", "--freeze")
+    assert learned["frames_learned"] == frozen["frames_learned"] == 12
+    assert frozen["strength_mean"] > 0.0
+    assert (tmp_path / "state").read_bytes() == before
+
+
+def test_shuffled_photos_come_in_an_order_of_the_seed(
+    run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path
+) -> None:
+    def order(*extra: object) -> list[str]:
+        run(photo_folder, "--model", artifact_path, "--jsonl", tmp_path / "rows", *extra)
+        return [row["source_id"] for row in read_rows(tmp_path / "rows")]
+
+    plain, first = order(), order("--shuffle", "--seed", 1)
+    assert sorted(first) == plain != first
+    assert order("--shuffle", "--seed", 1) == first
+    assert order("--shuffle", "--seed", 2) != first
+
+
+def test_truth_from_a_table_of_file_names(
+    run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path
+) -> None:
+    names = sorted(path.name for path in photo_folder.glob("*.jpg"))
+    table = tmp_path / "truth.tsv"
+    table.write_text("# name\tclass\n" + "".join(f"{name}\t4\n" for name in names[:7]), "utf-8")
+    use = [photo_folder, "--model", artifact_path, "--jsonl", tmp_path / "rows"]
+    summary = run(*use, "--truth", table)
+    rows = read_rows(tmp_path / "rows")
+    assert [row["truth"] for row in rows] == [4] * 7 + [None] * 5
+    assert summary["truth"]["frames"] == 7
+    right = sum(row["source"][0]["index"] == 4 for row in rows[:7])
+    assert summary["truth"]["source"]["accuracy_percent"] == pytest.approx(100 * right / 7)
+
+
+def test_truth_that_names_no_frame_is_said(
+    artifact_path: Path, clip_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "truth.tsv"
+    table.write_text("elsewhere.jpg\t2\n", "utf-8")
+    assert main([str(clip_path), "--model", str(artifact_path), "--truth", str(table)]) == 0
+    assert "no frame is named in it" in capsys.readouterr().err
+
+
+def test_rows_on_stdout_are_alone_there(
+    artifact_path: Path, clip_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [str(clip_path), "--model", str(artifact_path), "--jsonl", "-", "--top-k", "9"]
+    assert main([*argv, "--max-frames", "4"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["index"] for row in rows] == [0, 1, 2, 3]
+    # There are five classes, whatever is asked for.
+    assert len(rows[0]["source"]) == 5
