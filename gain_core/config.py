@@ -126,7 +126,11 @@ class GainConfig:
                 f"config: unknown key {', '.join(unknown)}; "
                 f"known keys are {', '.join(sorted(known))}"
             )
-        return cls(**{key: _finite_or_inf(value) for key, value in record.items()})
+        values = {key: _finite_or_inf(value) for key, value in record.items()}
+        try:
+            return cls(**values)
+        except TypeError as err:
+            raise ConfigError(f"config: a value is of the wrong type ({err})") from err
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that survive strict JSON: an infinite half-life becomes `"inf"`."""

@@ -6,6 +6,7 @@ import math
 
 from array_api_compat import array_namespace, is_numpy_namespace
 
+from gain_core._checks import describe
 from gain_core._typing import Array
 from gain_core.config import GainConfig
 from gain_core.errors import ArrayError, ConfigError, NumericsError
@@ -47,6 +48,10 @@ class Gain:
     def __init__(
         self, prototypes: Array, config: GainConfig | None = None, *, update_every: int = 1
     ) -> None:
+        if not isinstance(config, GainConfig | None):
+            raise ConfigError(
+                f"config: expected a GainConfig, got {config!r}; use GainConfig.preset(name)"
+            )
         if update_every < 1:
             raise ConfigError(f"update_every: expected at least 1 frame, got {update_every}")
         self._config = config or GainConfig()
@@ -165,7 +170,7 @@ class Gain:
         return prediction
 
     def flush(self) -> None:
-        """Learn from the pending frames now."""
+        """Learn from the pending frames now, also when frozen: they came before that."""
         rows = self.pending_frames
         if rows == 0:
             return
@@ -210,10 +215,10 @@ class Gain:
         ArrayError
             If it belongs to another head.
         """
-        expected = tuple(self._state.geometry.centers.shape)
-        if tuple(state.geometry.centers.shape) != expected:
+        expected, given = self._state.geometry.centers, state.geometry.centers
+        if describe(given) != describe(expected):
             raise ArrayError(
-                f"state: expected (K, D) = {expected}, got {tuple(state.geometry.centers.shape)}; "
+                f"state: expected centres {describe(expected)}, got {describe(given)}; "
                 "it was made for another head"
             )
         self._state = copy_state(state)

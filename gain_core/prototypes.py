@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from array_api_compat import array_namespace
+import numpy as np
+from array_api_compat import array_namespace, is_numpy_namespace
 
 from gain_core._checks import (
     describe,
@@ -15,7 +16,7 @@ from gain_core._checks import (
 )
 from gain_core._typing import Array, Namespace
 from gain_core.config import GainConfig
-from gain_core.errors import ArrayError
+from gain_core.errors import ArrayError, NumericsError
 
 __all__ = ["Prototypes", "prepare_prototypes", "unit_rows"]
 
@@ -70,6 +71,8 @@ def prepare_prototypes(prototypes: Array | Prototypes, config: GainConfig, /) ->
     ------
     ArrayError
         If it is no floating matrix of at least two rows and one column.
+    NumericsError
+        On NumPy, if it holds NaN or infinity, or overflows in float32.
     """
     if isinstance(prototypes, Prototypes):
         return prototypes
@@ -80,7 +83,14 @@ def prepare_prototypes(prototypes: Array | Prototypes, config: GainConfig, /) ->
             "prototypes: expected (K, D) floating with K >= 2 and D >= 1, "
             f"got {describe(prototypes)}; pass the head's weight"
         )
-    rows = xp.astype(detached(prototypes, xp=xp), statistics_dtype(prototypes, xp=xp))
+    with np.errstate(over="ignore"):
+        rows = xp.astype(detached(prototypes, xp=xp), statistics_dtype(prototypes, xp=xp))
+    if is_numpy_namespace(xp) and not np.isfinite(rows).all():
+        bad = int((~np.isfinite(rows)).any(axis=1).sum())
+        raise NumericsError(
+            f"prototypes: expected finite {rows.dtype} values, got NaN or infinity in {bad} of "
+            f"{rows.shape[0]} rows; check the head's weight or export again"
+        )
     if config.normalise:
         rows = unit_rows(rows, xp=xp)
     mean = xp.mean(rows, axis=0)

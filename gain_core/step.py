@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+import numpy as np
 from array_api_compat import array_namespace, is_numpy_namespace
 
 from gain_core._checks import detached, matrix_like, scalar
@@ -57,6 +58,11 @@ class Prediction:
     finite: Array
 
 
+# An overflow or NaN is reported by `finite`; NumPy's warnings would say it twice, or raise instead.
+_quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+
+
+@_quiet
 def predict(
     features: Array, logits: Array, state: GainState, /, *, config: GainConfig
 ) -> Prediction:
@@ -136,6 +142,7 @@ def posteriors(features: Array, state: GainState, /, *, config: GainConfig) -> t
     return log_posteriors(_rows(features, state, config=config), state.geometry)
 
 
+@_quiet
 def collect(
     features: Array, prediction: Prediction, state: GainState, /, *, config: GainConfig
 ) -> Evidence:
@@ -172,8 +179,15 @@ def collect(
         num_columns=like.shape[0],
         like=like,
     )
+    source_log_probs = matrix_like(
+        "prediction.source_log_probs",
+        prediction.source_log_probs,
+        num_rows=rows.shape[0],
+        num_columns=like.shape[0],
+        like=like,
+    )
     chosen = xp.argmax(probs, axis=1, keepdims=True)
-    source = xp.take_along_axis(prediction.source_log_probs, chosen, axis=1)
+    source = xp.take_along_axis(source_log_probs, chosen, axis=1)
     reliability = xp.exp(source[:, 0])
     keep = prediction.finite
     rows = xp.where(keep, rows, xp.zeros_like(rows))
