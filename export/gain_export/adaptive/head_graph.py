@@ -1,0 +1,91 @@
+"""The classifier head's rows inside the graph, from the weight the network itself uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from onnx import TensorProto
+
+from gain_core import GainConfig
+from gain_export.adaptive.expressions import Tape, Value, cast, sqrt, total, where
+
+__all__ = ["Head", "prepare_head", "unit_rows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Head:
+    """What `gain_core.prototypes.Prototypes` holds, as values of the graph.
+
+    Attributes
+    ----------
+    centered : Value, (K, D)
+        c_k minus the mean over classes.
+    mean : Value, (1, D)
+    column_squares : Value, (1, D)
+        Sum over classes of c_k^2.
+    num_classes, feature_dim : int
+    """
+
+    centered: Value
+    mean: Value
+    column_squares: Value
+    num_classes: int
+    feature_dim: int
+
+
+def prepare_head(
+    tape: Tape,
+    weight: str,
+    /,
+    *,
+    num_classes: int,
+    feature_dim: int,
+    layout: Literal["KD", "DK"],
+    data_type: int,
+    config: GainConfig,
+) -> Head:
+    """Nodes from the stored weight to the prototypes; every runtime folds them when it loads.
+
+    Parameters
+    ----------
+    tape : Tape
+    weight : str
+        Name of the initializer, which is stored once for the network and for this.
+    num_classes, feature_dim : int
+        K and D.
+    layout : {"KD", "DK"}
+        How it is stored; trailing axes of length one are dropped.
+    data_type : int
+        Its `onnx.TensorProto` type.
+    config : GainConfig
+        `normalise` scales the rows to unit length.
+
+    Returns
+    -------
+    Head
+    """
+    rows = tape.value(weight)
+    if data_type != TensorProto.FLOAT:
+        rows = cast(rows, TensorProto.FLOAT)
+    sizes = [num_classes, feature_dim] if layout == "KD" else [feature_dim, num_classes]
+    rows = tape.apply("Reshape", rows, tape.constant(np.array(sizes), dtype=np.int64))
+    if layout == "DK":
+        rows = tape.apply("Transpose", rows, perm=[1, 0])
+    if config.normalise:
+        rows = unit_rows(rows)
+    mean = total(rows, axis=0) / num_classes
+    return Head(
+        centered=rows - mean,
+        mean=mean,
+        column_squares=total(rows * rows, axis=0),
+        num_classes=num_classes,
+        feature_dim=feature_dim,
+    )
+
+
+def unit_rows(rows: Value) -> Value:
+    """Rows scaled to unit length; a zero row stays zero."""
+    norms = sqrt(total(rows * rows, axis=1))
+    return rows / where(norms > 0.0, norms, 1.0)

@@ -1,0 +1,167 @@
+"""The prediction half of a step as graph: posteriors, gain, bisection (see `gain_core.step`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gain_core import GainConfig
+from gain_core.geometry import MIN_DIVISOR, MIN_SCALE
+from gain_export.adaptive.expressions import (
+    Value,
+    arg_max,
+    log,
+    log_softmax,
+    maximum,
+    not_finite,
+    row,
+    softmax,
+    squeeze,
+    total,
+    where,
+)
+from gain_export.adaptive.head_graph import Head
+
+__all__ = ["PREDICTION_NAMES", "PredictionValues", "predict", "scale_of"]
+
+# The graph outputs of a prediction, in their order.
+PREDICTION_NAMES = (
+    "probs",
+    "log_probs",
+    "label",
+    "strength",
+    "gain",
+    "source_probs",
+    "source_log_probs",
+    "finite",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PredictionValues:
+    """`gain_core.Prediction` as values of the graph; all but `label_column` are outputs."""
+
+    probs: Value
+    log_probs: Value
+    label: Value
+    strength: Value
+    gain: Value
+    source_probs: Value
+    source_log_probs: Value
+    finite: Value
+    label_column: Value
+
+
+def predict(
+    rows: Value, logits: Value, state: Mapping[str, Value], /, *, head: Head, config: GainConfig
+) -> PredictionValues:
+    """Predict a batch against the state as it stands; a state of zeros gives the source.
+
+    Parameters
+    ----------
+    rows : Value, (B, D)
+        Features, normalised if the config says so.
+    logits : Value, (B, K)
+    state : mapping of str to Value
+        By field, see `state_layout`.
+    head : Head
+    config : GainConfig
+
+    Returns
+    -------
+    PredictionValues
+    """
+    tape = rows.tape
+    started = state["sample_count"] > 0.0
+    source = tape.apply("LogSoftmax", logits, name="source_log_probs", axis=-1)
+    distances, norms = _distances(rows, state, started=started)
+    log_proposal, evaluator = _posteriors(
+        distances, state, started=started, head=head, config=config
+    )
+    start = source
+    if config.prob_floor > 0.0:
+        floor = math.log(config.prob_floor)
+        start = log_softmax(maximum(source, floor))
+        log_proposal = log_softmax(maximum(log_proposal, floor))
+    evidence = where(started, log_proposal - start, 0.0)
+    gain = total(evaluator * evidence, axis=1)
+    strength = _strength(start, evidence, gain=gain, num_iters=config.num_iters)
+    adapted = log_softmax(start + strength * evidence)
+    log_probs = tape.apply("Where", strength > 0.0, adapted, source, name="log_probs")
+    probs = tape.apply("Exp", log_probs, name="probs")
+    label_column = arg_max(probs)
+    bad = not_finite(rows)
+    for values in (logits, norms, gain, log_probs):
+        bad = bad + not_finite(values)
+    return PredictionValues(
+        probs=probs,
+        log_probs=log_probs,
+        label=squeeze(label_column, axis=1, name="label"),
+        strength=squeeze(strength, axis=1, name="strength"),
+        gain=squeeze(gain, axis=1, name="gain"),
+        source_probs=tape.apply("Exp", source, name="source_probs"),
+        source_log_probs=source,
+        finite=tape.apply("Equal", bad, 0.0, name="finite"),
+        label_column=label_column,
+    )
+
+
+def scale_of(numerator: Value, denominator: Value, *, config: GainConfig) -> Value:
+    """The anchor's scale a from the regression's memory; 1 while that is empty."""
+    if config.anchor == "prototype":
+        return numerator.tape.constant(1.0)
+    ratio = numerator / maximum(denominator, MIN_DIVISOR)
+    return where(denominator > MIN_DIVISOR, maximum(ratio, MIN_SCALE), 1.0)
+
+
+def _distances(rows: Value, state: Mapping[str, Value], *, started: Value) -> tuple[Value, Value]:
+    """Mahalanobis distances (B, K), eq:target_score, and the rows' own norms (B, 1)."""
+    mean = state["feature_sum"] / maximum(state["sample_count"], MIN_DIVISOR)
+    centered = rows - (state["origin"] + mean)
+    # Zeros are the state before the first frame; any positive variance serves there.
+    scaled = centered / where(started, state["variance"], 1.0)
+    norms = total(centered * scaled, axis=1)
+    cross = rows.tape.apply(
+        "Gemm", scaled, state["centers"], state["center_norms"], alpha=-2.0, transB=1
+    )
+    return maximum(cross + norms, 0.0), norms
+
+
+def _posteriors(
+    distances: Value,
+    state: Mapping[str, Value],
+    *,
+    started: Value,
+    head: Head,
+    config: GainConfig,
+) -> tuple[Value, Value]:
+    """log q_hat, eq:target_posterior, and q_bar, eq:posterior_predictive_target."""
+    prior_strength = config.strength_of_prior(head.num_classes)
+    precision = row(state["support"]) + prior_strength
+    spread = 1.0 + 1.0 / precision
+    log_prior = log(precision) - 2.0 * log(state["predicted_mass"] + prior_strength)
+    half_temper: Value | float = 0.5
+    if config.temper == "head":
+        scale = scale_of(state["scale_numerator"], state["scale_denominator"], config=config)
+        variance = where(started, state["variance"], 1.0)
+        pull = scale * total(head.column_squares / variance)
+        half_temper = 0.5 * total(head.column_squares) / maximum(pull, MIN_DIVISOR)
+    volume = float(head.feature_dim) * log(spread)
+    log_proposal = log_softmax(log_prior - half_temper * distances)
+    return log_proposal, softmax(log_prior - half_temper * (volume + distances / spread))
+
+
+def _strength(start: Value, evidence: Value, *, gain: Value, num_iters: int) -> Value:
+    """lambda*, (B, 1), by a fixed number of halvings, eq:app_optimal_lambda."""
+    at_zero = gain - total(softmax(start) * evidence, axis=1)
+    at_one = gain - total(softmax(start + evidence) * evidence, axis=1)
+    half = 0.5
+    low = start.tape.constant(0.0)
+    for _ in range(num_iters):
+        middle = low + half
+        expected = total(softmax(start + middle * evidence) * evidence, axis=1)
+        low = where(gain > expected, middle, low)
+        half *= 0.5
+    inner = where(at_one >= 0.0, 1.0, low + half)
+    return where(at_zero > 0.0, inner, 0.0)

@@ -1,0 +1,204 @@
+"""What the adaptive file's tests share: a features-only file in ONNX Runtime, driven by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gain_core import GainConfig, GainState, state_to_arrays
+from gain_export.adaptive import add_adaptation
+from gain_runtime.artifact import write_metadata
+from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
+from gain_runtime.preprocess import preprocess_batch
+
+SIZE_PX = 8
+
+
+@dataclass
+class GraphStream:
+    """A file's graph with the state fed back by hand, as any runtime would."""
+
+    path: Path
+    session: onnxruntime.InferenceSession
+    state: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
+        self.state = {
+            item.name: np.zeros(item.shape, kinds[item.type])
+            for item in self.session.get_inputs()
+            if item.name.startswith("state.")
+        }
+
+    def step(self, *, update: bool = True, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+        """One call; every output by name, the state already advanced."""
+        names = [item.name for item in self.session.get_outputs()]
+        feeds = self.state | inputs | {"update": np.array(update)}
+        outputs = dict(zip(names, self.session.run(names, feeds), strict=True))
+        self.state = {
+            name.removeprefix("next_"): value
+            for name, value in outputs.items()
+            if name.startswith("next_")
+        }
+        return outputs
+
+    def load(self, state: GainState) -> None:
+        """A state of `gain_core` with history."""
+        arrays = state_to_arrays(state) | {
+            name: getattr(state.geometry, name) for name in ("centers", "variance", "center_norms")
+        }
+        for name, array in arrays.items():
+            self.state[f"state.{name}"] = np.asarray(array, dtype=np.float32)
+
+
+def write_artifact(
+    path: Path,
+    weight: np.ndarray,
+    *,
+    layout: str = "KD",
+    data_type: int = TensorProto.FLOAT,
+    batch: str | int = "B",
+    hidden: str = "pooled",
+    opset: int = 17,
+) -> Path:
+    """An artifact whose features are D linear maps of the image; `hidden` names a value inside."""
+    K, D = weight.shape
+    rng = np.random.default_rng(5)
+    maps = rng.normal(size=(D, 3, SIZE_PX, SIZE_PX)).astype(np.float32) / SIZE_PX
+    stored = weight if layout == "KD" else weight.T
+    nodes = [
+        helper.make_node("Conv", ["pixel_values", "maps"], [hidden]),
+        helper.make_node("Flatten", [hidden], ["features"]),
+        helper.make_node("Cast", ["head.weight"], ["head"], to=TensorProto.FLOAT),
+        helper.make_node("Gemm", ["features", "head"], ["logits"], transB=int(layout == "KD")),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [
+            helper.make_tensor_value_info(
+                "pixel_values", TensorProto.FLOAT, [batch, 3, SIZE_PX, SIZE_PX]
+            )
+        ],
+        [
+            helper.make_tensor_value_info("features", TensorProto.FLOAT, [batch, D]),
+            helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, K]),
+        ],
+        [
+            numpy_helper.from_array(maps, "maps"),
+            helper.make_tensor("head.weight", data_type, stored.shape, stored.ravel().tolist()),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    manifest = Manifest(
+        source="tiny",
+        weights_sha256="0" * 64,
+        input_name="pixel_values",
+        features_name="features",
+        logits_name="logits",
+        num_classes=K,
+        feature_dim=D,
+        labels=tuple(f"class {k}" for k in range(K)),
+        head=HeadLocation(weight="head.weight", layout=layout, bias=None),
+        preprocess=Preprocess(
+            height_px=SIZE_PX, width_px=SIZE_PX, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)
+        ),
+    )
+    write_metadata(model, manifest)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def open_graph(path: Path) -> GraphStream:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        path.read_bytes(), options, providers=["CPUExecutionProvider"]
+    )
+    return GraphStream(path, session)
+
+
+@pytest.fixture
+def make_artifact(tmp_path: Path) -> Callable[..., Path]:
+    """`write_artifact` into this test's folder."""
+
+    def make(weight: np.ndarray, **settings: Any) -> Path:
+        return write_artifact(tmp_path / "tiny.onnx", weight, **settings)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def open_file() -> Callable[[Path], GraphStream]:
+    """Open any file by hand."""
+    return open_graph
+
+
+@pytest.fixture
+def make_graph(tmp_path: Path) -> Callable[..., GraphStream]:
+    """A features-only file for a head and config, open."""
+
+    def make(prototypes: np.ndarray, config: GainConfig, **settings: Any) -> GraphStream:
+        artifact = write_artifact(tmp_path / "tiny.onnx", prototypes.astype(np.float32))
+        path = tmp_path / "tiny.adaptive.onnx"
+        add_adaptation(artifact, path, config=config, features_only=True, **settings)
+        return open_graph(path)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def write_clip() -> Callable[..., np.ndarray]:
+    """Write a clip as `examples/record_clip.py` does; returns its pixel values."""
+
+    def write(folder: Path, *, num_frames: int, num_classes: int) -> np.ndarray:
+        rng = np.random.default_rng(num_frames)
+        tint = np.linspace(0, 60, num_frames)[:, None, None, None]
+        frames = rng.integers(0, 190, (num_frames, SIZE_PX, SIZE_PX, 3)) + tint
+        frames = frames.astype(np.uint8)
+        header = {
+            "frames": num_frames,
+            "height": SIZE_PX,
+            "width": SIZE_PX,
+            "mean": [0.5, 0.5, 0.5],
+            "std": [0.25, 0.25, 0.25],
+            "channel_order": "RGB",
+            "labels": [f"class {k}" for k in range(num_classes)],
+            "truth": rng.integers(0, num_classes, num_frames).tolist(),
+            "conditions": ["plain"] * num_frames,
+        }
+        folder.mkdir()
+        (folder / "clip.bin").write_bytes(frames.tobytes())
+        (folder / "clip.json").write_text(json.dumps(header))
+        spec = Preprocess(
+            height_px=SIZE_PX, width_px=SIZE_PX, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)
+        )
+        return preprocess_batch(list(frames), spec)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def checked() -> Callable[[Path], onnx.ModelProto]:
+    """A file's model, after ONNX's checker and strict shape inference."""
+
+    def check(path: Path) -> onnx.ModelProto:
+        model = onnx.load(path)
+        onnx.checker.check_model(model, full_check=True)
+        return onnx.shape_inference.infer_shapes(
+            model, check_type=True, strict_mode=True, data_prop=True
+        )
+
+    return check

@@ -1,0 +1,219 @@
+"""`AdaptiveSession` and `AdaptiveAdapter`: `Gain`'s protocol on an adaptive file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gaussian_world import gaussian_world
+from numpy.testing import assert_allclose, assert_array_equal
+
+from gain_core import PRESETS, Gain, GainConfig, state_to_arrays
+from gain_core.errors import ArrayError, ArtifactError, EngineError, NumericsError
+from gain_export.adaptive import add_adaptation
+from gain_runtime.adapter import Adapter
+from gain_runtime.adaptive_adapter import AdaptiveAdapter
+from gain_runtime.adaptive_session import AdaptiveSession
+from gain_runtime.onnx_session import OnnxSession
+
+WORLD = gaussian_world(6, 10, num_batches=40, batch_sizes=(3, 1, 4), seed=21)
+WEIGHT = WORLD.prototypes.astype(np.float32)
+BATCHES = [(z.astype(np.float32), raw.astype(np.float32)) for z, raw, _ in WORLD.batches]
+IMAGES = [
+    [np.random.default_rng(seed).integers(0, 256, (12, 16, 3), np.uint8) for _ in range(2)]
+    for seed in range(12)
+]
+
+
+@pytest.fixture
+def make_session(make_artifact, tmp_path):
+    """Open a file with the given settings; closed after the test."""
+    opened = []
+
+    def make(config=PRESETS["tracked"], **settings):
+        path = tmp_path / f"tiny{len(opened)}.adaptive.onnx"
+        settings = {"features_only": True} | settings
+        add_adaptation(make_artifact(WEIGHT), path, config=config, **settings)
+        opened.append(AdaptiveSession(path, num_threads=1))
+        return opened[-1]
+
+    yield make
+    for session in opened:
+        session.close()
+
+
+def bytes_of(state):
+    return {name: np.asarray(array).tobytes() for name, array in state_to_arrays(state).items()}
+
+
+@pytest.mark.parametrize("update_every", [1, 6])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_session_is_gain(make_session, preset, update_every):
+    session = make_session(PRESETS[preset], update_every=update_every)
+    gain = Gain(WEIGHT, PRESETS[preset], update_every=update_every)
+    assert (session.config, session.update_every) == (gain.config, update_every)
+    for features, logits in BATCHES:
+        expected, result = gain.step(features, logits), session.step(features, logits)
+        for name in ("probs", "log_probs", "gain", "source_log_probs"):
+            assert_allclose(getattr(result, name), getattr(expected, name), rtol=1e-3, atol=1e-4)
+        assert (session.frames, session.pending_frames) == (gain.frames, gain.pending_frames)
+    for name, array in state_to_arrays(gain.state).items():
+        peak = 1.0 + np.max(np.abs(array))
+        assert_allclose(
+            state_to_arrays(session.state)[name] / peak, array / peak, rtol=0, atol=5e-5
+        )
+
+
+def test_predictions_are_not_overwritten_by_later_ones(make_session):
+    session = make_session()
+    kept = [session.step(*batch) for batch in BATCHES[:6]]
+    copies = [np.array(prediction.probs) for prediction in kept]
+    for batch in BATCHES[6:12]:
+        session.step(*batch)
+    for prediction, copy in zip(kept, copies, strict=True):
+        assert_array_equal(prediction.probs, copy)
+
+
+@pytest.mark.parametrize("update_every", [1, 6])
+def test_predicting_and_frozen_steps_leave_the_state_as_it_is(make_session, update_every):
+    session = make_session(update_every=update_every)
+    for batch in BATCHES[:10]:
+        session.step(*batch)
+    before, pending = bytes_of(session.state), session.pending_frames
+    predicted = [session.predict(*batch) for batch in BATCHES[10:14]]
+    session.freeze()
+    assert session.frozen
+    frozen = [session.step(*batch) for batch in BATCHES[10:14]]
+    assert bytes_of(session.state) == before
+    assert session.pending_frames == pending
+    for first, second in zip(predicted, frozen, strict=True):
+        assert_array_equal(first.probs, second.probs)
+    session.unfreeze()
+    for batch in BATCHES[10:14]:
+        session.step(*batch)
+    assert bytes_of(session.state) != before
+
+
+@pytest.mark.parametrize("update_every", [1, 6])
+def test_a_batch_that_is_not_finite_is_refused_and_forgotten(make_session, update_every):
+    session = make_session(update_every=update_every)
+    for batch in BATCHES[:9]:
+        session.step(*batch)
+    before, pending = bytes_of(session.state), session.pending_frames
+    features, logits = BATCHES[9]
+    broken = features.copy()
+    broken[0, 1] = np.nan
+    with pytest.raises(NumericsError, match="state is untouched"):
+        session.step(broken, logits)
+    assert (bytes_of(session.state), session.pending_frames) == (before, pending)
+    other = make_session(update_every=update_every)
+    for batch in BATCHES[:9]:
+        other.step(*batch)
+    assert_array_equal(session.step(*BATCHES[9]).probs, other.step(*BATCHES[9]).probs)
+
+
+def test_reset_and_replay_are_exact(make_session):
+    session = make_session(update_every=3)
+    first = [session.step(*batch).probs for batch in BATCHES[:12]]
+    session.reset()
+    assert (session.frames, session.pending_frames) == (0, 0)
+    for batch, expected in zip(BATCHES, first, strict=False):
+        assert_array_equal(session.step(*batch).probs, expected)
+
+
+def test_flush_is_gains(make_session):
+    session, gain = make_session(update_every=50), Gain(WEIGHT, update_every=50)
+    for batch in BATCHES[:8]:
+        session.step(*batch)
+        gain.step(*batch)
+    assert session.pending_frames == gain.pending_frames > 0
+    session.flush()
+    gain.flush()
+    assert (session.frames, session.pending_frames) == (gain.frames, 0)
+    assert_allclose(
+        session.predict(*BATCHES[9]).probs, gain.predict(*BATCHES[9]).probs, rtol=0, atol=2e-5
+    )
+
+
+def test_a_loaded_state_continues_the_stream(make_session):
+    session, gain = make_session(), Gain(WEIGHT)
+    for batch in BATCHES[:20]:
+        gain.step(*batch)
+    session.load_state(gain.state, frames=gain.frames)
+    assert session.frames == gain.frames
+    for batch in BATCHES[20:]:
+        assert_allclose(session.step(*batch).probs, gain.step(*batch).probs, rtol=0, atol=1e-4)
+
+
+def test_an_empty_state_loads_as_the_source(make_session):
+    session = make_session()
+    session.load_state(Gain(WEIGHT).state)
+    result = session.step(*BATCHES[0])
+    assert_array_equal(result.strength, 0.0)
+    assert_array_equal(result.log_probs, result.source_log_probs)
+
+
+def test_a_state_of_another_head_is_refused(make_session):
+    with pytest.raises(ArrayError, match="another head"):
+        make_session().load_state(Gain(WEIGHT[:4]).state)
+
+
+def test_no_frame_predicts_nothing(make_session):
+    session = make_session()
+    result = session.step(np.empty((0, 10), np.float32), np.empty((0, 6), np.float32))
+    assert result.probs.shape == (0, 6)
+    assert session.frames == 0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        pytest.param((BATCHES[0][0],), "expected 2 arrays", id="one-missing"),
+        pytest.param((BATCHES[0][0].tolist(), BATCHES[0][1]), "features.*list", id="a-list"),
+        pytest.param(
+            (BATCHES[0][0].astype(np.float64), BATCHES[0][1]), "features.*float64", id="float64"
+        ),
+        pytest.param((BATCHES[0][0], BATCHES[1][1]), r"logits.*\(3, 6\)", id="other-batch"),
+        pytest.param((BATCHES[0][0][:, :4], BATCHES[0][1]), "features", id="other-width"),
+        pytest.param((BATCHES[0][0].T.copy().T, BATCHES[0][1]), "contiguous", id="strided"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_named(make_session, inputs, message):
+    with pytest.raises(ArrayError, match=message):
+        make_session().step(*inputs)
+
+
+def test_a_closed_session_says_so(make_session):
+    session = make_session()
+    session.close()
+    session.close()
+    with pytest.raises(EngineError, match="closed"):
+        session.step(*BATCHES[0])
+
+
+@pytest.mark.parametrize("update_every", [1, 5])
+def test_adapter_and_its_state_files_are_interchangeable(
+    make_session, make_artifact, tmp_path, update_every
+):
+    session = make_session(features_only=False, update_every=update_every)
+    adaptive = AdaptiveAdapter(session)
+    with OnnxSession(make_artifact(WEIGHT), num_threads=1) as plain:
+        usual = Adapter(plain, GainConfig(), update_every=update_every)
+        for images in IMAGES[:6]:
+            expected, result = usual.step(images), adaptive.step(images)
+            assert_allclose(result.probs, expected.probs, rtol=0, atol=1e-4)
+            assert_allclose(result.source_probs, expected.source_probs, rtol=0, atol=1e-5)
+        usual.save_state(tmp_path / "usual.safetensors")
+        adaptive.save_state(tmp_path / "adaptive.safetensors")
+        # Each continues what the other has learned.
+        usual.load_state(tmp_path / "adaptive.safetensors")
+        adaptive.load_state(tmp_path / "usual.safetensors")
+        assert adaptive.frames == usual.frames == 12
+        for images in IMAGES[6:]:
+            assert_allclose(
+                adaptive.step(images).probs, usual.step(images).probs, rtol=0, atol=1e-4
+            )
+
+
+def test_adapter_needs_a_network(make_session):
+    with pytest.raises(ArtifactError, match="takes frames"):
+        AdaptiveAdapter(make_session())

@@ -1,0 +1,257 @@
+"""The step's graph against `gain_core` and the float64 oracle, over long streams.
+
+Tolerances. Free running, the graph's rounding feeds back through the statistics exactly as
+`gain_core`'s own float32 does: both are held to the same distance from the float64 truth. From
+one and the same state, one step differs by its own rounding only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gain_oracle import Oracle
+from gaussian_world import gaussian_world
+from numpy.testing import assert_allclose, assert_array_equal
+
+from gain_core import PRESETS, Gain, init_state, predict, state_to_arrays, update
+
+# Largest difference of a probability from float64, and of a state tensor over one plus its peak.
+FREE_PROBS, FREE_STATE = 1e-4, 5e-5
+STEP_PROBS, STEP_STATE = 2e-5, 2e-5
+
+WORLDS = {
+    "K2-D1": {"num_classes": 2, "feature_dim": 1, "batch_sizes": (8,)},
+    "B1": {"num_classes": 6, "feature_dim": 9, "batch_sizes": (1,)},
+    "K5-D3-uneven": {"num_classes": 5, "feature_dim": 3, "batch_sizes": (1, 16, 7, 2)},
+    "K12-D20": {"num_classes": 12, "feature_dim": 20, "batch_sizes": (16,)},
+    "K30-D40": {"num_classes": 30, "feature_dim": 40, "batch_sizes": (8,)},
+}
+
+TRACKED, PAPER, PAPER_L2 = (PRESETS[name] for name in ("tracked", "paper", "paper-l2"))
+MIXES = {
+    "tracked-light-prior": replace(TRACKED, prior_strength=4.0, prior_samples=0.0),
+    "tracked-short-memory": replace(TRACKED, half_life=40.0),
+    "tracked-endless": replace(TRACKED, half_life=math.inf, prior_samples=0.0),
+    "tracked-l2": replace(TRACKED, normalise=True),
+    "tracked-at-prototypes": replace(TRACKED, anchor="prototype"),
+    "tracked-endless-scale": replace(TRACKED, scale_half_life=math.inf),
+    "tracked-diagonal": replace(TRACKED, variance="diagonal"),
+    "tracked-diagonal-ratio": replace(
+        TRACKED, variance="diagonal", variance_floor_ratio=0.9, prior_strength=1.0, prior_samples=0
+    ),
+    "tracked-unit-prior": replace(TRACKED, prior_variance="unit", prior_strength=20.0),
+    "tracked-variance-floor": replace(TRACKED, variance_floor=1.5),
+    "tracked-untempered": replace(TRACKED, temper="none"),
+    "tracked-prob-floor": replace(TRACKED, prob_floor=1e-3),
+    "paper-light-prior": replace(PAPER, prior_strength=0.3),
+    "paper-forgets": replace(PAPER, half_life=100.0),
+    "paper-balanced": replace(PAPER, anchor="balanced"),
+    "paper-isotropic": replace(PAPER, variance="isotropic"),
+    "paper-head-temper": replace(PAPER, temper="head"),
+    "paper-no-floor": replace(PAPER, prob_floor=0.0),
+    "paper-six-halvings": replace(PAPER, num_iters=6),
+    "paper-l2-balanced-temper": replace(PAPER_L2, anchor="balanced", temper="head"),
+}
+
+
+def narrow(*arrays):
+    return [array.astype(np.float32) for array in arrays]
+
+
+def assert_state_close(graph, state, tolerance):
+    """Every tensor of the sums and what predictions read, over one plus its peak."""
+    expected = state_to_arrays(state) | {
+        name: getattr(state.geometry, name) for name in ("centers", "variance", "center_norms")
+    }
+    for name, array in expected.items():
+        peak = 1.0 + np.max(np.abs(array))
+        difference = np.abs(graph.state[f"state.{name}"] - array) / peak
+        assert np.max(difference) <= tolerance, name
+
+
+@pytest.mark.parametrize("world", [pytest.param(size, id=name) for name, size in WORLDS.items()])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_long_stream_stays_with_the_oracle_and_both_precisions(make_graph, preset, world):
+    world = gaussian_world(**world, num_batches=64, seed=1)
+    config = PRESETS[preset]
+    graph = make_graph(world.prototypes, config)
+    double, single = Gain(world.prototypes, config), Gain(*narrow(world.prototypes), config)
+    oracle = Oracle(world.prototypes, config)
+    for features, logits, _ in world.batches:
+        z, raw = narrow(features, logits)
+        result = graph.step(features=z, logits=raw)
+        truth, wide = oracle.step(features, logits), double.step(features, logits)
+        own = single.step(z, raw)
+        assert_allclose(result["probs"], truth.probs, rtol=0, atol=FREE_PROBS)
+        assert_allclose(result["probs"], wide.probs, rtol=0, atol=FREE_PROBS)
+        assert_allclose(result["probs"], own.probs, rtol=0, atol=FREE_PROBS)
+        assert_allclose(result["source_probs"], np.exp(wide.source_log_probs), rtol=0, atol=1e-6)
+        assert_array_equal(result["label"], np.argmax(result["probs"], axis=1))
+        assert result["finite"]
+        assert np.all((result["strength"] >= 0.0) & (result["strength"] <= 1.0))
+    assert_state_close(graph, double.state, FREE_STATE)
+    assert graph.state["state.frames"] == double.frames == sum(len(z) for z, _, _ in world.batches)
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *MIXES])
+def test_one_step_from_a_common_state(make_graph, name):
+    """Every field of the config, without the feedback of free running."""
+    config = (PRESETS | MIXES)[name]
+    world = gaussian_world(7, 10, num_batches=30, batch_sizes=(16, 3, 9), seed=2)
+    prototypes = world.prototypes.astype(np.float32)
+    graph, state = make_graph(prototypes, config), init_state(prototypes, config)
+    for features, logits, _ in world.batches:
+        z, raw = narrow(features, logits)
+        expected = predict(z, raw, state, config=config)
+        if state.statistics.sample_count > 0:
+            graph.load(state)
+        result = graph.step(features=z, logits=raw)
+        state = update(z, expected, state, prototypes=prototypes, config=config)
+        assert_allclose(result["probs"], expected.probs, rtol=0, atol=STEP_PROBS)
+        assert_allclose(result["gain"], expected.gain, rtol=STEP_PROBS, atol=STEP_PROBS)
+        peak = 1.0 + np.abs(expected.log_probs)
+        assert_allclose(
+            result["log_probs"] / peak, expected.log_probs / peak, rtol=0, atol=STEP_PROBS
+        )
+        assert_state_close(graph, state, STEP_STATE)
+
+
+def test_strengths_of_all_three_kinds_agree(make_graph):
+    """A weak prior and many classes: some frames refuse, some take all, some lie inside."""
+    config = replace(PAPER_L2, prior_strength=0.3)
+    world = gaussian_world(100, 30, num_batches=15, batch_sizes=(8,), seed=1)
+    graph = make_graph(world.prototypes, config)
+    state = init_state(world.prototypes.astype(np.float32), config)
+    kinds = np.zeros(3, dtype=np.int64)
+    for features, logits, _ in world.batches:
+        z, raw = narrow(features, logits)
+        expected = predict(z, raw, state, config=config)
+        if state.statistics.sample_count > 0:
+            graph.load(state)
+        strength = graph.step(features=z, logits=raw)["strength"]
+        assert_allclose(strength, expected.strength, rtol=0, atol=2e-3)
+        inner = (strength > 0) & (strength < 1)
+        kinds += [np.sum(strength == 0), np.sum(inner), np.sum(strength == 1)]
+        state = update(
+            z, expected, state, prototypes=world.prototypes.astype(np.float32), config=config
+        )
+    assert np.all(kinds > 0), kinds
+
+
+def test_far_from_the_origin_float32_holds(make_graph):
+    world = gaussian_world(12, 20, num_batches=60, offset=200.0, seed=4)
+    graph, single = make_graph(world.prototypes, TRACKED), Gain(*narrow(world.prototypes), TRACKED)
+    for features, logits, _ in world.batches:
+        z, raw = narrow(features, logits)
+        result, expected = graph.step(features=z, logits=raw), single.step(z, raw)
+        assert_allclose(result["probs"], expected.probs, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_classes_never_seen_and_a_run_of_one_class(make_graph, preset):
+    config = PRESETS[preset]
+    world = gaussian_world(9, 12, num_batches=64, batch_sizes=(16,), seed=6)
+    graph, double = make_graph(world.prototypes, config), Gain(world.prototypes, config)
+    for index, (features, logits, labels) in enumerate(world.batches):
+        kept = labels < (1 if index < 32 else 4)
+        if not kept.any():
+            continue
+        z, raw = narrow(features[kept], logits[kept])
+        result = graph.step(features=z, logits=raw)
+        expected = double.step(features[kept], logits[kept])
+        assert_allclose(result["probs"], expected.probs, rtol=0, atol=FREE_PROBS)
+    assert_state_close(graph, double.state, FREE_STATE)
+
+
+@pytest.mark.parametrize("update_every", [1, 5])
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize(
+    ("where", "bad"),
+    [
+        *(("features", bad) for bad in (np.nan, np.inf, -np.inf, 1e30)),
+        *(("logits", bad) for bad in (np.nan, np.inf, -np.inf)),
+    ],
+)
+def test_a_batch_that_is_not_finite_leaves_the_state_as_it_was(
+    make_graph, where, bad, history, update_every
+):
+    world = gaussian_world(6, 8, num_batches=4, batch_sizes=(3,), seed=3)
+    graph = make_graph(world.prototypes, TRACKED, update_every=update_every)
+    *before, (features, logits, _) = world.batches
+    for z, raw, _ in before if history else ():
+        graph.step(features=z.astype(np.float32), logits=raw.astype(np.float32))
+    # A zero with a sign: adding zero to it would lose the sign.
+    graph.state["state.feature_sum"][0] = -0.0
+    kept = {name: array.tobytes() for name, array in graph.state.items()}
+    inputs = {"features": features.astype(np.float32), "logits": logits.astype(np.float32)}
+    intact = {name: array.copy() for name, array in inputs.items()}
+    inputs[where][1, 2] = bad
+    result = graph.step(**inputs)
+    assert not result["finite"]
+    assert {name: array.tobytes() for name, array in graph.state.items()} == kept
+    assert graph.step(**intact)["finite"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_stream_with_bad_batches_equals_one_without_them(make_graph, preset):
+    world = gaussian_world(5, 6, num_batches=60, batch_sizes=(4,), seed=8)
+    graph, single = (
+        make_graph(world.prototypes, PRESETS[preset]),
+        Gain(*narrow(world.prototypes), PRESETS[preset]),
+    )
+    for index, (features, logits, _) in enumerate(world.batches):
+        z, raw = narrow(features, logits)
+        if index % 7 == 3:
+            broken = z.copy()
+            broken[0, 0] = np.nan
+            assert not graph.step(features=broken, logits=raw)["finite"]
+        expected = single.step(z, raw)
+        assert_allclose(
+            graph.step(features=z, logits=raw)["probs"], expected.probs, rtol=0, atol=FREE_PROBS
+        )
+    assert graph.state["state.frames"] == single.frames
+
+
+@pytest.mark.parametrize("update_every", [2, 6, 16])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_update_every_is_gain_cores(make_graph, preset, update_every):
+    config = PRESETS[preset]
+    world = gaussian_world(6, 9, num_batches=90, batch_sizes=(1, 3, 2, 1, 8, 1), seed=9)
+    graph = make_graph(world.prototypes, config, update_every=update_every)
+    double = Gain(world.prototypes, config, update_every=update_every)
+    for features, logits, _ in world.batches:
+        z, raw = narrow(features, logits)
+        result = graph.step(features=z, logits=raw)
+        expected = double.step(features, logits)
+        assert_allclose(result["probs"], expected.probs, rtol=0, atol=FREE_PROBS)
+        assert graph.state["state.frames"] == double.frames
+        assert graph.state["state.pending_accepted"].sum() == double.pending_frames
+        if double.frames:
+            assert_state_close(graph, double.state, FREE_STATE)
+
+
+def test_without_update_nothing_changes_but_predictions_are_the_same(make_graph):
+    world = gaussian_world(6, 9, num_batches=10, batch_sizes=(4,), seed=10)
+    graph = make_graph(world.prototypes, TRACKED, update_every=3)
+    for features, logits, _ in world.batches:
+        z, raw = narrow(features, logits)
+        kept = {name: array.tobytes() for name, array in graph.state.items()}
+        frozen = graph.step(update=False, features=z, logits=raw)
+        assert {name: array.tobytes() for name, array in graph.state.items()} == kept
+        learning = graph.step(features=z, logits=raw)
+        for name in ("probs", "strength", "gain"):
+            assert_array_equal(frozen[name], learning[name])
+
+
+def test_a_state_of_zeros_gives_the_source_to_the_last_bit(make_graph):
+    world = gaussian_world(6, 9, num_batches=1, seed=11)
+    features, logits, _ = world.batches[0]
+    result = make_graph(world.prototypes, PAPER).step(
+        features=features.astype(np.float32), logits=logits.astype(np.float32)
+    )
+    assert_array_equal(result["probs"], result["source_probs"])
+    assert_array_equal(result["strength"], 0.0)
+    assert_array_equal(result["gain"], 0.0)
