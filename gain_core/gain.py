@@ -36,17 +36,26 @@ class Gain:
         Frames between two updates of the state. Every frame is predicted at once against the
         state as it stands; what it teaches waits until this many frames are pending and is then
         learned in one go, exactly as if they had come as one batch. 1 learns after every batch.
+    warmup_frames : int
+        Frames that the first update waits for; until then the prediction is the source's. A
+        video's first frames show one object, and a target learned from one class is no target:
+        the paper's first batch is 64 unrelated images.
 
     Raises
     ------
     ArrayError
         If the prototypes are no floating (K, D) matrix with K >= 2.
     ConfigError
-        If `update_every` is below 1.
+        If `update_every` or `warmup_frames` is below 1.
     """
 
     def __init__(
-        self, prototypes: Array, config: GainConfig | None = None, *, update_every: int = 1
+        self,
+        prototypes: Array,
+        config: GainConfig | None = None,
+        *,
+        update_every: int = 1,
+        warmup_frames: int = 1,
     ) -> None:
         if not isinstance(config, GainConfig | None):
             raise ConfigError(
@@ -54,9 +63,12 @@ class Gain:
             )
         if update_every < 1:
             raise ConfigError(f"update_every: expected at least 1 frame, got {update_every}")
+        if warmup_frames < 1:
+            raise ConfigError(f"warmup_frames: expected at least 1 frame, got {warmup_frames}")
         self._config = config or GainConfig()
         self._prototypes: Prototypes = prepare_prototypes(prototypes, self._config)
         self._update_every = update_every
+        self._warmup_frames = warmup_frames
         self._frozen = False
         self._state = init_state(self._prototypes, self._config)
         self._frames = 0
@@ -142,7 +154,7 @@ class Gain:
         evidence = collect(features, prediction, self._state, config=self._config)
         self._pending.append(evidence)
         self._pending_rows += evidence.features.shape[0]
-        if self.pending_frames >= self._update_every:
+        if self.pending_frames >= self._frames_awaited():
             self.flush()
         elif self._pending_rows >= MAX_PENDING_ROWS:
             self._fold()
@@ -224,6 +236,10 @@ class Gain:
         self._state = copy_state(state)
         self._frames = frames
         self._forget_pending()
+
+    def _frames_awaited(self) -> int:
+        """Pending frames at which the next update is due."""
+        return self._update_every if self._frames else max(self._update_every, self._warmup_frames)
 
     def _fold(self) -> None:
         """Turn the pending rows into sums."""

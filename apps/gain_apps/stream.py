@@ -80,6 +80,12 @@ def _add_adaptation(parser: argparse.ArgumentParser) -> None:
         help="frames between two updates; each is predicted at once (default 1)",
     )
     group.add_argument(
+        "--warm-up",
+        type=int,
+        metavar="FRAMES",
+        help="frames that the first update waits for (default 64)",
+    )
+    group.add_argument(
         "--batch", type=int, metavar="N", help="frames per forward pass, for files (default 1)"
     )
     group.add_argument("--freeze", action=on_off, help="never learn")

@@ -42,6 +42,9 @@ class StreamConfig:
         Fields of `GainConfig` that replace the preset's; from the TOML file's `[gain]` only.
     update_every, batch : int
         Frames between two updates, and frames per forward pass.
+    warm_up : int
+        Frames the first update waits for: a video begins with one object, and the prediction is
+        the source's until a few have been seen.
     state_in, state_out : str or None
     freeze : bool
         Never learn.
@@ -81,6 +84,7 @@ class StreamConfig:
     half_life: float | None = None
     gain: Mapping[str, Any] = field(default_factory=dict)
     update_every: int = 1
+    warm_up: int = 64
     batch: int = 1
     state_in: str | None = None
     state_out: str | None = None
@@ -106,6 +110,7 @@ class StreamConfig:
         for name, least in (
             ("batch", 1),
             ("update_every", 1),
+            ("warm_up", 1),
             ("max_frames", 1),
             ("seed", 0),
             ("top_k", 1),

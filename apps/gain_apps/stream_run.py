@@ -108,7 +108,11 @@ def _open(config: StreamConfig, stop: StopRequest, stack: ExitStack) -> _Run:
         open_session(artifact, device=config.device, num_threads=config.threads)
     )
     adapter = Adapter(
-        session, config.gain_config(), update_every=config.update_every, frozen=config.freeze
+        session,
+        config.gain_config(),
+        update_every=config.update_every,
+        warmup_frames=config.warm_up,
+        frozen=config.freeze,
     )
     if config.state_in is not None:
         adapter.load_state(config.state_in)

@@ -68,8 +68,8 @@ class TimelineSink:
     path : Path
         PNG (or any format matplotlib knows by its ending); written under a temporary name and
         renamed when complete.
-    window_frames : int
-        Frames per point of the rolling curves.
+    window_frames : int or None
+        Frames per point of the rolling curves; None takes a share of the run.
 
     Raises
     ------
@@ -81,7 +81,7 @@ class TimelineSink:
         If the folder does not exist; from `close`, if the picture cannot be written.
     """
 
-    def __init__(self, path: Path, *, window_frames: int = 240) -> None:
+    def __init__(self, path: Path, *, window_frames: int | None = None) -> None:
         figure = require("matplotlib.figure", extra="report").Figure()
         known = sorted(figure.canvas.get_supported_filetypes())
         if path.suffix.lstrip(".").lower() not in known:
@@ -113,7 +113,7 @@ def rolling_mean(values: Floats, window: int, /) -> Floats:
     return means
 
 
-def draw_timeline(timeline: Timeline, path: Path, *, window_frames: int = 240) -> None:
+def draw_timeline(timeline: Timeline, path: Path, *, window_frames: int | None = None) -> None:
     """Draw accuracy and ECE (or confidence, where truth is not known), strength and gain.
 
     Parameters
@@ -122,8 +122,8 @@ def draw_timeline(timeline: Timeline, path: Path, *, window_frames: int = 240) -
         At least one frame.
     path : Path
         Where the picture goes.
-    window_frames : int
-        Frames per point of the rolling curves.
+    window_frames : int or None
+        Frames per point of the rolling curves; None takes a twentieth of the run, 30 to 240.
 
     Raises
     ------
@@ -134,7 +134,8 @@ def draw_timeline(timeline: Timeline, path: Path, *, window_frames: int = 240) -
     """
     figure = require("matplotlib.figure", extra="report").Figure(figsize=(13, 8), dpi=110)
     axes = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
-    window = max(1, min(window_frames, len(timeline)))
+    wanted = window_frames or min(240, max(30, len(timeline) // 20))
+    window = max(1, min(wanted, len(timeline)))
     known = np.asarray(timeline.truth) >= 0
     if known.any():
         _draw_accuracy(axes[0], timeline, known, window=window)

@@ -65,13 +65,15 @@ class Adapter:
     config : GainConfig
     update_every : int, optional
         Frames between two updates of the state; 1 learns after every batch.
+    warmup_frames : int, optional
+        Frames the first update waits for.
     frozen : bool, optional
         Never learn. Without a loaded state every adapted prediction is then the source's own.
 
     Raises
     ------
     ConfigError
-        If `update_every` is below 1.
+        If `update_every` or `warmup_frames` is below 1.
     """
 
     def __init__(
@@ -81,10 +83,16 @@ class Adapter:
         /,
         *,
         update_every: int = 1,
+        warmup_frames: int = 1,
         frozen: bool = False,
     ) -> None:
         self._session = session
-        self._gain = Gain(session.artifact.head_weight, config, update_every=update_every)
+        self._gain = Gain(
+            session.artifact.head_weight,
+            config,
+            update_every=update_every,
+            warmup_frames=warmup_frames,
+        )
         if frozen:
             self._gain.freeze()
 

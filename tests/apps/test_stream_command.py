@@ -45,6 +45,7 @@ def test_photos_give_the_rows_the_adapter_gives(
     done = command(
         *(photo_folder, "--model", artifact_path, "--jsonl", tmp_path / "rows.jsonl"),
         *("--output", tmp_path / "out.mp4", "--state-out", tmp_path / "state", "--json"),
+        *("--warm-up", "1"),
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
@@ -70,13 +71,28 @@ def test_photos_give_the_rows_the_adapter_gives(
     assert summary["config"]["gain"] == GainConfig.preset("tracked").to_dict()
 
 
+def test_the_prediction_is_the_sources_while_warming_up(
+    command: Command, artifact_path: Path, photo_folder: Path, tmp_path: Path
+) -> None:
+    rows_path = tmp_path / "rows.jsonl"
+    done = command(
+        *(photo_folder, "--model", artifact_path, "--jsonl", rows_path, "--json"),
+        *("--warm-up", "8"),
+    )
+    assert done.returncode == 0, done.stderr
+    strengths = [row["strength"] for row in read_rows(rows_path)]
+    assert strengths[:8] == [0.0] * 8
+    assert max(strengths[8:]) > 0.0
+    assert json.loads(done.stdout)["frames_learned"] == 12
+
+
 def test_the_scores_of_both_predictions_come_from_one_pass(
     command: Command, artifact_path: Path, photo_folder: Path
 ) -> None:
     done = command(photo_folder, "--model", artifact_path, "--json", "--corrupt", "fog:0-5")
     assert done.returncode == 0, done.stderr
     truth = json.loads(done.stdout)["truth"]
-    plain = command(photo_folder, "--model", artifact_path, "--json")
+    plain = command(photo_folder, "--model", artifact_path, "--json", "--warm-up", "1")
     scores = json.loads(plain.stdout)["truth"]
     with open_source(str(photo_folder)) as source, open_session(artifact_path) as session:
         adapter = Adapter(session, GainConfig.preset("tracked"))

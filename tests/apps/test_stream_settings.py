@@ -113,7 +113,7 @@ def test_a_file_alone_runs_a_stream(
 def test_a_state_continues_as_one_run_would(
     run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path, flags_used: list[str]
 ) -> None:
-    use = ["--model", artifact_path, *flags_used]
+    use = ["--model", artifact_path, "--warm-up", "1", *flags_used]
     run(photo_folder, *use, "--jsonl", tmp_path / "all", "--state-out", tmp_path / "whole")
     state = tmp_path / "state"
     expected = read_rows(tmp_path / "all")

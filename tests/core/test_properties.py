@@ -15,6 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from plain_sums import plain_sums
 
 from gain_core import (
+    ConfigError,
     Gain,
     GainConfig,
     evidence_path,
@@ -307,3 +308,31 @@ def test_saved_arrays_bring_the_state_back(config):
     again.step(features, logits)
     gain.step(features, logits)
     assert_states_close(again, gain, atol=1e-12)
+
+
+def test_first_update_waits_for_the_warm_up() -> None:
+    rng = np.random.default_rng(3)
+    weight = rng.standard_normal((5, 8))
+    features = rng.standard_normal((40, 8)) + 1.0
+    logits = features @ weight.T
+    patient = Gain(weight, update_every=4, warmup_frames=10)
+    for start in range(8):
+        prediction = patient.step(features[start : start + 1], logits[start : start + 1])
+        assert_array_equal(prediction.log_probs, prediction.source_log_probs)
+        assert patient.frames == 0
+    for start in range(8, 16):
+        patient.step(features[start : start + 1], logits[start : start + 1])
+    # Ten frames at once, then every four.
+    assert (patient.frames, patient.pending_frames) == (14, 2)
+    plain = Gain(weight)
+    plain.step(features[:10], logits[:10])
+    plain.step(features[10:14], logits[10:14])
+    assert_allclose(patient.state.centers, plain.state.centers, rtol=1e-12)
+    patient.reset()
+    patient.step(features[:4], logits[:4])
+    assert (patient.frames, patient.pending_frames) == (0, 4)
+
+
+def test_warm_up_below_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="warmup_frames: expected at least 1 frame, got 0"):
+        Gain(np.eye(3), warmup_frames=0)
