@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 DEMO_VENV := .venv-demo
 DEMO := demo-result
-DEMO_FRAMES ?= 2400
+DEMO_FRAMES ?= 2000
 
 .PHONY: demo test check format slow clean
 

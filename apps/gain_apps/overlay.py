@@ -18,8 +18,8 @@ Image8 = npt.NDArray[np.uint8]
 
 LEAST_WIDTH_PX, LEAST_HEIGHT_PX = 640, 360
 PHOTO_CANVAS = (960, 720)
-# Two of them side by side still fit a common screen and every decoder.
-MOST_HALF_PX = (1280, 1080)
+# Two of them side by side fit any screen; OpenCV's MPEG-4 spends about a bit per pixel and frame.
+MOST_HALF_PX = (640, 640)
 # A sliver is letterboxed instead of scaled until its card can be read.
 WIDEST, TALLEST = 2.4, 2.4
 BORDER = (26, 28, 34)

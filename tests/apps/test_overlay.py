@@ -76,9 +76,9 @@ def test_photos_of_all_sizes_share_one_canvas() -> None:
 def test_side_by_side_halves_differ_in_their_card_only() -> None:
     overlay = Overlay(make_info(3840, 2160), side_by_side=True)
     image = overlay.render(make_result(3840, 2160, truth=2))
-    left, right = image[:, :1280], image[:, -1280:]
-    assert image.shape == (720, 2564, 3)
-    np.testing.assert_array_equal(left[:400], right[:400])
+    left, right = image[:, :640], image[:, -640:]
+    assert image.shape == (360, 1284, 3)
+    np.testing.assert_array_equal(left[:240], right[:240])
     # The source is wrong and the adapted prediction right.
     assert has_colour(left, WRONG)
     assert not has_colour(left, RIGHT)
