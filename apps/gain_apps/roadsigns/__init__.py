@@ -1,0 +1,1 @@
+"""A world of road signs drawn by code: still samples and a drive with changing conditions."""
