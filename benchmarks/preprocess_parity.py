@@ -24,13 +24,13 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 import PIL
-from gain_runtime.manifest import Preprocess
-from gain_runtime.onnx_session import OnnxSession
-from gain_runtime.preprocess import preprocess
 from PIL import Image
 
 from gain_core import __version__
 from gain_core._optional import require
+from gain_runtime.manifest import Preprocess
+from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.preprocess import preprocess
 
 torch = require("torch", extra="eval")
 timm = require("timm", extra="eval")

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+
 from gain_runtime.artifact import write_metadata
 from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
-from onnx import TensorProto, helper, numpy_helper
 
 NUM_CLASSES, FEATURE_DIM, SIZE_PX = 5, 7, 16
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from gain_runtime import models_dir
-from gain_runtime.artifact import load_artifact, write_metadata
-from gain_runtime.manifest import HeadLocation
 from onnx import TensorProto, helper, numpy_helper
 
 from gain_core.errors import ArtifactError
+from gain_runtime import models_dir
+from gain_runtime.artifact import load_artifact, write_metadata
+from gain_runtime.manifest import HeadLocation
 
 
 def refusal(path) -> str:

@@ -6,10 +6,6 @@ import logging
 
 import numpy as np
 import pytest
-from gain_runtime import onnx_session
-from gain_runtime.artifact import load_artifact
-from gain_runtime.onnx_session import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
-from gain_runtime.open_session import open_session
 from onnx import helper
 
 from gain_core.errors import (
@@ -19,6 +15,10 @@ from gain_core.errors import (
     ConfigError,
     EngineError,
 )
+from gain_runtime import onnx_session
+from gain_runtime.artifact import load_artifact
+from gain_runtime.onnx_session import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
+from gain_runtime.open_session import open_session
 
 
 def batch_of(size: int, seed: int = 0) -> np.ndarray:

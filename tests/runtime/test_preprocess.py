@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gain_runtime.manifest import Preprocess
-from gain_runtime.preprocess import preprocess, preprocess_batch
 from PIL import Image
 
 from gain_core.errors import ArrayError
+from gain_runtime.manifest import Preprocess
+from gain_runtime.preprocess import preprocess, preprocess_batch
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 INCEPTION = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gain_runtime
 import pytest
+
+import gain_runtime
 
 EXTRAS = ("torch", "torchvision", "timm", "onnxscript", "cupy", "tensorrt", "tensorrt_rtx")
 WRAPPERS = ("tensorrt_",)  # modules whose one purpose is an optional library

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gain_runtime import atomic_file
-from gain_runtime.state_file import load_state, save_state
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -23,6 +21,8 @@ from gain_core import (
     init_state,
     state_to_arrays,
 )
+from gain_runtime import atomic_file
+from gain_runtime.state_file import load_state, save_state
 
 NUM_CLASSES, FEATURE_DIM = 6, 5
 ARTIFACT = "a" * 64

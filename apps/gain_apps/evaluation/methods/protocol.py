@@ -1,0 +1,131 @@
+"""What a method is given, what it owes, and what it says it costs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Batch", "Cost", "Diagnosing", "Diagnosis", "Floats", "Head", "Method", "OnPixels"]
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Head:
+    """The frozen classifier head, and the source's mean feature where it is known.
+
+    Attributes
+    ----------
+    weight : array, (K, D) float32
+    bias : array, (K,) float32
+    source_mean : array, (D,) float32, or None
+        Mean of the features of uncorrupted images.
+    """
+
+    weight: Floats
+    bias: Floats
+    source_mean: Floats | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return int(self.weight.shape[0])
+
+    def logits(self, features: Floats, /) -> Floats:
+        """W z + b, (B, K)."""
+        result: Floats = features @ self.weight.T + self.bias
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """One batch as a method sees it: never its labels or its domain.
+
+    Attributes
+    ----------
+    features : array, (B, D) float32
+    logits : array, (B, K) float32
+        Of the frozen source.
+    pixel_values : array, (B, 3, H, W) float32, or None
+        For methods that run the backbone themselves.
+    """
+
+    features: Floats
+    logits: Floats
+    pixel_values: npt.NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a method costs beside storing the network.
+
+    Attributes
+    ----------
+    num_forward, num_backward : float
+        Forward and backward passes of the backbone per batch.
+    num_parameters : int
+        Trained parameters.
+    state_bytes : int
+        Everything kept from one batch to the next, as of now.
+    """
+
+    num_forward: float = 1.0
+    num_backward: float = 0.0
+    num_parameters: int = 0
+    state_bytes: int = 0
+
+    def to_dict(self) -> dict[str, float | int]:
+        """Plain values for a result file."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Diagnosis:
+    """What GAIN's parts say about a batch.
+
+    Attributes
+    ----------
+    strength, gain : array, (B,)
+        The strength used, and the expected gain in nats.
+    evidence : array, (B, K)
+        log(proposal / source): at the true class it is the realised gain.
+    """
+
+    strength: Floats
+    gain: Floats
+    evidence: Floats
+
+
+class Method(Protocol):
+    """A classifier that may adapt while it predicts."""
+
+    @property
+    def cost(self) -> Cost: ...
+
+    def predict(self, batch: Batch, /) -> Floats:
+        """Normalised log-probabilities (B, K) of a batch; adapts when and as its paper says."""
+        ...
+
+    def reset(self) -> None:
+        """Return to the source."""
+        ...
+
+
+@runtime_checkable
+class OnPixels(Protocol):
+    """A method that runs the network itself: it is given pixel values, and its time is all of it.
+
+    `uses_pixels` is always true; its presence is the mark.
+    """
+
+    uses_pixels: bool
+
+
+@runtime_checkable
+class Diagnosing(Protocol):
+    """A method that can say what it is about to do, without changing its state."""
+
+    def diagnose(self, batch: Batch, /) -> Diagnosis: ...

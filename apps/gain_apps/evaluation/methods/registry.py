@@ -1,0 +1,204 @@
+"""Methods by name, with options: `tracked`, `neo-continual:rate=0.3`, `paper:rule=fixed`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from gain_apps.evaluation.methods.ablation import AblatedGain, Ablation
+from gain_apps.evaluation.methods.dota import Dota
+from gain_apps.evaluation.methods.gain_method import GainMethod
+from gain_apps.evaluation.methods.lame import Lame
+from gain_apps.evaluation.methods.protocol import Head, Method
+from gain_apps.evaluation.methods.recentring import BatchRecentring, FoaShift, Neo, NeoContinual
+from gain_apps.evaluation.methods.source import Source
+from gain_apps.evaluation.methods.t3a import T3A
+from gain_apps.evaluation.methods.torch_network import TorchNetwork
+from gain_core import PRESETS, GainConfig
+from gain_core.errors import ConfigError
+
+__all__ = [
+    "ALL_METHODS",
+    "METHODS",
+    "TORCH_METHODS",
+    "MethodSpec",
+    "describe_method",
+    "make_method",
+    "parse_method",
+]
+
+Value = str | int | float | bool
+
+_BASELINES: dict[str, Callable[..., Method]] = {
+    "neo": Neo,
+    "neo-continual": NeoContinual,
+    "foa-shift": FoaShift,
+    "t3a": T3A,
+    "lame": Lame,
+    "dota": Dota,
+    "recentre": BatchRecentring,
+}
+_WITHOUT_HEAD = frozenset({"lame"})
+# Module and class of the methods that need torch; imported when asked for.
+_WITH_TORCH = {
+    "torch-source": ("tent", "TorchSource"),
+    "tent": ("tent", "Tent"),
+    "sar": ("tent", "Sar"),
+    "cotta": ("cotta", "Cotta"),
+    "roid": ("roid", "Roid"),
+}
+TORCH_METHODS: tuple[str, ...] = tuple(_WITH_TORCH)
+METHODS: tuple[str, ...] = ("source", *PRESETS, *_BASELINES)
+ALL_METHODS = (*METHODS, *TORCH_METHODS)
+
+_CONFIG_KEYS = frozenset(item.name for item in fields(GainConfig))
+_ABLATION_KEYS = frozenset(item.name for item in fields(Ablation))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodSpec:
+    """A method as the command line names it: `text` is its key in the results."""
+
+    text: str
+    name: str
+    options: Mapping[str, Value]
+
+
+def parse_method(text: str, /) -> MethodSpec:
+    """Read `NAME` or `NAME:key=value:key=value`.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown or an option is malformed or given twice.
+    """
+    name, *pairs = text.strip().split(":")
+    if name not in ALL_METHODS:
+        raise ConfigError(f"method: expected one of {', '.join(ALL_METHODS)}, got {name!r}")
+    options: dict[str, Value] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key or not value:
+            raise ConfigError(f"{text}: expected NAME:key=value:key=value, got {pair!r}")
+        if key in options:
+            raise ConfigError(f"{text}: {key} is given more than once")
+        options[key] = _value(value)
+    return MethodSpec(text=text.strip(), name=name, options=options)
+
+
+def make_method(
+    spec: MethodSpec | str, head: Head, /, *, network: Callable[[], TorchNetwork] | None = None
+) -> Method:
+    """Build a method for a head.
+
+    Parameters
+    ----------
+    spec : MethodSpec or str
+        GAIN presets take every key of `GainConfig` and `Ablation`, and `update_every`; the
+        baselines take the keywords of their classes.
+    head : Head
+    network : callable, optional
+        Makes the network in torch, for the methods that train it.
+
+    Returns
+    -------
+    Method
+
+    Raises
+    ------
+    ConfigError
+        If the name or an option is unknown or out of range, or the head lacks what it needs, or
+        there is no network for a method that trains one.
+    BackendUnavailableError
+        If it needs torch and there is none.
+    """
+    if isinstance(spec, str):
+        spec = parse_method(spec)
+    if spec.name == "source":
+        _check_options(spec, frozenset())
+        return Source()
+    if spec.name in PRESETS:
+        return _make_gain(spec, head)
+    if spec.name in _WITH_TORCH:
+        if network is None:
+            raise ConfigError(
+                f"{spec.text}: needs the network itself, on images; "
+                "give --torch-model and --torch-weights"
+            )
+        module, name = _WITH_TORCH[spec.name]
+        methods = importlib.import_module(f"gain_apps.evaluation.methods.{module}")
+        return _build(spec, getattr(methods, name), network())
+    arguments = () if spec.name in _WITHOUT_HEAD else (head,)
+    return _build(spec, _BASELINES[spec.name], *arguments)
+
+
+def _build(spec: MethodSpec, build: Callable[..., Method], *arguments: object) -> Method:
+    """Call a method's class with the spec's options."""
+    keywords = inspect.signature(build).parameters.values()
+    _check_options(spec, frozenset(p.name for p in keywords if p.kind is p.KEYWORD_ONLY))
+    try:
+        return build(*arguments, **spec.options)
+    except TypeError as err:
+        raise ConfigError(f"{spec.text}: an option is of the wrong type ({err})") from err
+
+
+def describe_method(spec: MethodSpec, /) -> dict[str, Any]:
+    """The whole configuration of a method, for a result file."""
+    if spec.name not in PRESETS:
+        return {"name": spec.name, "options": dict(spec.options)}
+    config, ablation = gain_settings(spec)
+    record: dict[str, Any] = {"name": spec.name, "config": config.to_dict()}
+    if not ablation.is_neutral:
+        record["ablation"] = {item.name: getattr(ablation, item.name) for item in fields(ablation)}
+    if "update_every" in spec.options:
+        record["update_every"] = spec.options["update_every"]
+    return record
+
+
+def gain_settings(spec: MethodSpec, /) -> tuple[GainConfig, Ablation]:
+    """The config and the ablation that a spec of a GAIN preset means."""
+    _check_options(spec, _CONFIG_KEYS | _ABLATION_KEYS | {"update_every"})
+    changes: dict[str, Any] = {k: v for k, v in spec.options.items() if k in _CONFIG_KEYS}
+    exchanged: dict[str, Any] = {k: v for k, v in spec.options.items() if k in _ABLATION_KEYS}
+    try:
+        return replace(GainConfig.preset(spec.name), **changes), Ablation(**exchanged)
+    except TypeError as err:
+        raise ConfigError(f"{spec.text}: an option is of the wrong type ({err})") from err
+
+
+def _make_gain(spec: MethodSpec, head: Head) -> Method:
+    """GAIN itself, or with parts exchanged."""
+    config, ablation = gain_settings(spec)
+    update_every = spec.options.get("update_every", 1)
+    if isinstance(update_every, bool) or not isinstance(update_every, int):
+        raise ConfigError(f"{spec.text}: update_every: expected a whole number of frames")
+    if ablation.is_neutral:
+        return GainMethod(head, config, update_every=update_every)
+    if update_every != 1:
+        raise ConfigError(f"{spec.text}: ablations learn after every batch; drop update_every")
+    return AblatedGain(head, config, ablation)
+
+
+def _check_options(spec: MethodSpec, known: frozenset[str]) -> None:
+    """Every option is one that the method has."""
+    unknown = sorted(set(spec.options) - known)
+    if unknown:
+        raise ConfigError(
+            f"{spec.text}: unknown option {', '.join(unknown)}; "
+            f"{spec.name} has {', '.join(sorted(known)) or 'none'}"
+        )
+
+
+def _value(text: str) -> Value:
+    """A number, a truth value or a word."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

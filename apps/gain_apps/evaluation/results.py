@@ -1,0 +1,249 @@
+"""The result file: what was run, on what, and every method's scores as plain JSON values."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gain_apps.evaluation.experiment import Experiment, Run
+from gain_apps.evaluation.methods.registry import MethodSpec, describe_method
+from gain_apps.evaluation.scores import (
+    Scores,
+    correlations,
+    domain_scores,
+    mean_scores,
+    round_scores,
+    score,
+)
+from gain_apps.evaluation.series import series_record
+from gain_apps.evaluation.streams import RAMP
+from gain_apps.evaluation.trace import Reals, Trace
+from gain_core import __version__
+from gain_core.errors import ArtifactError
+from gain_runtime.atomic_file import write_atomically
+
+__all__ = ["SCHEMA", "make_results", "read_results", "write_results"]
+
+SCHEMA = 1
+PACKAGES = ("numpy", "onnxruntime", "onnx", "opencv-python-headless", "pillow", "torch", "timm")
+MEAN_OF_DOMAINS = "mean over domains, then over rounds"
+POOLED = "pooled over the stream"
+
+
+def make_results(
+    experiment: Experiment,
+    runs: Sequence[Run],
+    /,
+    *,
+    domains: Sequence[str],
+    subject: Mapping[str, Any],
+    command: str,
+) -> dict[str, Any]:
+    """Put a result together.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    runs : sequence of Run
+        Of that experiment.
+    domains : sequence of str
+        Names of the store's domains.
+    subject : mapping
+        What was evaluated: `model` and `data` as plain values.
+    command : str
+        The command line that makes the same result again.
+
+    Returns
+    -------
+    dict
+        Of plain JSON values. `methods.NAME` holds `accuracy` and `ece` in per cent, `nll` in
+        nats and `brier`, counted as `counting` says, and the same under `whole_stream`,
+        `mean_over_domains` and `domains.NAME`.
+    """
+    counting = POOLED if experiment.plan.pools_domains else MEAN_OF_DOMAINS
+    plan = asdict(experiment.plan)
+    del plan["severity"], plan["seed"]
+    return {
+        "schema": SCHEMA,
+        "command": command,
+        **subject,
+        "stream": {**plan, "domains": list(domains), "samples": len(_first(runs).correct)},
+        "severities": (
+            sorted(set(RAMP)) if experiment.plan.kind == "ramp" else list(experiment.severities)
+        ),
+        "seeds": list(experiment.seeds),
+        "counting": counting,
+        "bins": {
+            "num_bins": experiment.num_bins,
+            "kind": "equal width on the top confidence, exactly 1 in the last bin",
+        },
+        "versions": _versions(),
+        "machine": _machine(),
+        "methods": {
+            spec.text: _method_record(experiment, runs, spec, domains=domains)
+            for spec in experiment.methods
+        },
+    }
+
+
+def write_results(path: Path, results: Mapping[str, Any], /) -> None:
+    """Write a result file, whole or not at all.
+
+    Raises
+    ------
+    ArtifactError
+        If it cannot be written.
+    """
+    text = json.dumps(results, indent=1, allow_nan=False) + "\n"
+    try:
+        write_atomically(path, text.encode())
+    except OSError as err:
+        raise ArtifactError(
+            f"{path}: cannot be written ({err.strerror}); check the folder"
+        ) from err
+
+
+def read_results(path: Path, /) -> dict[str, Any]:
+    """Read a result file.
+
+    Raises
+    ------
+    ArtifactError
+        If it is missing, no JSON, no result of this program or of another schema.
+    """
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise ArtifactError(f"{path}: cannot be read ({err.strerror}); check the path") from err
+    except ValueError as err:
+        raise ArtifactError(f"{path}: expected a result file (JSON), got other text") from err
+    if not isinstance(results, dict) or not isinstance(results.get("methods"), dict):
+        raise ArtifactError(f"{path}: expected a result of gain-eval, got other JSON")
+    if results.get("schema") != SCHEMA:
+        raise ArtifactError(
+            f"{path}: expected result schema {SCHEMA}, got {results.get('schema')!r}; run it again"
+        )
+    return results
+
+
+def _first(runs: Sequence[Run]) -> Trace:
+    """Any trace: all are of equally many samples."""
+    return next(iter(runs[0].traces.values()))
+
+
+def _method_record(
+    experiment: Experiment, runs: Sequence[Run], spec: MethodSpec, *, domains: Sequence[str]
+) -> dict[str, Any]:
+    """Everything about one method."""
+    bins = experiment.num_bins
+    traces = [run.traces[spec.text] for run in runs]
+    pooled = [score(trace, num_bins=bins) for trace in traces]
+    rounds = [round_scores(trace, num_bins=bins) for trace in traces]
+    over_domains = [mean_scores(each) for each in rounds]
+    headline = pooled if experiment.plan.pools_domains else over_domains
+    by_domain = [domain_scores(trace, num_bins=bins) for trace in traces]
+    record: dict[str, Any] = {
+        **mean_scores(headline).to_dict(),
+        "std_over_runs": _spread(headline),
+        "whole_stream": mean_scores(pooled).to_dict(),
+        "mean_over_domains": mean_scores(over_domains).to_dict(),
+        "domains": {
+            domains[index]: mean_scores(
+                scores[index] for scores in by_domain if index in scores
+            ).to_dict()
+            for index in sorted(set().union(*by_domain))
+        },
+        "runs": [
+            {"severity": run.severity, "seed": run.seed, **scores.to_dict()}
+            for run, scores in zip(runs, headline, strict=True)
+        ],
+        "step_ms": _percentiles(np.concatenate([trace.step_ms for trace in traces])),
+        "cost": traces[-1].cost.to_dict(),
+        "configuration": describe_method(spec),
+    }
+    if len(rounds[0]) > 1:
+        record["rounds"] = [mean_scores(each).to_dict() for each in zip(*rounds, strict=True)]
+    if traces[0].gain is not None:
+        record["gain"] = _gain_record(traces)
+    record["series"] = series_record(traces[0], runs[0].stream, num_bins=bins)
+    return record
+
+
+def _gain_record(traces: Sequence[Trace]) -> dict[str, Any]:
+    """Strength and gain of a GAIN method over all runs."""
+    parts = [trace.gain for trace in traces if trace.gain is not None]
+    strength = np.concatenate([part.strength for part in parts])
+    pairs = [correlations(trace) for trace in traces]
+
+    def mean_of(name: str) -> float | None:
+        values = [pair[name] for pair in pairs]
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if known else None
+
+    return {
+        "mean_strength": float(strength.mean()),
+        "share_at_zero": float((strength == 0.0).mean()),
+        "share_at_one": float((strength == 1.0).mean()),
+        "mean_expected_nats": _finite_mean([part.expected for part in parts]),
+        "mean_realised_nats": _finite_mean([part.realised for part in parts]),
+        "pearson": mean_of("pearson"),
+        "spearman": mean_of("spearman"),
+    }
+
+
+def _finite_mean(parts: Sequence[Reals]) -> float | None:
+    """Mean over all samples, or None where it is not finite: strict JSON has no infinity."""
+    mean = float(np.concatenate(list(parts)).mean())
+    return mean if math.isfinite(mean) else None
+
+
+def _spread(scores: Sequence[Scores]) -> dict[str, float | None] | None:
+    """Standard deviation over runs (n - 1), or None for a single run."""
+    if len(scores) < 2:
+        return None
+    table = np.array([list(asdict(one).values()) for one in scores])
+    # An infinite NLL has no spread; strict JSON has no NaN.
+    with np.errstate(invalid="ignore"):
+        spread = table.std(axis=0, ddof=1)
+    return Scores(**dict(zip(asdict(scores[0]), spread.tolist(), strict=True))).to_dict()
+
+
+def _percentiles(values: Any) -> dict[str, float]:
+    """Milliseconds per step without the network's forward pass."""
+    record = {f"p{share}": float(np.percentile(values, share)) for share in (50, 90, 99)}
+    return {**record, "max": float(values.max()), "mean": float(values.mean())}
+
+
+def _versions() -> dict[str, str]:
+    """This project's version and those of what it stands on, where installed."""
+    found = {"gain-edge": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _machine() -> dict[str, Any]:
+    """Where it ran, and the process's peak memory so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "num_cpus": os.cpu_count(),
+        "num_threads": os.environ.get("OMP_NUM_THREADS", "all"),
+        # Kilobytes on Linux, bytes on macOS.
+        "peak_memory_bytes": peak if sys.platform == "darwin" else peak * 1024,
+    }

@@ -1,0 +1,184 @@
+"""Running a method over a stream, and what is kept of it: one record per sample."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gain_apps.evaluation.methods.protocol import (
+    Cost,
+    Diagnosing,
+    Diagnosis,
+    Floats,
+    Method,
+    OnPixels,
+)
+from gain_apps.evaluation.store import FeatureStore
+from gain_apps.evaluation.streams import StreamBatch
+from gain_core.errors import NumericsError
+
+__all__ = ["GainTrace", "Trace", "run_method"]
+
+# Normalised log-probabilities; single precision over a thousand classes stays well within.
+MAX_NORM_ERROR = 1e-3
+
+Reals = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GainTrace:
+    """What GAIN's parts said about each sample, (T,) each.
+
+    Attributes
+    ----------
+    strength, expected : array
+        lambda and the expected gain in nats.
+    realised : array
+        log(q_hat / s) at the true class: what the full correction would have gained.
+    """
+
+    strength: Reals
+    expected: Reals
+    realised: Reals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """A method's run over a stream of T samples.
+
+    Attributes
+    ----------
+    domains, rounds : array, (T,) int64
+    confidence : array, (T,)
+        Probability of the predicted class.
+    correct : array, (T,) bool
+    nll : array, (T,)
+        -log p(label), in nats; infinite where the label was given no probability.
+    brier : array, (T,)
+        Squared distance to the one-hot label.
+    step_ms : array, (number of batches,)
+        Wall time of `predict`: the network's forward pass is not in it, unless the method runs
+        the network itself (`OnPixels`).
+    cost : Cost
+        As of the end.
+    gain : GainTrace or None
+        For methods of the GAIN family.
+    """
+
+    domains: npt.NDArray[np.int64]
+    rounds: npt.NDArray[np.int64]
+    confidence: Reals
+    correct: npt.NDArray[np.bool_]
+    nll: Reals
+    brier: Reals
+    step_ms: Reals
+    cost: Cost
+    gain: GainTrace | None
+
+
+def run_method(
+    method: Method,
+    stream: Sequence[StreamBatch],
+    store: FeatureStore,
+    /,
+    *,
+    diagnose: bool = True,
+    on_batch: Callable[[], None] | None = None,
+) -> Trace:
+    """Reset a method and run it over a stream.
+
+    Parameters
+    ----------
+    method : Method
+    stream : sequence of StreamBatch
+        At least one batch.
+    store : FeatureStore
+    diagnose : bool
+        Ask methods that can for strength and gain before each batch (not in their time).
+    on_batch : callable, optional
+        Called after every batch.
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    NumericsError
+        If a prediction is not finite or its rows do not sum to one.
+    ConfigError
+        If the store lacks a domain at a severity.
+    """
+    method.reset()
+    watched = method if diagnose and isinstance(method, Diagnosing) else None
+    rows: list[tuple[Reals, npt.NDArray[np.bool_], Reals, Reals]] = []
+    gains: list[tuple[Reals, Reals, Reals]] = []
+    step_ms: list[float] = []
+    for number, item in enumerate(stream):
+        batch = store.batch(item, with_pixels=isinstance(method, OnPixels))
+        labels = store.labels[item.images]
+        if watched is not None:
+            gains.append(_gains(watched.diagnose(batch), labels))
+        start = time.perf_counter_ns()
+        log_probs = method.predict(batch)
+        step_ms.append((time.perf_counter_ns() - start) / 1e6)
+        _check(log_probs, method, number=number)
+        rows.append(_sample_scores(log_probs, labels))
+        if on_batch is not None:
+            on_batch()
+    confidence, correct, nll, brier = (np.concatenate(column) for column in zip(*rows, strict=True))
+    return Trace(
+        domains=np.concatenate([item.domains for item in stream]),
+        rounds=np.concatenate([item.rounds for item in stream]),
+        confidence=confidence,
+        correct=correct,
+        nll=nll,
+        brier=brier,
+        step_ms=np.asarray(step_ms),
+        cost=method.cost,
+        gain=None if watched is None else _joined(gains),
+    )
+
+
+def _joined(gains: list[tuple[Reals, Reals, Reals]]) -> GainTrace:
+    """The batches' gains one after another."""
+    strength, expected, realised = (np.concatenate(part) for part in zip(*gains, strict=True))
+    return GainTrace(strength=strength, expected=expected, realised=realised)
+
+
+def _gains(diagnosis: Diagnosis, labels: npt.NDArray[np.int64]) -> tuple[Reals, Reals, Reals]:
+    """Strength, expected and realised gain of each sample."""
+    realised = diagnosis.evidence[np.arange(len(labels)), labels]
+    return (
+        diagnosis.strength.astype(np.float64),
+        diagnosis.gain.astype(np.float64),
+        realised.astype(np.float64),
+    )
+
+
+def _check(log_probs: Floats, method: Method, *, number: int) -> None:
+    """The prediction is a distribution."""
+    with np.errstate(over="ignore"):
+        total = np.exp(log_probs.astype(np.float64)).sum(axis=1)
+    # Written so that NaN fails it.
+    if not (np.abs(total - 1.0) <= MAX_NORM_ERROR).all():
+        raise NumericsError(
+            f"{type(method).__name__}: expected probabilities that sum to one, got sums from "
+            f"{total.min():g} to {total.max():g} in batch {number}"
+        )
+
+
+def _sample_scores(
+    log_probs: Floats, labels: npt.NDArray[np.int64]
+) -> tuple[Reals, npt.NDArray[np.bool_], Reals, Reals]:
+    """Confidence, correctness, NLL and Brier score of each sample."""
+    probs = np.exp(log_probs.astype(np.float64))
+    each = np.arange(len(labels))
+    top = log_probs.argmax(axis=1)
+    brier = np.sum(probs * probs, axis=1) - 2.0 * probs[each, labels] + 1.0
+    nll = -log_probs[each, labels].astype(np.float64)
+    return probs[each, top], top == labels, nll, brier

@@ -1,0 +1,328 @@
+"""gain-export: turns a timm model or any ONNX classifier into an artifact."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gain_core import __version__
+from gain_core.errors import ArtifactError, ConfigError, GainError
+
+if TYPE_CHECKING:
+    from gain_export import ExportReport, PreprocessOverrides
+    from gain_export.report import OnStep
+
+__all__ = ["build_parser", "main"]
+
+_EPILOG = """\
+examples:
+  gain-export vit_b16.onnx                    no such file: an alias of models/*.toml
+  gain-export out.onnx --model vit_tiny_patch16_224.augreg_in21k_ft_in1k
+  gain-export mine.onnx --model resnet18.a1_in1k --weights mine.pth --labels names.txt
+  gain-export mine.onnx --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --crop-pct 1 --interpolation bilinear
+  gain-export mine.onnx --like resnet50.a1_in1k    the file exists: written to mine.gain.onnx
+"""
+
+# Flags that only one of the two roads takes.
+_TIMM_ONLY = ("weights", "random_weights", "seed", "classes", "opset")
+_ONNX_ONLY = ("head", "like")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="gain-export",
+        description=(
+            "Write a classifier as one self-describing ONNX file (an artifact) with the outputs "
+            "features and logits, verified against the model it was made from."
+        ),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "target",
+        type=Path,
+        metavar="NAME.onnx",
+        help="an existing ONNX classifier, or the file to write: its stem is then an alias, "
+        "unless --model names the model",
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write there instead")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
+    parser.add_argument(
+        "--labels",
+        type=Path,
+        metavar="FILE",
+        help="class names, one per line (default with 1000 classes: ImageNet's)",
+    )
+    _add_timm_arguments(parser.add_argument_group("a timm model"))
+    _add_onnx_arguments(parser.add_argument_group("an existing ONNX file"))
+    _add_preprocessing_arguments(
+        parser.add_argument_group(
+            "preprocessing",
+            "a timm model's own is the default; for an ONNX file it has to be given",
+        )
+    )
+    _add_check_arguments(parser.add_argument_group("checks and output"))
+    parser.add_argument("--version", action="version", version=f"gain-edge {__version__}")
+    return parser
+
+
+def _add_check_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--verify-images",
+        type=Path,
+        metavar="DIR",
+        help="photographs to verify on (default: drawn images)",
+    )
+    group.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    group.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
+
+
+def _add_timm_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--model", metavar="NAME", help="alias or full timm tag")
+    group.add_argument(
+        "--weights",
+        type=Path,
+        metavar="FILE",
+        help="local checkpoint (.pt, .pth, .safetensors) instead of the published weights",
+    )
+    group.add_argument(
+        "--random-weights",
+        action="store_true",
+        default=None,
+        help="untrained weights, for benchmarks and tests",
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="of the random weights (default: 0)")
+    group.add_argument(
+        "--classes", type=int, metavar="K", help="number of classes (default: the checkpoint's)"
+    )
+    group.add_argument(
+        "--opset", type=int, metavar="N", help="ONNX operator set, 17 to 20 (default: 18)"
+    )
+
+
+def _add_onnx_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--head", metavar="NODE", help="node or output name of the head, where several qualify"
+    )
+    group.add_argument(
+        "--like", metavar="NAME", help="take over the preprocessing of this alias or timm tag"
+    )
+
+
+def _add_preprocessing_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--img-size", type=int, nargs="+", metavar="PX", help="input size: one number, or H W"
+    )
+    for name in ("mean", "std"):
+        group.add_argument(
+            f"--{name}",
+            type=float,
+            nargs=3,
+            metavar="X",
+            help=f"{name} per channel, in units of [0, 1] pixels",
+        )
+    group.add_argument(
+        "--crop-pct", type=float, metavar="X", help="share of the resized side that is kept, (0, 1]"
+    )
+    group.add_argument(
+        "--interpolation",
+        choices=("nearest", "bilinear", "bicubic", "lanczos"),
+        help="resize filter",
+    )
+    group.add_argument(
+        "--crop-mode",
+        choices=("center", "squash"),
+        help="keep the aspect ratio and cut, or squash (default: center)",
+    )
+    group.add_argument(
+        "--channel-order", choices=("RGB", "BGR"), help="order of the planes (default: RGB)"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Defaults to the process's arguments.
+
+    Returns
+    -------
+    int
+        0 written, 1 refused (one line says why), 130 interrupted; 2 is argparse's own.
+    """
+    args = build_parser().parse_args(argv)
+    try:
+        with _logging(debug=args.debug):
+            report = _export(args)
+    except GainError as err:
+        if args.debug:
+            traceback.print_exc()
+        print(f"gain-export: {err}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("gain-export: interrupted; nothing was written", file=sys.stderr)
+        return 130
+    if args.json:
+        print(json.dumps(report.to_dict(), ensure_ascii=False))
+    else:
+        _print_report(report)
+    return 0
+
+
+@contextmanager
+def _logging(*, debug: bool) -> Iterator[None]:
+    """Send log records to standard error, for as long as this command runs."""
+    root, handler = logging.getLogger(), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG if debug else logging.WARNING)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+
+
+def _export(args: argparse.Namespace) -> ExportReport:
+    """Choose the road and take it, with a progress line meanwhile."""
+    from gain_apps.export_progress import progress_line
+
+    road = _export_onnx if _is_onnx_road(args) else _export_timm
+    with progress_line(enabled=not args.json) as on_step:
+        return road(args, on_step)
+
+
+def _is_onnx_road(args: argparse.Namespace) -> bool:
+    """Whether the target is a model to read; checks that no flag of the other road is given."""
+    reads = args.model is None and args.target.exists()
+    if reads and args.target.stem in _aliases() and not args.target.is_dir():
+        # What an alias was exported to before is no original to be read.
+        from gain_export.onnx_file import is_artifact
+
+        reads = not is_artifact(args.target)
+    foreign, kind = (_TIMM_ONLY, "a timm model") if reads else (_ONNX_ONLY, "an existing ONNX file")
+    given = [name for name in foreign if getattr(args, name) is not None]
+    if given:
+        flag = given[0].replace("_", "-")
+        reason = f"{args.target} is to be {'read' if reads else 'written'}"
+        raise ConfigError(f"--{flag}: belongs to the export of {kind}, but {reason}")
+    return reads
+
+
+def _export_onnx(args: argparse.Namespace, on_step: OnStep) -> ExportReport:
+    from gain_export import export_onnx
+
+    return export_onnx(
+        args.target,
+        output=args.output,
+        preprocess=_overrides(args),
+        like=args.like,
+        labels=args.labels,
+        head=args.head,
+        verify_images=args.verify_images,
+        force=args.force,
+        on_step=on_step,
+    )
+
+
+def _export_timm(args: argparse.Namespace, on_step: OnStep) -> ExportReport:
+    name = args.model or args.target.stem
+    if args.model is None and name not in _aliases():
+        raise ArtifactError(
+            f"{args.target}: no such file, and {name} is no alias; give an ONNX file, --model with "
+            f"a timm tag, or one of: {', '.join(sorted(_aliases()))}"
+        )
+    if args.seed is not None and not args.random_weights:
+        raise ConfigError("--seed: is the seed of --random-weights; give both or neither")
+    # Only now: it takes seconds to import torch.
+    from gain_export import export_timm
+    from gain_export.onnx_file import DEFAULT_OPSET
+
+    return export_timm(
+        name,
+        args.output or args.target,
+        weights=args.weights,
+        random_seed=(args.seed or 0) if args.random_weights else None,
+        num_classes=args.classes,
+        labels=args.labels,
+        preprocess=_overrides(args),
+        opset=DEFAULT_OPSET if args.opset is None else args.opset,
+        verify_images=args.verify_images,
+        force=args.force,
+        on_step=on_step,
+    )
+
+
+def _aliases() -> Mapping[str, object]:
+    """The names that stand for models."""
+    from gain_export.aliases import load_aliases
+
+    return load_aliases()
+
+
+def _overrides(args: argparse.Namespace) -> PreprocessOverrides:
+    """The preprocessing flags that were given."""
+    from gain_export import PreprocessOverrides
+
+    size = args.img_size
+    if size is not None and len(size) > 2:
+        raise ConfigError(f"--img-size: expected one number or H W, got {len(size)} numbers")
+    return PreprocessOverrides(
+        img_size=None if size is None else (size[0], size[-1]),
+        mean=None if args.mean is None else tuple(args.mean),
+        std=None if args.std is None else tuple(args.std),
+        crop_fraction=args.crop_pct,
+        interpolation=args.interpolation,
+        crop_mode=args.crop_mode,
+        channel_order=args.channel_order,
+    )
+
+
+def _print_report(report: ExportReport) -> None:
+    """What a person wants to know about the artifact, on standard error."""
+    spec, numbers = report.preprocess, report.verification
+    mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (spec.mean, spec.std))
+    rows = (
+        (
+            "artifact",
+            f"{report.path} ({report.size_bytes / 1e6:.1f} MB, sha256 {report.sha256[:12]})",
+        ),
+        ("source", report.source),
+        ("head", f"{report.num_classes} classes x {report.feature_dim} features"),
+        (
+            "input",
+            f"{spec.width_px} x {spec.height_px} px {spec.channel_order}, {spec.interpolation}, "
+            f"{spec.crop_mode} crop {spec.crop_fraction:g}, mean {mean}, std {std}",
+        ),
+        ("format", f"opset {report.opset}, IR {report.ir_version}"),
+        (
+            "verified",
+            f"against {numbers['reference']} on {numbers['images']} images "
+            f"({numbers['image_source']}), batches of {numbers['batch_sizes']}",
+        ),
+        (
+            "agreement",
+            f"top-1 {float(numbers['top1_agreement']):.1%}, "
+            f"largest logit difference {float(numbers['logits_max_abs_diff']):.2g} "
+            f"(allowed {float(numbers['logits_allowed_diff']):.2g}), "
+            f"smallest cosine {float(numbers['logits_cosine_min']):.7f}",
+        ),
+        ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items())),
+    )
+    for name, text in rows:
+        print(f"{name:<10} {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

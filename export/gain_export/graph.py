@@ -1,0 +1,206 @@
+"""Small questions about an ONNX graph, and the few edits everything else is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+__all__ = [
+    "Graph",
+    "attribute",
+    "describe",
+    "free_name",
+    "prune",
+    "release_name",
+    "rename_value",
+    "subgraphs",
+]
+
+
+class Graph:
+    """An index over a graph's nodes and constants; the graph must not change meanwhile.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Read only.
+    """
+
+    def __init__(self, model: onnx.ModelProto, /) -> None:
+        self.model = model
+        self.nodes: list[onnx.NodeProto] = list(model.graph.node)
+        self._producers = {
+            name: position
+            for position, node in enumerate(self.nodes)
+            for name in node.output
+            if name
+        }
+        self._initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._inputs = {value.name for value in model.graph.input} - set(self._initializers)
+
+    def producer(self, name: str) -> onnx.NodeProto | None:
+        """The node that computes a value; None for inputs and initializers."""
+        position = self._producers.get(name)
+        return None if position is None else self.nodes[position]
+
+    def is_input(self, name: str) -> bool:
+        """Whether a value is fed from outside."""
+        return name in self._inputs
+
+    def constant(self, name: str) -> npt.NDArray[np.generic] | None:
+        """A value that does not depend on the input, as an array; None if it does depend."""
+        if name in self._initializers:
+            stored: npt.NDArray[np.generic] = numpy_helper.to_array(self._initializers[name])
+            return stored
+        ancestors = self.ancestors(name)
+        if ancestors is None or not ancestors:
+            return None
+        used = {value for node in ancestors for value in node.input}
+        graph = onnx.helper.make_graph(
+            ancestors,
+            "constant",
+            [],
+            [onnx.helper.make_value_info(name, onnx.TypeProto())],
+            [tensor for tensor in self.model.graph.initializer if tensor.name in used],
+        )
+        model = onnx.helper.make_model(graph, opset_imports=self.model.opset_import)
+        (value,) = ReferenceEvaluator(model).run(None, {})
+        array: npt.NDArray[np.generic] = np.asarray(value)
+        return array
+
+    def ancestors(self, name: str) -> list[onnx.NodeProto] | None:
+        """Nodes a constant is computed by, in graph order; None if an input is among its sources.
+
+        A node with a subgraph counts as depending on the input.
+        """
+        wanted: set[int] = set()
+        stack = [name]
+        while stack:
+            value = stack.pop()
+            position = self._producers.get(value)
+            if position is None:
+                if value and value not in self._initializers:
+                    return None
+                continue
+            node = self.nodes[position]
+            if next(subgraphs(node), None) is not None:
+                return None
+            if position not in wanted:
+                wanted.add(position)
+                stack.extend(node.input)
+        return [self.nodes[position] for position in sorted(wanted)]
+
+
+def attribute(node: onnx.NodeProto, name: str, default: object) -> object:
+    """An attribute's value, or the operator's default."""
+    for item in node.attribute:
+        if item.name == name:
+            value: object = onnx.helper.get_attribute_value(item)
+            return value
+    return default
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """A node as messages name it: operator and node name, or its output where it has no name."""
+    operator = f"{node.domain}:{node.op_type}" if node.domain else str(node.op_type)
+    return f"{operator} '{node.name or node.output[0]}'"
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs inside a control-flow node."""
+    for item in node.attribute:
+        if item.HasField("g"):
+            yield item.g
+        yield from item.graphs
+
+
+def free_name(model: onnx.ModelProto, wanted: str) -> str:
+    """A value name no one uses yet: the wanted one, or that with a number."""
+    taken = {name for node in _all_nodes(model.graph) for name in (*node.input, *node.output)}
+    taken |= {tensor.name for tensor in model.graph.initializer}
+    taken |= {value.name for value in model.graph.input}
+    name, number = wanted, 0
+    while name in taken:
+        number += 1
+        name = f"{wanted}_{number}"
+    return name
+
+
+def rename_value(model: onnx.ModelProto, old: str, new: str) -> None:
+    """Rename a value wherever it is produced, consumed or declared; `new` is made free first."""
+    if old != new:
+        release_name(model, new)
+        _rename(model, old, new)
+
+
+def release_name(model: onnx.ModelProto, name: str) -> None:
+    """Give whatever value bears a name another one."""
+    displaced = free_name(model, name)
+    if displaced != name:
+        _rename(model, name, displaced)
+
+
+def prune(model: onnx.ModelProto, outputs: list[onnx.ValueInfoProto]) -> None:
+    """Make `outputs` the graph's outputs and drop every node and initializer they do not need."""
+    graph = model.graph
+    producers = {
+        name: position for position, node in enumerate(graph.node) for name in node.output if name
+    }
+    kept: set[int] = set()
+    needed: set[str] = set()
+    stack = [value.name for value in outputs]
+    while stack:
+        name = stack.pop()
+        needed.add(name)
+        position = producers.get(name)
+        if position is not None and position not in kept:
+            kept.add(position)
+            stack.extend(_consumed(graph.node[position]))
+    # From the end, in place: large initializers are not copied.
+    for position in reversed(range(len(graph.node))):
+        if position not in kept:
+            del graph.node[position]
+    for position in reversed(range(len(graph.initializer))):
+        if graph.initializer[position].name not in needed:
+            del graph.initializer[position]
+    declared = list(outputs)
+    del graph.output[:]
+    graph.output.extend(declared)
+
+
+def _consumed(node: onnx.NodeProto) -> Iterator[str]:
+    """Every value a node reads, those its subgraphs capture included."""
+    yield from (name for name in node.input if name)
+    for graph in subgraphs(node):
+        yield from (value.name for value in graph.output)
+        for inner in graph.node:
+            yield from _consumed(inner)
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of every graph inside it."""
+    for node in graph.node:
+        yield node
+        for inner in subgraphs(node):
+            yield from _all_nodes(inner)
+
+
+def _rename(model: onnx.ModelProto, old: str, new: str) -> None:
+    for node in _all_nodes(model.graph):
+        for names in (node.input, node.output):
+            for position, name in enumerate(names):
+                if name == old:
+                    names[position] = new
+    graphs = [model.graph]
+    for node in _all_nodes(model.graph):
+        graphs.extend(subgraphs(node))
+    for graph in graphs:
+        for field in (graph.input, graph.output, graph.value_info, graph.initializer):
+            for item in field:
+                if item.name == old:
+                    item.name = new

@@ -1,0 +1,193 @@
+"""The last steps every export shares: check the candidate, then write the artifact whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from gain_core.errors import ArtifactError, EngineError
+from gain_export.onnx_file import MAX_BYTES, opset_of
+from gain_export.photographs import read_photographs
+from gain_export.report import ExportReport, Steps
+from gain_export.surgery import FEATURES, LOGITS, PIXEL_VALUES
+from gain_export.synthetic import synthetic_images
+from gain_export.verify import BATCH_SIZES, Numbers, Reference, verify
+from gain_runtime.artifact import load_artifact, write_metadata
+from gain_runtime.atomic_file import write_atomically
+from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
+
+__all__ = ["VerifyImages", "check_output", "choose_images", "make_manifest", "verify_and_write"]
+
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VerifyImages:
+    """Images to verify on, (H, W, 3) uint8 RGB each, and where they came from."""
+
+    images: Sequence[npt.NDArray[np.uint8]]
+    source: str
+
+
+def choose_images(folder: Path | None, /) -> VerifyImages:
+    """Photographs from a folder, or drawn images without one."""
+    if folder is not None:
+        return VerifyImages(images=read_photographs(folder), source=folder.name or str(folder))
+    images = synthetic_images(sum(BATCH_SIZES), seed=_SEED)
+    return VerifyImages(images=images, source=f"synthetic, seed {_SEED}")
+
+
+def check_output(path: Path, /, *, force: bool) -> None:
+    """Find out before the work whether its result can be written.
+
+    Raises
+    ------
+    ArtifactError
+        If the file exists and `force` is not given, or its folder is missing or not writable.
+    """
+    if path.is_dir():
+        raise ArtifactError(f"{path}: expected a file to write, got a folder; name a file in it")
+    if path.exists() and not force:
+        raise ArtifactError(f"{path}: exists already; use --force to replace it, or --output")
+    if not path.parent.is_dir():
+        raise ArtifactError(f"{path}: expected its folder to exist, found none; create it first")
+    if not os.access(path.parent, os.W_OK):
+        raise ArtifactError(f"{path}: its folder cannot be written; choose another with --output")
+
+
+def make_manifest(
+    *,
+    source: str,
+    weights_sha256: str,
+    head: HeadLocation,
+    head_shape: tuple[int, ...],
+    labels: tuple[str, ...],
+    preprocess: Preprocess,
+    tools: Sequence[str],
+) -> Manifest:
+    """The manifest of a graph with this package's names; `head_shape` is (K, D)."""
+    num_classes, feature_dim = head_shape
+    return Manifest(
+        source=source,
+        weights_sha256=weights_sha256,
+        input_name=PIXEL_VALUES,
+        features_name=FEATURES,
+        logits_name=LOGITS,
+        num_classes=num_classes,
+        feature_dim=feature_dim,
+        labels=labels,
+        head=head,
+        preprocess=preprocess,
+        tool_versions={tool: version(tool) for tool in tools},
+    )
+
+
+def verify_and_write(
+    model: onnx.ModelProto,
+    manifest: Manifest,
+    /,
+    *,
+    output: Path,
+    reference: Reference,
+    images: VerifyImages,
+    steps: Steps,
+) -> ExportReport:
+    """Verify a finished graph against its reference and write it with the numbers measured.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Its metadata is changed in place.
+    manifest : Manifest
+        Without `verification`.
+    output : Path
+    reference : Reference
+    images : VerifyImages
+    steps : Steps
+
+    Returns
+    -------
+    ExportReport
+
+    Raises
+    ------
+    ArtifactError
+        If the file would exceed 2 GB or cannot be written.
+    EngineError
+        If ONNX Runtime cannot run the graph.
+    ParityError
+        If the graph and its reference disagree. Nothing is left behind in any of these cases.
+    """
+    size_bytes = model.ByteSize()
+    if size_bytes > MAX_BYTES:
+        raise ArtifactError(
+            f"{output}: expected at most 2 GB, the limit of one ONNX file, "
+            f"got {size_bytes / 2**30:.1f} GB; choose a smaller model"
+        )
+    try:
+        with steps("verify"):
+            write_metadata(model, manifest)
+            numbers = _verify_candidate(model, output=output, reference=reference, images=images)
+        with steps("write"):
+            manifest = replace(manifest, verification=numbers)
+            write_metadata(model, manifest)
+            data = model.SerializeToString()
+            write_atomically(output, data)
+    except OSError as err:
+        if isinstance(err, ArtifactError):
+            raise
+        raise ArtifactError(f"{output}: cannot be written ({err.strerror or err})") from err
+    return _report(model, manifest, data, output=output, seconds=steps.seconds)
+
+
+def _verify_candidate(
+    model: onnx.ModelProto, *, output: Path, reference: Reference, images: VerifyImages
+) -> Numbers:
+    """Verify the graph as a file of its own, which is gone afterwards."""
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".gain-export-") as folder:
+        candidate = Path(folder) / output.name
+        candidate.write_bytes(model.SerializeToString())
+        try:
+            return verify(
+                load_artifact(candidate),
+                reference,
+                images=images.images,
+                image_source=images.source,
+            )
+        except (ArtifactError, EngineError) as err:
+            # The user knows the file by the name it was to get.
+            raise type(err)(str(err).replace(str(candidate), str(output))) from err
+
+
+def _report(
+    model: onnx.ModelProto,
+    manifest: Manifest,
+    data: bytes,
+    *,
+    output: Path,
+    seconds: Mapping[str, float],
+) -> ExportReport:
+    """What is known once the artifact is written."""
+    return ExportReport(
+        path=output,
+        sha256=hashlib.sha256(data).hexdigest(),
+        source=manifest.source,
+        weights_sha256=manifest.weights_sha256,
+        num_classes=manifest.num_classes,
+        feature_dim=manifest.feature_dim,
+        preprocess=manifest.preprocess,
+        opset=opset_of(model),
+        ir_version=model.ir_version,
+        size_bytes=len(data),
+        verification=manifest.verification,
+        seconds=seconds,
+    )

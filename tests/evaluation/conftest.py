@@ -1,0 +1,195 @@
+"""What the evaluation's tests share: the shared data, and a small world that shifts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+from gain_apps.evaluation.methods import Batch, Head
+from gain_runtime.artifact import write_metadata
+from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
+
+SHARED = Path(__file__).resolve().parents[3] / "shared"
+
+
+@pytest.fixture(scope="session")
+def beds_dir() -> Path:
+    """Frozen features of two networks, beside the checkout."""
+    path = SHARED / "data" / "beds"
+    if not path.is_dir():
+        pytest.skip("no data/beds beside the checkout")
+    return path
+
+
+@dataclass(frozen=True)
+class World:
+    """A head and batches of features of its classes under a shift."""
+
+    head: Head
+    batches: list[Batch]
+    labels: list[np.ndarray]
+
+
+@pytest.fixture
+def world() -> World:
+    """Six classes in eight dimensions, twelve batches, the shift changing half-way."""
+    rng = np.random.default_rng(11)
+    weight = rng.normal(size=(6, 8)).astype(np.float32)
+    head = Head(weight=weight, bias=rng.normal(size=6).astype(np.float32) * 0.1)
+    shifts = rng.normal(size=(2, 8)) * 0.8
+    batches, labels = [], []
+    for number in range(12):
+        label = rng.integers(6, size=20)
+        noise = rng.normal(size=(20, 8)) * 0.7
+        features = (weight[label] + shifts[number // 6] + noise).astype(np.float32)
+        batches.append(Batch(features=features, logits=head.logits(features)))
+        labels.append(label)
+    return World(head=head, batches=batches, labels=labels)
+
+
+SIZE_PX = 32
+COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
+WNIDS = {"n00000001": 0, "n00000002": 1, "n00000003": 2}
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    """A network that knows red, green and blue: mean colour of each quarter, linear head."""
+    names = tuple(COLOURS)
+    rows = np.array(list(COLOURS.values()), dtype=np.float32) / 255 - 0.5
+    weight = np.tile(rows, (1, 4)).astype(np.float32) * 2
+    bias = np.array([0.1, 0.0, -0.1], dtype=np.float32)
+    half = SIZE_PX // 2
+    nodes = [
+        helper.make_node(
+            "AveragePool",
+            ["pixel_values"],
+            ["pooled"],
+            kernel_shape=[half, half],
+            strides=[half, half],
+        ),
+        helper.make_node("Transpose", ["pooled"], ["last"], perm=[0, 2, 3, 1]),
+        helper.make_node("Flatten", ["last"], ["features"]),
+        helper.make_node("Gemm", ["features", "weight", "bias"], ["logits"], transB=1),
+    ]
+    float32 = TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        "colours",
+        [helper.make_tensor_value_info("pixel_values", float32, ["B", 3, SIZE_PX, SIZE_PX])],
+        [
+            helper.make_tensor_value_info("features", float32, ["B", 12]),
+            helper.make_tensor_value_info("logits", float32, ["B", 3]),
+        ],
+        [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(bias, "bias")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    manifest = Manifest(
+        source="colours",
+        weights_sha256="0" * 64,
+        input_name="pixel_values",
+        features_name="features",
+        logits_name="logits",
+        num_classes=3,
+        feature_dim=12,
+        labels=names,
+        head=HeadLocation(weight="weight", layout="KD", bias="bias"),
+        preprocess=Preprocess(
+            height_px=SIZE_PX,
+            width_px=SIZE_PX,
+            mean=(0.5,) * 3,
+            std=(0.5,) * 3,
+            crop_fraction=0.875,
+        ),
+    )
+    write_metadata(model, manifest)
+    path = tmp_path / "colours.onnx"
+    onnx.save(model, path)
+    return path
+
+
+@dataclass(frozen=True)
+class Colours:
+    """The classes of the colour network, and pictures of them."""
+
+    names: tuple[str, ...] = tuple(COLOURS)
+
+    @staticmethod
+    def image(label: int, number: int, size: tuple[int, int] = (40, 48)) -> np.ndarray:
+        return colour_image(label, number, size)
+
+    def save(self, path: Path, label: int, number: int, size: tuple[int, int] = (40, 48)) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(colour_image(label, number, size)).save(path)
+
+    def class_list(self, folder: Path) -> Path:
+        rows = [f"{index}\t{wnid}\t{self.names[index]}" for wnid, index in WNIDS.items()]
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "classes.tsv"
+        path.write_text("\n".join(["index\twnid\tname", *rows]) + "\n")
+        return path
+
+    def folders(self, root: Path, per_class: int = 8) -> Path:
+        for label, name in enumerate(self.names):
+            for number in range(per_class):
+                self.save(root / name / f"{number}.png", label, number)
+        return root
+
+    def tree(
+        self,
+        root: Path,
+        domains: Sequence[str],
+        *,
+        severities: Sequence[str] = ("5",),
+        per_class: int = 2,
+        size: tuple[int, int] = (40, 48),
+    ) -> Path:
+        self.class_list(root)
+        for domain in domains:
+            for severity in severities:
+                for wnid, label in WNIDS.items():
+                    for number in range(per_class):
+                        path = root / domain / severity / wnid / f"{number}.png"
+                        self.save(path, label, number, size)
+        return root
+
+
+@pytest.fixture
+def colours() -> Colours:
+    return Colours()
+
+
+def colour_image(label: int, number: int, size: tuple[int, int] = (40, 48)) -> np.ndarray:
+    """A noisy picture of one colour, (H, W, 3) uint8."""
+    rng = np.random.default_rng((label, number))
+    colour = np.array(list(COLOURS.values())[label])
+    noise = rng.normal(scale=40, size=(*size, 3))
+    return np.clip(colour + noise, 0, 255).astype(np.uint8)
+
+
+@pytest.fixture
+def colour_bed(tmp_path: Path) -> Path:
+    """A bed of three classes and two domains besides clean."""
+    rng = np.random.default_rng(5)
+    weight = rng.normal(size=(3, 6)).astype(np.float32)
+    labels = np.arange(90) % 3
+    clean = weight[labels] + rng.normal(scale=0.5, size=(90, 6))
+    path = tmp_path / "bed.npz"
+    np.savez(
+        path,
+        weight=weight,
+        bias=np.zeros(3, dtype=np.float32),
+        labels=labels,
+        clean=clean.astype(np.float16),
+        fog=(clean + 1.0).astype(np.float16),
+        frost=(clean - 0.7).astype(np.float16),
+    )
+    return path

@@ -1,0 +1,426 @@
+"""`gain-eval` from the command line, on beds and on real images through a real session."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from gain_apps.evaluate import main
+
+METRICS = {"accuracy", "ece", "nll", "brier"}
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Run the command; its exit status, the parsed result and what it said."""
+
+    def runner(*arguments, status=0):
+        path = tmp_path / "result.json"
+        path.unlink(missing_ok=True)
+        given = [*map(str, arguments), "--json", str(path)]
+        assert main(given) == status, capsys.readouterr().err
+        said = capsys.readouterr()
+        return json.loads(path.read_text()) if path.exists() else None, said
+
+    return runner
+
+
+def test_bed_scores_every_method(run, colour_bed):
+    result, said = run(
+        colour_bed, "--methods", "tracked,neo,foa-shift,tracked:rule=full", "--batch-size", "16"
+    )
+    assert list(result["methods"]) == [
+        "source",
+        "tracked",
+        "neo",
+        "foa-shift",
+        "tracked:rule=full",
+    ]
+    for record in result["methods"].values():
+        assert set(record) >= METRICS
+        assert set(record["domains"]) == {"frost", "fog"}
+        for name in METRICS:
+            mean = np.mean([record["domains"][domain][name] for domain in ("fog", "frost")])
+            assert record[name] == pytest.approx(mean)
+            assert record["mean_over_domains"][name] == record[name]
+        assert set(record["whole_stream"]) == METRICS
+    assert result["counting"] == "mean over domains, then over rounds"
+    assert result["bins"]["num_bins"] == 20
+    assert result["stream"]["samples"] == 180
+    assert len(result["model"]["sha256"]) == 64
+    assert result["methods"]["tracked"]["configuration"]["config"]["anchor"] == "balanced"
+    assert result["methods"]["tracked:rule=full"]["gain"]["share_at_one"] > 0.5
+    assert "tracked" in said.out
+    assert said.err == ""
+
+
+def test_source_scores_by_hand(run, colour_bed):
+    result, _ = run(colour_bed, "--methods", "source", "--domains", "fog", "--bins", "15")
+    with np.load(colour_bed) as bed:
+        logits = bed["fog"].astype(np.float32) @ bed["weight"].T
+        right = logits.argmax(axis=1) == bed["labels"]
+    assert result["methods"]["source"]["accuracy"] == pytest.approx(100 * right.mean())
+    assert result["bins"]["num_bins"] == 15
+
+
+def test_seeds_are_runs_and_results_repeat(run, colour_bed):
+    arguments = (colour_bed, "--seeds", "3", "--seed", "4", "--methods", "neo,tracked")
+    first, _ = run(*arguments)
+    second, _ = run(*arguments)
+    assert first["seeds"] == [4, 5, 6]
+    runs = first["methods"]["neo"]["runs"]
+    assert [entry["seed"] for entry in runs] == [4, 5, 6]
+    assert first["methods"]["neo"]["accuracy"] == pytest.approx(
+        np.mean([entry["accuracy"] for entry in runs])
+    )
+    assert first["methods"]["neo"]["std_over_runs"]["nll"] > 0
+    for name in ("neo", "tracked"):
+        assert first["methods"][name]["runs"] == second["methods"][name]["runs"]
+
+
+def test_mds_is_counted_over_the_whole_stream(run, colour_bed):
+    result, _ = run(colour_bed, "--stream", "mds", "--methods", "neo")
+    record = result["methods"]["neo"]
+    assert result["counting"] == "pooled over the stream"
+    assert {name: record[name] for name in METRICS} == record["whole_stream"]
+
+
+def test_lha_reports_its_rounds(run, colour_bed):
+    result, _ = run(colour_bed, "--stream", "lha", "--rounds", "3", "--methods", "neo")
+    rounds = result["methods"]["neo"]["rounds"]
+    assert len(rounds) == 3
+    assert result["methods"]["neo"]["ece"] == pytest.approx(np.mean([r["ece"] for r in rounds]))
+    assert result["methods"]["source"]["rounds"][0]["nll"] == pytest.approx(
+        result["methods"]["source"]["rounds"][2]["nll"]
+    )
+
+
+@pytest.mark.parametrize("batch_size", [1, 1000])
+def test_extreme_batch_sizes(run, colour_bed, batch_size):
+    methods = "tracked,paper,neo,neo-continual,foa-shift,t3a,lame,dota,recentre"
+    result, _ = run(colour_bed, "--batch-size", batch_size, "--methods", methods)
+    assert len(result["methods"]) == 10
+
+
+def test_bed_may_follow_a_dash(run, colour_bed):
+    result, _ = run("-", colour_bed, "--methods", "neo")
+    assert result["data"]["kind"] == "bed"
+
+
+def test_images_corrupted_on_the_way(run, artifact, colours, tmp_path):
+    folder = colours.folders(tmp_path / "data")
+    arguments = (
+        *(artifact, folder, "--cache", tmp_path / "cache", "--domains", "gaussian_noise,contrast"),
+        *("--views", "2", "--severity", "1,5", "--methods", "tracked,foa-shift,dota"),
+        *("--batch-size", "8"),
+    )
+    result, _ = run(*arguments)
+    assert result["severities"] == [1.0, 5.0]
+    assert result["stream"]["samples"] == 2 * 2 * 24
+    assert [r["severity"] for r in result["methods"]["source"]["runs"]] == [1.0, 5.0]
+    accuracies = [r["accuracy"] for r in result["methods"]["source"]["runs"]]
+    assert accuracies[0] > 90
+    assert result["model"]["normalise"] == "timm"
+    entries = sorted((tmp_path / "cache").glob("*.npy"))
+    # 2 domains x 2 severities x 2 views, and clean for foa-shift.
+    assert len(entries) == 9
+    times = [path.stat().st_mtime_ns for path in entries]
+    again, _ = run(*arguments)
+    assert [path.stat().st_mtime_ns for path in entries] == times
+    assert again["methods"]["tracked"]["runs"] == result["methods"]["tracked"]["runs"]
+
+
+def test_ramp_needs_every_severity(run, artifact, colours, tmp_path):
+    folder = colours.folders(tmp_path / "data", per_class=6)
+    arguments = ("--cache", tmp_path / "cache", "--domains", "contrast", "--methods", "neo")
+    result, _ = run(artifact, folder, "--stream", "ramp", *arguments)
+    assert result["severities"] == [1, 2, 3, 4, 5]
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 5
+
+
+def test_tree_with_a_list_is_streamed_in_its_order(run, artifact, colours, tmp_path):
+    tree = colours.tree(tmp_path / "tree", ["fog", "snow"], size=(32, 32))
+    listed = tmp_path / "ids.txt"
+    listed.write_text("n00000003/1.png\nn00000001/0.png\nn00000002/1.png\n")
+    arguments = ("--cache", tmp_path / "cache", "--image-list", listed, "--methods", "neo")
+    result, _ = run(artifact, tree, "--domains", "fog,snow", *arguments)
+    assert result["stream"]["order"] == "list"
+    assert result["stream"]["samples"] == 6
+    assert result["methods"]["source"]["accuracy"] == 100
+    _, said = run(artifact, tree, "--domains", "fog,snow", *arguments, "--seeds", "2", status=1)
+    assert "seeds: csc in list order is the same stream for every seed" in said.err
+
+
+def test_classes_with_images_only(run, artifact, colours, tmp_path):
+    for label in (0, 2):
+        for number in range(4):
+            colours.save(tmp_path / "data" / colours.names[label] / f"{number}.png", label, number)
+    arguments = (artifact, tmp_path / "data", "--cache", tmp_path / "cache", "--domains", "clean")
+    everything, _ = run(*arguments, "--methods", "tracked")
+    present, _ = run(*arguments, "--methods", "tracked", "--class-subset", "present")
+    assert everything["model"]["num_classes"] == 3
+    assert present["model"]["num_classes"] == 2
+    assert present["methods"]["source"]["accuracy"] == 100
+    assert present["methods"]["source"]["nll"] < everything["methods"]["source"]["nll"]
+
+
+def test_recording_is_shown_as_it_is(run, artifact, tmp_path, monkeypatch):
+    from gain_apps.evaluation import recordings
+    from gain_runtime.frame import Frame, SourceInfo
+
+    class Source:
+        info = SourceInfo(
+            source_id="x", width_px=40, height_px=40, rate_hz=30.0, num_frames=6, live=False
+        )
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exc):
+            return None
+
+        def __iter__(self):
+            for index in range(6):
+                image = np.zeros((40, 60, 3), dtype=np.uint8)
+                image[:, 20:] = (200, 40, 40) if index % 2 else (40, 200, 40)
+                yield Frame(
+                    image=image,
+                    index=index,
+                    timestamp_ns=index,
+                    source_id="x",
+                    region=(20, 0, 60, 40),
+                    truth=1 - index % 2,
+                    condition="night" if index >= 2 else "day",
+                )
+
+    monkeypatch.setattr(recordings, "open_source", lambda *args, **options: Source())
+    result, _ = run(
+        *(artifact, "test://x", "--stream", "recorded", "--cache", tmp_path / "cache"),
+        *("--methods", "neo", "--batch-size", "4"),
+    )
+    assert result["stream"]["domains"] == ["day", "night"]
+    assert result["methods"]["source"]["accuracy"] == 100
+    assert result["methods"]["source"]["series"]["segments"] == [[0, 0], [2, 1]]
+
+
+def test_damaged_image_is_named_and_nothing_of_it_is_cached(run, artifact, colours, tmp_path):
+    folder = colours.folders(tmp_path / "data", per_class=2)
+    (folder / "green" / "1.png").write_bytes(b"no image")
+    arguments = (artifact, folder, "--cache", tmp_path / "cache", "--domains", "contrast")
+    _, said = run(*arguments, "--methods", "neo", status=1)
+    assert "green/1.png: expected a readable image" in said.err
+    colours.save(folder / "green" / "1.png", 1, 1)
+    result, _ = run(*arguments, "--methods", "neo")
+    assert result["stream"]["samples"] == 6
+
+
+def test_damaged_cache_is_named(run, artifact, colours, tmp_path):
+    folder = colours.folders(tmp_path / "data", per_class=2)
+    arguments = (artifact, folder, "--cache", tmp_path / "cache", "--domains", "contrast")
+    run(*arguments, "--methods", "neo")
+    (path,) = (tmp_path / "cache").glob("*.npy")
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 255
+    path.write_bytes(data)
+    _, said = run(*arguments, "--methods", "neo", status=1)
+    assert said.err.count("\n") == 1
+    assert path.name in said.err
+    assert "delete it and run again" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--stream", "ramp"), "a bed was recorded at one severity"),
+        (("--severity", "9"), r"severity: expected numbers in \[0, 5\], got 9"),
+        (("--views", "2"), "--views: a bed holds features, not images"),
+        (("--stream", "recorded"), "for test:// sources only"),
+        (("--methods", "tente"), "method: expected one of source"),
+        (("--methods", "neo,neo"), "methods: neo given more than once"),
+        (("--domains", "smoke"), "no domain smoke; it has clean, fog, frost"),
+        (("--seeds", "0"), "seeds: expected at least 1"),
+        (("--bins", "0"), "bins: expected at least 1"),
+        (("--report", "r.pdf"), "expected a report called"),
+        (("--report", "/nowhere/r.html"), "expected an existing folder"),
+    ],
+)
+def test_bad_requests_are_one_line(run, colour_bed, arguments, message, capsys):
+    import re
+
+    result, said = run(colour_bed, *arguments, status=1)
+    assert result is None
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("gain-eval: error: ")
+    assert re.search(message, said.err)
+
+
+def test_artifact_without_data_is_refused(run, artifact):
+    _, said = run(artifact, status=1)
+    assert "expected DATA beside an artifact" in said.err
+
+
+def test_artifact_with_a_bed_is_refused(run, artifact, colour_bed):
+    _, said = run(artifact, colour_bed, status=1)
+    assert "give it alone" in said.err
+
+
+def test_wrong_usage_is_status_two(colour_bed, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([str(colour_bed), "--no-such-flag"])
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bias": None}, "bias missing"),
+        ({"bias": np.zeros(2)}, r"bias: expected \(3,\) floating, got \(2,\)"),
+        ({"fog": np.zeros((90, 5))}, r"fog: expected \(90, 6\) floating"),
+        ({"fog": np.full((90, 6), np.nan)}, "fog: expected finite values"),
+        ({"labels": np.full(90, 3)}, r"labels: expected class indices in \[0, 3\)"),
+    ],
+)
+def test_bad_beds_are_refused(run, colour_bed, change, message):
+    import re
+
+    with np.load(colour_bed) as bed:
+        arrays = {**bed, **change}
+    np.savez(colour_bed, **{name: array for name, array in arrays.items() if array is not None})
+    _, said = run(colour_bed, status=1)
+    assert re.search(message, said.err)
+
+
+def test_truncated_bed_is_refused(run, colour_bed):
+    colour_bed.write_bytes(colour_bed.read_bytes()[:-200])
+    _, said = run(colour_bed, status=1)
+    assert "cannot be read" in said.err
+
+
+def test_result_on_stdout_is_one_object(colour_bed, capsys):
+    assert main([str(colour_bed), "--methods", "neo", "--json", "-"]) == 0
+    said = capsys.readouterr()
+    assert "neo" in json.loads(said.out)["methods"]
+    assert "accuracy" in said.err
+
+
+def test_compare(colour_bed, tmp_path, capsys):
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, methods in zip(paths, ("neo,tracked", "tracked,recentre"), strict=True):
+        assert main([str(colour_bed), "--methods", methods, "--json", str(path)]) == 0
+    capsys.readouterr()
+    assert main(["compare", *map(str, paths), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["method"] for row in rows] == ["source", "tracked"]
+    assert rows[0]["accuracy"][2] == 0
+    assert main(["compare", *map(str, paths)]) == 0
+    assert "source" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense", "expected a result file"),
+        ('{"a": 1}', "expected a result of gain-eval"),
+        ('{"schema": 99, "methods": {}}', "expected result schema 1, got 99"),
+    ],
+)
+def test_compare_refuses_other_files(text, message, tmp_path, capsys):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    assert main(["compare", str(path), str(path)]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_report_as_html_and_markdown(run, colour_bed, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    result_path = tmp_path / "kept.json"
+    page = tmp_path / "r.html"
+    arguments = [str(colour_bed), "--methods", "tracked,neo", "--json", str(result_path)]
+    assert main([*arguments, "--report", str(page)]) == 0
+    text = page.read_text()
+    assert text.count("data:image/png;base64,") == 6
+    assert "Accuracy / ECE per domain" in text
+    assert main(["report", str(result_path), "--out", str(tmp_path / "r.md")]) == 0
+    assert len(list(tmp_path.glob("r-*.png"))) == 6
+    assert "![Accuracy over the stream](r-accuracy.png)" in (tmp_path / "r.md").read_text()
+
+
+def test_report_without_gain_leaves_its_pictures_out(colour_bed, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    page = tmp_path / "r.html"
+    assert main([str(colour_bed), "--methods", "neo", "--report", str(page)]) == 0
+    assert page.read_text().count("data:image/png;base64,") == 4
+
+
+BLOCKED = """
+    import sys
+
+    class Blocker:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] in {"torch", "timm", "torchvision", "matplotlib", "scipy",
+                                      "cupy", "tensorrt", "onnxruntime"}:
+                raise ImportError(f"{name} is blocked")
+            return None
+
+    sys.meta_path.insert(0, Blocker())
+    from gain_apps.evaluate import main
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def blocked(*arguments):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(BLOCKED), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_help_and_beds_need_no_optional_library(colour_bed):
+    told = blocked("--help")
+    assert told.returncode == 0
+    assert "gain-eval MODEL DATA" in told.stdout
+    ran = blocked(colour_bed, "--methods", "tracked,lame,t3a,dota", "--json", "-")
+    assert ran.returncode == 0, ran.stderr
+    assert "tracked" in json.loads(ran.stdout)["methods"]
+
+
+def test_report_without_matplotlib_says_what_to_install(colour_bed, tmp_path):
+    ran = blocked(colour_bed, "--methods", "neo", "--report", tmp_path / "r.html")
+    assert ran.returncode == 1
+    assert "pip install 'gain-edge[eval]'" in ran.stderr
+
+
+class TestBeds:
+    """The numbers with which the two beds were published."""
+
+    DOMAINS = (
+        "brightness,zoom_blur,pixelate,frost,jpeg_compression,motion_blur,snow,defocus_blur,"
+        "glass_blur,elastic_transform,fog,contrast,gaussian_noise,shot_noise"
+    )
+
+    def test_small_vit(self, run, beds_dir):
+        method = "tracked:prior_strength=300:prior_samples=0"
+        result, _ = run(
+            *(beds_dir / "vit_k36.npz", "--domains", self.DOMAINS, "--methods", method),
+            "--no-diagnosis",
+        )
+        source, tracked = result["methods"]["source"], result["methods"][method]
+        assert (source["accuracy"], source["ece"]) == pytest.approx((53.0, 13.4), abs=0.05)
+        assert (tracked["accuracy"], tracked["ece"]) == pytest.approx((57.2, 8.4), abs=0.05)
+
+    @pytest.mark.slow
+    def test_photographs(self, run, beds_dir):
+        result, _ = run(
+            beds_dir / "efficientnet_photos_k1000.npz", "--methods", "tracked", "--no-diagnosis"
+        )
+        source, tracked = result["methods"]["source"], result["methods"]["tracked"]
+        assert (source["accuracy"], source["ece"]) == pytest.approx((23.6, 7.7), abs=0.1)
+        assert (tracked["accuracy"], tracked["ece"]) == pytest.approx((25.2, 5.6), abs=0.1)

@@ -1,0 +1,161 @@
+"""Scores against hand-computed cases and against the core's own metrics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from gain_apps.evaluation.methods.protocol import Cost
+from gain_apps.evaluation.scores import (
+    calibration,
+    correlations,
+    domain_scores,
+    round_scores,
+    score,
+)
+from gain_apps.evaluation.trace import GainTrace, Trace, run_method
+from gain_core.errors import ConfigError, NumericsError
+from gain_core.metrics import (
+    accuracy,
+    brier_score,
+    expected_calibration_error,
+    negative_log_likelihood,
+)
+
+
+def trace_of(confidence, correct, domains=None, rounds=None, gain=None):
+    confidence = np.asarray(confidence, dtype=np.float64)
+    zeros = np.zeros(len(confidence), dtype=np.int64)
+    return Trace(
+        domains=zeros if domains is None else np.asarray(domains),
+        rounds=zeros if rounds is None else np.asarray(rounds),
+        confidence=confidence,
+        correct=np.asarray(correct, dtype=bool),
+        nll=1.0 - confidence,
+        brier=2.0 * (1.0 - confidence),
+        step_ms=np.ones(1),
+        cost=Cost(),
+        gain=gain,
+    )
+
+
+def test_bins_by_hand():
+    # Bin 1 of 4 holds 0.25 (its lower edge) and 0.4; bin 3 holds 0.9 and exactly 1; 0 and 2 none.
+    bins = calibration(np.array([0.25, 0.4, 0.9, 1.0]), np.array([1, 0, 1, 0], bool), num_bins=4)
+    assert_array_equal(bins.counts, [0, 2, 0, 2])
+    assert_allclose(bins.accuracy, [0, 0.5, 0, 0.5])
+    assert_allclose(bins.confidence, [0, 0.325, 0, 0.95])
+    assert bins.error == pytest.approx(0.5 * 0.175 + 0.5 * 0.45)
+
+
+def test_no_bins_are_refused():
+    with pytest.raises(ConfigError, match="bins: expected at least 1, got 0"):
+        calibration(np.ones(1), np.ones(1, bool), num_bins=0)
+
+
+@pytest.mark.parametrize("num_bins", [15, 20])
+def test_scores_are_those_of_the_core(num_bins, world):
+    class Fixed:
+        cost = Cost()
+
+        def predict(self, batch):
+            return batch.logits - np.logaddexp.reduce(batch.logits, axis=1, keepdims=True)
+
+        def reset(self):
+            pass
+
+    class Store:
+        labels = np.concatenate(world.labels)
+
+        def batch(self, item, *, with_pixels):
+            return world.batches[int(item.domains[0])]
+
+    class Item:
+        def __init__(self, number):
+            self.domains = np.full(20, number)
+            self.rounds = np.zeros(20, dtype=np.int64)
+            self.images = np.arange(20) + 20 * number
+
+    trace = run_method(Fixed(), [Item(number) for number in range(12)], Store())
+    scores = score(trace, num_bins=num_bins)
+    log_probs = np.concatenate([Fixed().predict(batch) for batch in world.batches])
+    labels, probs = np.concatenate(world.labels), np.exp(log_probs)
+    assert scores.accuracy == pytest.approx(100 * accuracy(probs, labels))
+    error = expected_calibration_error(probs, labels, num_bins=num_bins)
+    assert scores.ece == pytest.approx(100 * error, abs=1e-3)
+    assert scores.nll == pytest.approx(negative_log_likelihood(log_probs, labels), rel=1e-5)
+    assert scores.brier == pytest.approx(brier_score(probs, labels), rel=1e-5)
+    assert trace.gain is None
+
+
+def test_domains_count_alike_whatever_their_size():
+    # Domain 0: one sample, right; domain 1: three samples, one right.
+    trace = trace_of([0.5] * 4, [1, 1, 0, 0], domains=[0, 1, 1, 1])
+    by_domain = domain_scores(trace)
+    assert by_domain[0].accuracy == pytest.approx(100)
+    assert by_domain[1].accuracy == pytest.approx(100 / 3)
+    assert by_domain[1].ece == pytest.approx(100 * (0.5 - 1 / 3))
+    (over_domains,) = round_scores(trace)
+    assert over_domains.accuracy == pytest.approx((100 + 100 / 3) / 2)
+    assert score(trace).accuracy == pytest.approx(50)
+    assert score(trace).ece == pytest.approx(0)
+    assert over_domains.ece == pytest.approx(100 * (0.5 + 1 / 6) / 2)
+
+
+def test_rounds_are_kept_apart():
+    trace = trace_of([0.5] * 4, [1, 1, 0, 0], rounds=[0, 0, 1, 1])
+    assert [scores.accuracy for scores in round_scores(trace)] == [100, 0]
+    assert domain_scores(trace)[0].ece == pytest.approx(50)
+
+
+def test_infinite_nll_becomes_null():
+    trace = trace_of([1.0], [0])
+    trace.nll[0] = np.inf
+    record = score(trace).to_dict()
+    assert record["nll"] is None
+    assert record["accuracy"] == 0
+
+
+def gains(expected, realised):
+    expected, realised = np.asarray(expected, float), np.asarray(realised, float)
+    return GainTrace(strength=np.ones(len(expected)), expected=expected, realised=realised)
+
+
+def test_correlations_by_hand():
+    # The first sample was predicted without history, the last one's gain is infinite. Ranks of
+    # the rest: 0, 1.5, 1.5, 3 and 0, 1, 2, 3.
+    pairs = gains([0, 1, 2, 2, 9, 1], [0, 1, 2, 3, 4, -np.inf])
+    trace = trace_of([0.5] * 6, [1] * 6, gain=pairs)
+    result = correlations(trace)
+    assert result["pearson"] == pytest.approx(np.corrcoef([1, 2, 2, 9], [1, 2, 3, 4])[0, 1])
+    assert result["spearman"] == pytest.approx(np.corrcoef([0, 1.5, 1.5, 3], [0, 1, 2, 3])[0, 1])
+
+
+def test_correlations_of_nothing_are_undefined():
+    trace = trace_of([0.5] * 3, [1] * 3, gain=gains([1, 1, 1], [1, 2, 3]))
+    assert correlations(trace) == {"pearson": None, "spearman": None}
+
+
+@pytest.mark.parametrize("bad", [np.nan, 0.5])
+def test_what_is_no_distribution_is_refused(bad, world):
+    class Broken:
+        cost = Cost()
+
+        def predict(self, batch):
+            return np.full((20, 6), bad)
+
+        def reset(self):
+            pass
+
+    class Store:
+        labels = world.labels[0]
+
+        def batch(self, item, *, with_pixels):
+            return world.batches[0]
+
+    class Item:
+        domains = rounds = images = np.arange(20)
+
+    with pytest.raises(NumericsError, match=r"Broken: expected probabilities .* in batch 0"):
+        run_method(Broken(), [Item()], Store())

@@ -1,0 +1,166 @@
+"""Streams: the published test vector, and what each kind promises about its samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from gain_apps.evaluation.orders import RUN_FRAMES, image_order
+from gain_apps.evaluation.streams import RAMP, StreamPlan, cdc_segments, make_stream
+from gain_core.errors import ConfigError
+
+LABELS = np.repeat(np.arange(5), 40)
+CSC = StreamPlan(kind="csc", num_domains=3, batch_size=64)
+
+
+def _column(stream, name):
+    return np.concatenate([getattr(batch, name) for batch in stream])
+
+
+def _pairs(stream):
+    return sorted(
+        zip(_column(stream, "domains").tolist(), _column(stream, "images").tolist(), strict=True)
+    )
+
+
+EVERY_SAMPLE = [(domain, image) for domain in range(3) for image in range(len(LABELS))]
+
+
+def test_cdc_is_the_published_stream():
+    segments = cdc_segments(15, 5000, 64, 1.0, 1)
+    assert segments[:10] == [
+        (13, 15),
+        (14, 13),
+        (0, 23),
+        (2, 14),
+        (12, 30),
+        (1, 46),
+        (5, 35),
+        (11, 25),
+        (4, 7),
+        (10, 2),
+    ]
+    per_domain = np.zeros(15, dtype=int)
+    for domain, batches in segments:
+        per_domain[domain] += batches
+    assert_array_equal(per_domain, 79)
+    assert len(segments) == 45
+
+
+def test_csc_keeps_the_list_order_and_ends_a_domain_with_a_short_batch():
+    stream = make_stream(CSC, LABELS)
+    assert [len(batch.images) for batch in stream] == [64, 64, 64, 8] * 3
+    assert_array_equal(_column(stream, "images"), np.tile(np.arange(200), 3))
+    assert_array_equal(_column(stream, "domains"), np.repeat([0, 1, 2], 200))
+    assert_array_equal(_column(stream, "severities"), 5.0)
+
+
+@pytest.mark.parametrize("kind", ["csc", "cdc", "mds", "ramp", "recurring"])
+@pytest.mark.parametrize("order", ["list", "shuffled", "runs", "sorted"])
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 10_000])
+def test_every_sample_comes_once(kind, order, batch_size):
+    plan = replace(CSC, kind=kind, order=order, batch_size=batch_size, seed=3)
+    stream = make_stream(plan, LABELS)
+    assert _pairs(stream) == EVERY_SAMPLE
+    assert all(1 <= len(batch.images) <= batch_size for batch in stream)
+
+
+def test_lha_repeats_every_sample_in_every_round():
+    plan = replace(CSC, kind="lha", rounds=4, order="shuffled")
+    stream = make_stream(plan, LABELS)
+    rounds = _column(stream, "rounds")
+    assert_array_equal(np.bincount(rounds), [600] * 4)
+    assert _pairs(stream) == sorted(EVERY_SAMPLE * 4)
+    images = _column(stream, "images").reshape(4, 600)
+    assert (images[0] != images[1]).any()
+
+
+def test_cdc_visits_match_its_segments():
+    plan = replace(CSC, kind="cdc", batch_size=8, seed=5)
+    stream = make_stream(plan, LABELS)
+    expected = [domain for domain, count in cdc_segments(3, 200, 8, 1.0, 5) for _ in range(count)]
+    assert [int(batch.domains[0]) for batch in stream] == expected
+    images = _column(stream, "images")[_column(stream, "domains") == 1]
+    assert_array_equal(images, np.arange(200))
+
+
+def test_mds_mixes_domains_within_a_batch():
+    stream = make_stream(replace(CSC, kind="mds", severity=2.0), LABELS)
+    assert all(len(np.unique(batch.domains)) == 3 for batch in stream[:-1])
+    assert [len(batch.images) for batch in stream] == [64] * 9 + [24]
+    assert_array_equal(_column(stream, "severities"), 2.0)
+
+
+def test_ramp_climbs_and_descends_in_every_domain():
+    severities = _column(make_stream(replace(CSC, kind="ramp"), LABELS), "severities")
+    first = severities[:200]
+    changes = first[np.flatnonzero(np.diff(first, prepend=0.0))]
+    assert_array_equal(changes, RAMP)
+    assert_array_equal(severities[200:400], first)
+
+
+def test_recurring_domains_take_turns():
+    stream = make_stream(replace(CSC, kind="recurring", visits=2), LABELS)
+    domains = _column(stream, "domains")
+    visits = domains[np.flatnonzero(np.diff(domains, prepend=-1))]
+    assert_array_equal(visits, [0, 1, 2, 0, 1, 2])
+
+
+def test_sorted_shows_each_class_in_one_piece():
+    images = image_order("sorted", LABELS, rng=np.random.default_rng(0))
+    assert np.count_nonzero(np.diff(LABELS[images])) == 4
+
+
+def test_runs_are_of_one_class_and_of_the_stated_length():
+    labels = np.repeat(np.arange(3), 500)
+    shown = labels[image_order("runs", labels, rng=np.random.default_rng(0))]
+    lengths = np.diff(np.flatnonzero(np.diff(shown, prepend=-1, append=-1)))
+    # Two runs of one class may come to lie beside each other, and each class ends with a rest.
+    assert len(lengths) > 3 * 500 / (2 * RUN_FRAMES[1])
+    assert lengths.max() < 500
+
+
+def test_one_class_shows_that_class_only():
+    plan = replace(CSC, order="one-class", only_class=2)
+    images = _column(make_stream(plan, LABELS), "images")
+    assert_array_equal(LABELS[images], 2)
+    assert len(images) == 3 * 40
+
+
+def test_one_class_without_images_is_refused():
+    with pytest.raises(ConfigError, match="only-class: expected a class with images, got 9"):
+        make_stream(replace(CSC, order="one-class", only_class=9), LABELS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "order", "random"),
+    [("csc", "list", False), ("mds", "list", True), ("lha", "runs", True), ("cdc", "list", True)],
+)
+def test_seeds_matter_exactly_where_the_plan_says_so(kind, order, random):
+    plan = replace(CSC, kind=kind, order=order, rounds=2)
+    assert plan.is_random is random
+    one, other = (
+        np.stack([_column(stream, "domains"), _column(stream, "images")])
+        for stream in (make_stream(replace(plan, seed=seed), LABELS) for seed in (0, 1))
+    )
+    assert (one.shape == other.shape and (one == other).all()) is not random
+    again = make_stream(replace(plan, seed=0), LABELS)
+    assert_array_equal(_column(again, "images"), one[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "abc"}, "stream: expected one of csc"),
+        ({"order": "abc"}, "order: expected one of list"),
+        ({"batch_size": 0}, "batch_size: expected at least 1, got 0"),
+        ({"delta": 0.0}, "delta: expected a number > 0"),
+        ({"seed": -1}, "seed: expected at least 0"),
+    ],
+)
+def test_bad_plans_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(CSC, **change)

@@ -1,0 +1,287 @@
+"""The methods that train the network: each one's step against the same step done by hand."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from gain_apps.evaluate import main
+from gain_apps.evaluation.methods import Batch, make_method
+from gain_apps.evaluation.methods.torch_network import TorchNetwork
+from gain_core.errors import ConfigError, ParityError
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1 = torch.nn.LayerNorm(8)
+        self.dense = torch.nn.Linear(8, 8)
+
+    def forward(self, rows):
+        return rows + torch.tanh(self.dense(self.norm1(rows)))
+
+
+class Tiny(torch.nn.Module):
+    """Shaped like a vision transformer where it matters: blocks, norms in them, a final norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Linear(48, 8)
+        self.blocks = torch.nn.Sequential(*(Block() for _ in range(5)))
+        self.norm = torch.nn.LayerNorm(8)
+        self.head = torch.nn.Linear(8, 5)
+
+    def forward(self, pixel_values):
+        return self.head(self.norm(self.blocks(self.embed(pixel_values.flatten(1)))))
+
+
+@pytest.fixture
+def source():
+    torch.manual_seed(3)
+    model = Tiny()
+    with torch.no_grad():
+        model.head.weight.mul_(6.0)
+    return model.eval()
+
+
+@pytest.fixture
+def batches(source):
+    rng = np.random.default_rng(1)
+    made = []
+    for _ in range(3):
+        pixels = rng.normal(size=(16, 3, 4, 4)).astype(np.float32)
+        with torch.no_grad():
+            logits = source(torch.from_numpy(pixels)).numpy()
+        made.append(Batch(features=np.zeros((16, 8)), logits=logits, pixel_values=pixels))
+    return made
+
+
+@pytest.fixture
+def build(source):
+    return lambda text: make_method(
+        text, None, network=lambda: TorchNetwork(lambda: copy.deepcopy(source))
+    )
+
+
+def softmax(logits):
+    return torch.softmax(logits, dim=1)
+
+
+def entropy(logits):
+    probs = softmax(logits)
+    return -(probs * probs.log()).sum(dim=1)
+
+
+def norms_of(model, keep=lambda name: True):
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if "norm" in name and keep(name)
+    }
+
+
+def gradients(model, names, loss):
+    return dict(zip(names, torch.autograd.grad(loss, list(names.values())), strict=True))
+
+
+def assert_parameters(model, expected, source):
+    """The named parameters are as expected, all others are the source's."""
+    original = dict(source.named_parameters())
+    for name, parameter in model.named_parameters():
+        wanted = expected.get(name, original[name])
+        assert_allclose(parameter.detach(), wanted.detach(), atol=1e-6, err_msg=name)
+
+
+METHODS = ("torch-source", "tent", "sar", "cotta", "roid")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_first_answer_is_the_source_and_reset_returns_to_it(name, build, batches):
+    method = build(f"{name}:threshold=0" if name == "cotta" else name)
+    answers = [method.predict(batch) for batch in batches]
+    logits = torch.from_numpy(batches[0].logits)
+    assert_allclose(answers[0], torch.log_softmax(logits, dim=1), atol=1e-5)
+    for answer in answers:
+        assert_allclose(np.exp(answer).sum(axis=1), 1.0, atol=1e-5)
+    method.reset()
+    for batch, answer in zip(batches, answers, strict=True):
+        assert_array_equal(method.predict(batch), answer)
+
+
+def test_tent_descends_the_mean_entropy(build, batches, source):
+    method = build("tent:rate=0.1")
+    method.predict(batches[0])
+    norms = norms_of(source)
+    loss = entropy(source(torch.from_numpy(batches[0].pixel_values))).mean()
+    grads = gradients(source, norms, loss)
+    # The rate is for a batch of 64; here are 16.
+    expected = {name: norms[name] - 0.025 * grads[name] for name in norms}
+    assert_parameters(method._network.model, expected, source)
+    assert method.cost.num_parameters == sum(value.numel() for value in norms.values())
+
+
+def test_sar_steps_with_the_gradient_at_the_sharpest_point(build, batches, source):
+    method = build("sar:rate=0.1:rho=0.3:collapse=0")
+    method.predict(batches[0])
+    early = norms_of(source, lambda name: name.startswith(("blocks.0.", "blocks.1.")))
+    pixels = torch.from_numpy(batches[0].pixel_values)
+    margin = 0.4 * np.log(5)
+    first = entropy(source(pixels))
+    reliable = first < margin
+    assert 0 < int(reliable.sum()) < 16
+    grads = gradients(source, early, first[reliable].mean())
+    length = torch.sqrt(sum((grad**2).sum() for grad in grads.values()))
+    climbed = copy.deepcopy(source)
+    there = norms_of(climbed, lambda name: name in early)
+    with torch.no_grad():
+        for name, parameter in there.items():
+            parameter.add_(0.3 * grads[name] / length)
+    second = entropy(climbed(pixels))[reliable]
+    sharp = gradients(climbed, there, second[second < margin].mean())
+    expected = {name: early[name] - 0.1 * sharp[name] for name in early}
+    assert_parameters(method._network.model, expected, source)
+
+
+def test_sar_returns_to_the_source_when_it_collapses(build, batches, source):
+    method = build("sar:rate=0.1:collapse=100")
+    method.predict(batches[0])
+    assert method.num_resets == 1
+    assert_parameters(method._network.model, {}, source)
+
+
+def test_sar_leaves_an_unreliable_batch_alone(build, batches, source):
+    method = build("sar:rate=0.1")
+    with torch.no_grad():
+        method._network.model.head.weight.zero_()
+        method._network.model.head.bias.zero_()
+        logits = np.zeros((16, 5), dtype=np.float32) + 1e-7
+    flat = Batch(features=batches[0].features, logits=logits, pixel_values=batches[0].pixel_values)
+    method._network._checked = True
+    before = copy.deepcopy(method._network.model)
+    method.predict(flat)
+    assert_parameters(method._network.model, dict(before.named_parameters()), source)
+
+
+def test_cotta_teaches_the_student_and_follows_it(build, batches, source):
+    method = build("cotta:rate=0.1:momentum=0.9:restore=0:threshold=0")
+    method.predict(batches[0])
+    pixels = torch.from_numpy(batches[0].pixel_values)
+    logits = source(pixels)
+    loss = -(softmax(logits).detach() * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()
+    named = dict(source.named_parameters())
+    grads = gradients(source, named, loss)
+    student = {name: named[name] - 0.1 * grads[name] for name in named}
+    assert_parameters(method._network.model, student, source)
+    teacher = {name: 0.9 * named[name] + 0.1 * student[name] for name in named}
+    assert_parameters(method._teacher, teacher, source)
+    assert_parameters(method._anchor, {}, source)
+
+
+def test_cotta_restores_weights_to_the_source(build, batches, source):
+    method = build("cotta:rate=0.1:restore=1")
+    method.predict(batches[0])
+    assert_parameters(method._network.model, {}, source)
+
+
+def test_cotta_averages_augmented_copies_when_the_source_is_unsure(build, batches):
+    sure, unsure = build("cotta:threshold=0"), build("cotta:threshold=2:num_augmented=3")
+    assert np.abs(sure.predict(batches[0]) - unsure.predict(batches[0])).max() > 0.01
+    assert sure.cost.num_forward == 3
+    assert unsure.cost.num_forward == 6
+
+
+def test_roid_weights_by_hand(build):
+    method = build("roid")
+    logits = torch.tensor([[4.0, 0, 0, 0, 0], [0, 2.0, 0, 0, 0], [0.1, 0, 0, 0, 0]])
+    probs = softmax(logits)
+    closeness = torch.nn.functional.cosine_similarity(torch.full((1, 5), 0.2), probs)
+    diversity = (closeness.max() - closeness) / (closeness.max() - closeness.min())
+    certainty = -entropy(logits)
+    certainty = (certainty - certainty.min()) / (certainty.max() - certainty.min())
+    expected = torch.exp(3 * diversity * certainty)
+    expected[diversity < diversity.mean()] = 0
+    assert_allclose(method._weights(logits), expected, rtol=1e-4)
+    assert int((expected == 0).sum()) == 1
+    mean = 0.9 * torch.full((5,), 0.2) + 0.1 * probs.mean(dim=0)
+    assert_allclose(method._mean_probs, mean, rtol=1e-5)
+
+
+def test_soft_likelihood_ratio_by_hand():
+    from gain_apps.evaluation.methods.roid import soft_likelihood_ratio
+
+    probs = np.array([0.7, 0.2, 0.1])
+    by_hand = -(probs * np.log(probs / (1 - probs))).sum()
+    ratio = soft_likelihood_ratio(torch.tensor(np.log(probs))[None], torch=torch)
+    assert_allclose(ratio, [by_hand], rtol=1e-6)
+
+
+def test_roid_trains_the_norms_and_draws_them_back(build, batches, source):
+    free, bound = build("roid:rate=0.1:ensembling=1"), build("roid:rate=0.1:ensembling=0.25")
+    free.predict(batches[0])
+    bound.predict(batches[0])
+    norms = norms_of(source)
+    moved = norms_of(free._network.model)
+    assert max(float((moved[name] - norms[name]).detach().abs().max()) for name in norms) > 1e-3
+    expected = {name: 0.25 * moved[name] + 0.75 * norms[name] for name in norms}
+    assert_parameters(bound._network.model, expected, source)
+    assert_parameters(free._network.model, moved, source)
+
+
+def test_other_weights_than_the_artifacts_are_refused(build, batches):
+    wrong = Batch(
+        features=batches[0].features,
+        logits=batches[0].logits + 1.0,
+        pixel_values=batches[0].pixel_values,
+    )
+    with pytest.raises(ParityError, match=r"--torch-model: its logits differ .* exported from"):
+        build("tent").predict(wrong)
+
+
+def test_network_without_layer_norms_is_refused():
+    plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
+    with pytest.raises(ConfigError, match="expected layer norms to train, found none"):
+        make_method("tent", None, network=lambda: TorchNetwork(lambda: copy.deepcopy(plain)))
+
+
+def test_beds_have_no_pixels(colour_bed, capsys):
+    assert main([str(colour_bed), "--methods", "tent"]) == 1
+    assert "give --torch-model and --torch-weights" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_artifact_and_its_timm_model_in_one_run(tmp_path, colours, capsys):
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    from gain_apps.export import main as gain_export
+
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", pretrained=False, num_classes=3)
+    weights, artifact = tmp_path / "vit.pt", tmp_path / "vit.onnx"
+    torch.save(model.state_dict(), weights)
+    (tmp_path / "labels.txt").write_text("\n".join(colours.names) + "\n")
+    exported = gain_export(
+        [
+            *(str(artifact), "--model", "test_vit.r160_in1k", "--weights", str(weights)),
+            *("--classes", "3", "--labels", str(tmp_path / "labels.txt")),
+        ]
+    )
+    assert exported == 0, capsys.readouterr().err
+    folder = colours.folders(tmp_path / "data", per_class=3)
+    capsys.readouterr()
+    status = main(
+        [
+            *(str(artifact), str(folder), "--cache", str(tmp_path / "cache"), "--json", "-"),
+            *("--domains", "contrast", "--methods", "torch-source,tent,sar,cotta:num_augmented=2"),
+            *("--torch-model", "test_vit", "--torch-weights", str(weights), "--batch-size", "8"),
+        ]
+    )
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    methods = json.loads(said.out)["methods"]
+    assert methods["torch-source"]["nll"] == pytest.approx(methods["source"]["nll"], abs=1e-3)
+    assert methods["tent"]["cost"]["num_backward"] == 1

@@ -1,0 +1,262 @@
+"""Exporting timm models: the traced graph, its head, its metadata, many architectures."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+
+from gain_core.errors import ArtifactError, ConfigError
+from gain_export import PreprocessOverrides, export_timm
+from gain_runtime.artifact import load_artifact
+from gain_runtime.onnx_session import OnnxSession
+
+torch = pytest.importorskip("torch", reason="the extra export is not installed")
+timm = pytest.importorskip("timm", reason="the extra export is not installed")
+
+from gain_export.aliases import Alias  # noqa: E402
+from gain_export.timm_models import build  # noqa: E402
+from gain_export.trace import split  # noqa: E402
+
+# timm's own miniature ViT: six blocks, 64 features, 160 px.
+TINY = "test_vit.r160_in1k"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A fine-tuned checkpoint of the miniature ViT: 7 classes, every tensor random."""
+    model = timm.create_model(TINY, num_classes=7)
+    generator = torch.Generator().manual_seed(1)
+    state = {
+        key: torch.randn(value.shape, generator=generator) * 0.05 + (1.0 if value.ndim == 1 else 0)
+        for key, value in model.state_dict().items()
+    }
+    path = tmp_path_factory.mktemp("weights") / "tuned.pth"
+    torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, checkpoint):
+    """The miniature ViT's artifact and report."""
+    folder = tmp_path_factory.mktemp("tiny")
+    labels = folder / "labels.txt"
+    labels.write_text("\n".join(f"thing {index}" for index in range(7)) + "\n")
+    return export_timm(TINY, folder / "tiny.onnx", weights=checkpoint, labels=labels, opset=17)
+
+
+def test_the_artifact_gives_the_logits_of_the_checkpoint(tiny, checkpoint):
+    model = timm.create_model(TINY, num_classes=7).eval()
+    wrapped = torch.load(checkpoint, weights_only=True)["state_dict"]
+    model.load_state_dict({key.removeprefix("module."): value for key, value in wrapped.items()})
+    values = np.random.default_rng(0).normal(size=(5, 3, 160, 160)).astype(np.float32)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(values)).numpy()
+    with OnnxSession(tiny.path) as session:
+        features, logits = session.infer(values)
+        artifact = session.artifact
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        features @ artifact.head_weight.T + artifact.head_bias, logits, rtol=1e-4, atol=1e-4
+    )
+    np.testing.assert_array_equal(artifact.head_weight, model.head.weight.detach().numpy())
+
+
+def test_the_graph_is_what_devices_and_half_precision_want(tiny):
+    model = onnx.load(tiny.path)
+    operators = Counter(node.op_type for node in model.graph.node)
+    assert operators["LayerNormalization"] == 13
+    assert "Pow" not in operators
+    assert "ScatterND" not in operators
+    assert not {"Attention", "If", "Loop"} & set(operators)
+    assert all(not node.domain for node in model.graph.node)
+    assert (tiny.opset, tiny.ir_version) == (17, 10)
+    assert [(item.domain, item.version) for item in model.opset_import] == [("", 17)]
+    values = {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*model.graph.input, *model.graph.output)
+    }
+    assert values == {
+        "pixel_values": ["batch", 3, 160, 160],
+        "features": ["batch", 64],
+        "logits": ["batch", 7],
+    }
+
+
+def test_constants_are_folded(tiny):
+    """No node may depend on initializers alone, and the position embedding is one of them."""
+    model = onnx.load(tiny.path)
+    variable = {"pixel_values"}
+    for node in model.graph.node:
+        fed = any(name in variable for name in node.input)
+        assert fed, f"{node.op_type} {node.name} is constant"
+        variable.update(node.output)
+    assert "Resize" not in {node.op_type for node in model.graph.node}
+
+
+def test_the_file_tells_nothing_about_the_machine_it_was_made_on(tiny):
+    model = onnx.load(tiny.path)
+    del model.graph.initializer[:]
+    text = model.SerializeToString()
+    assert b"site-packages" not in text
+    assert b".py" not in text
+
+
+def test_the_manifest_says_where_everything_came_from(tiny):
+    manifest = load_artifact(tiny.path).manifest
+    assert manifest.source == f"timm/{TINY} (tuned.pth)"
+    assert manifest.labels[3] == "thing 3"
+    spec, config = manifest.preprocess, timm.get_pretrained_cfg(TINY)
+    assert (spec.height_px, spec.width_px) == config.input_size[1:]
+    assert (spec.mean, spec.std) == (tuple(config.mean), tuple(config.std))
+    assert (spec.crop_fraction, spec.interpolation) == (config.crop_pct, config.interpolation)
+    assert {"torch", "timm", "onnx", "onnxruntime"} <= set(manifest.tool_versions)
+    assert "timm" in str(manifest.verification["reference"])
+    assert len(manifest.weights_sha256) == 64
+
+
+def test_another_image_size_is_baked_in_without_a_word_from_torch(
+    tmp_path, checkpoint, caplog, capfd
+):
+    overrides = PreprocessOverrides(img_size=(96, 128), crop_fraction=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = export_timm(TINY, tmp_path / "a.onnx", weights=checkpoint, preprocess=overrides)
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+    assert (report.preprocess.height_px, report.preprocess.width_px) == (96, 128)
+    assert report.preprocess.crop_fraction == 1.0
+    with OnnxSession(report.path) as session:
+        values = np.zeros((2, 3, 96, 128), dtype=np.float32)
+        assert session.infer(values).features.shape == (2, 64)
+    assert load_artifact(report.path).manifest.labels[0] == "class 0"
+    assert "7 classes and no --labels" in caplog.text
+
+
+def test_a_distilled_model_has_one_head_over_both_tokens():
+    model = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=11).eval()
+    with torch.no_grad():
+        for head in (model.head, model.head_dist):
+            torch.nn.init.normal_(head.weight)
+            torch.nn.init.normal_(head.bias)
+    cut = split(model, height_px=224, width_px=224)
+    assert (cut.weight.shape, cut.bias.shape) == ((11, 384), (11,))
+    values = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        features, expected = cut.backbone(values).numpy(), model(values).numpy()
+    np.testing.assert_allclose(features @ cut.weight.T + cut.bias, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_random_weights_are_the_same_for_the_same_seed():
+    before = torch.random.get_rng_state()
+    alias = Alias(model=TINY)
+    first, again, other = (build(alias, random_seed=seed, num_classes=9) for seed in (0, 0, 1))
+    assert first.weights_sha256 == again.weights_sha256
+    assert first.weights_sha256 != other.weights_sha256
+    assert first.model.num_classes == 9
+    assert first.name == f"timm/{TINY} (random weights, seed 0)"
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [18, 19, 20])
+def test_every_opset_is_written(tmp_path, checkpoint, opset):
+    report = export_timm(TINY, tmp_path / "a.onnx", weights=checkpoint, opset=opset)
+    assert report.opset == opset
+    operators = Counter(node.op_type for node in onnx.load(report.path).graph.node)
+    assert operators["LayerNormalization"] == 13
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("alias", "width"),
+    [
+        ("vit_ti16", 192),
+        ("vit_b16", 768),
+        ("deit_ti16", 192),
+        ("deit_ti16_distilled", 384),
+        ("swin_t", 768),
+        ("convnext_t", 768),
+        ("resnet18", 512),
+        ("resnet50", 2048),
+    ],
+)
+def test_every_family_is_exported(tmp_path, alias, width):
+    report = export_timm(alias, tmp_path / "a.onnx", random_seed=0)
+    assert (report.feature_dim, report.num_classes) == (width, 1000)
+    assert report.verification["top1_agreement"] == 1.0
+    assert report.verification["logits_max_abs_diff"] < 2e-5
+    assert load_artifact(report.path).manifest.labels[0] == "tench"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        pytest.param("no_such_model", {}, "has no such model", id="unknown"),
+        pytest.param(
+            "vit_tiny_patch16_224",
+            {},
+            r"full timm tag.*vit_tiny_patch16_224\.augreg_in21k",
+            id="no-tag",
+        ),
+        pytest.param("resnet18.nobody", {}, r"full timm tag.*resnet18\.a1_in1k", id="wrong-tag"),
+        pytest.param(TINY, {"opset": 21}, "17 to 20, got 21", id="opset"),
+        pytest.param(TINY, {"num_classes": 7}, "untrained.*--weights", id="classes-of-no-weights"),
+        pytest.param(
+            TINY, {"random_seed": 0, "weights": "x.pth"}, "give one of them", id="two-weights"
+        ),
+        pytest.param(
+            "levit_128s.fb_dist_in1k",
+            {"random_seed": 0},
+            "one linear layer, got NormLinear",
+            id="normalised-head",
+        ),
+        pytest.param(
+            "vit_small_patch14_dinov2.lvd142m",
+            {"random_seed": 0},
+            "one linear layer, got Identity",
+            id="no-head",
+        ),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(tmp_path, name, settings, reason):
+    with pytest.raises(ConfigError, match=reason):
+        export_timm(name, tmp_path / "a.onnx", **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_file_is_kept_without_force(tmp_path):
+    path = tmp_path / "a.onnx"
+    path.write_text("mine")
+    with pytest.raises(ArtifactError, match="--force"):
+        export_timm(TINY, path, random_seed=0)
+    assert path.read_text() == "mine"
+
+
+def test_the_reference_is_timms_own_forward(tmp_path, checkpoint, monkeypatch):
+    """A head that is not the model's own is found out before anything is traced."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.inner = model
+            self.forward_features = model.forward_features
+            self.forward_head = model.forward_head
+            self.get_classifier = model.get_classifier
+            self.num_classes = model.num_classes
+
+        def forward(self, values):
+            return 2.0 * self.inner(values)
+
+    def scaled(*args, **settings):
+        source = build(*args, **settings)
+        return dataclasses.replace(source, model=Scaled(source.model).eval())
+
+    monkeypatch.setattr("gain_export.from_timm.build", scaled)
+    with pytest.raises(ConfigError, match="not one linear layer on its pre-logits"):
+        export_timm(TINY, tmp_path / "a.onnx", weights=checkpoint)
+    assert list(tmp_path.iterdir()) == []

