@@ -5,7 +5,8 @@
 Each measurement alternates one ONNX Runtime forward pass with one step on the features it made,
 because that is how a stream runs: whatever the forward pass leaves in the caches, and whatever its
 thread pool still does, is part of the step's cost. Images are noise (the cost does not depend on
-them) and the class evidence is synthetic, with rows that need the bisection among them.
+them) and the class evidence is synthetic, with rows that need the bisection among them. BLAS runs
+on one thread, as `gain-stream` has it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+from threadpoolctl import threadpool_limits
 
 from gain_core import Gain, GainConfig, __version__
 from gain_runtime.onnx_session import OnnxSession
@@ -66,7 +68,7 @@ def main() -> int:
         "cores": os.cpu_count(),
         "machine": platform.machine(),
     }
-    with OnnxSession(args.artifact) as session:
+    with threadpool_limits(limits=1, user_api="blas"), OnnxSession(args.artifact) as session:
         manifest = session.artifact.manifest
         report["num_classes"], report["feature_dim"] = manifest.num_classes, manifest.feature_dim
         cases = [measure(case, session, rng=rng, args=args) for case in CASES]

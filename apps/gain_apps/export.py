@@ -12,11 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gain_apps.export_adaptive import (
+    add_adaptive_arguments,
+    check_adaptive_arguments,
+    write_adaptive,
+)
 from gain_core import __version__
 from gain_core.errors import ArtifactError, ConfigError, GainError
 
 if TYPE_CHECKING:
     from gain_export import ExportReport, PreprocessOverrides
+    from gain_export.adaptive import AdaptiveReport
     from gain_export.report import OnStep
 
 __all__ = ["build_parser", "main"]
@@ -28,6 +34,7 @@ examples:
   gain-export mine.onnx --model resnet18.a1_in1k --weights mine.pth --labels names.txt
   gain-export mine.onnx --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --crop-pct 1 --interpolation bilinear
   gain-export mine.onnx --like resnet50.a1_in1k    the file exists: written to mine.gain.onnx
+  gain-export vit_b16.onnx --adaptive --update-every 16    and vit_b16.adaptive.onnx beside it
 """
 
 # Flags that only one of the two roads takes.
@@ -69,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
             "a timm model's own is the default; for an ONNX file it has to be given",
         )
     )
+    add_adaptive_arguments(parser.add_argument_group("an adaptive file"))
     _add_check_arguments(parser.add_argument_group("checks and output"))
     parser.add_argument("--version", action="version", version=f"gain-edge {__version__}")
     return parser
@@ -163,7 +171,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         with _logging(debug=args.debug):
-            report = _export(args)
+            check_adaptive_arguments(args)
+            report = None if _adapts_artifact(args) else _export(args)
+            adaptive = _adapt(args, report)
     except GainError as err:
         if args.debug:
             traceback.print_exc()
@@ -173,10 +183,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("gain-export: interrupted; nothing was written", file=sys.stderr)
         return 130
     if args.json:
-        print(json.dumps(report.to_dict(), ensure_ascii=False))
-    else:
+        record = {} if report is None else report.to_dict()
+        if adaptive is not None:
+            record["adaptive"] = adaptive.to_dict()
+        print(json.dumps(record, ensure_ascii=False))
+        return 0
+    if report is not None:
         _print_report(report)
+    if adaptive is not None:
+        size = f"{adaptive.size_bytes / 1e6:.1f} MB, state {adaptive.state_bytes / 1e6:.2f} MB"
+        _print_row("adaptive", f"{adaptive.path} ({size}, update every {adaptive.update_every})")
     return 0
+
+
+def _adapts_artifact(args: argparse.Namespace) -> bool:
+    """Whether the target is an artifact already and only its adaptive file is wanted."""
+    if not args.adaptive or args.output is not None or not args.target.is_file():
+        return False
+    from gain_export.onnx_file import is_artifact
+
+    return is_artifact(args.target)
+
+
+def _adapt(args: argparse.Namespace, report: ExportReport | None) -> AdaptiveReport | None:
+    """Write the adaptive file if it is wanted."""
+    if not args.adaptive:
+        return None
+    return write_adaptive(args, args.target if report is None else report.path)
 
 
 @contextmanager
@@ -321,7 +354,11 @@ def _print_report(report: ExportReport) -> None:
         ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items())),
     )
     for name, text in rows:
-        print(f"{name:<10} {text}", file=sys.stderr)
+        _print_row(name, text)
+
+
+def _print_row(name: str, text: str) -> None:
+    print(f"{name:<10} {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":
