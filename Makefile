@@ -49,7 +49,7 @@ $(DEMO_VENV)/.ready: pyproject.toml
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(VENV)/bin/python -m pip install --quiet --editable '.[export]' --group dev
+	$(VENV)/bin/python -m pip install --quiet --editable '.[export,report]' --group dev
 	touch $@
 
 clean:
