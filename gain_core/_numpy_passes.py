@@ -15,7 +15,7 @@ import numpy as np
 Floats: TypeAlias = Any
 
 # Two scratch blocks of this size and the rows they come from fit a second-level cache of 1 MiB.
-BLOCK_BYTES = 1 << 17
+BLOCK_BYTES = 1 << 18
 
 
 def decayed_sum(old: Floats, new: Floats, *, decay: Floats) -> Floats:
@@ -23,6 +23,18 @@ def decayed_sum(old: Floats, new: Floats, *, decay: Floats) -> Floats:
     for rows in _blocks(old):
         old[rows] *= decay
         old[rows] += new[rows]
+    return old
+
+
+def decayed_responsible_sum(
+    old: Floats, responsibilities: Floats, rows: Floats, *, decay: Floats
+) -> Floats:
+    """old * decay + sum of omega z in place."""
+    single = len(rows) == 1
+    for block in _blocks(old):
+        old[block] *= decay
+        weights = responsibilities[:, block].T
+        old[block] += weights * rows if single else weights @ rows
     return old
 
 
@@ -37,10 +49,11 @@ def spreads(
     """Per class (U_k / n_k - mean).(c_k - prototype) and |c_k - prototype|^2."""
     covariances, powers = np.empty_like(inverse_support), np.empty_like(inverse_support)
     for rows in _blocks(first_moment):
-        deviation = first_moment[rows] * inverse_support[rows, None]
-        deviation -= mean
         spread = centered[rows] - prototype
-        np.einsum("kd,kd->k", deviation, spread, out=covariances[rows])
+        # Where one class has nearly all votes its spread is about zero, so this cancels nothing.
+        covariance = np.einsum("kd,kd->k", first_moment[rows], spread)
+        covariance *= inverse_support[rows]
+        np.subtract(covariance, spread @ mean, out=covariances[rows])
         np.einsum("kd,kd->k", spread, spread, out=powers[rows])
     return covariances, powers
 
@@ -67,6 +80,7 @@ def class_centers(
     """(factor c_k + U_k + row) / kappa_k - mean and its weighted squared length."""
     centers = np.empty_like(first_moment) if out is None else out
     norms = np.empty_like(inverse_precision)
+    isotropic = bool(np.all(inverse_variance == inverse_variance[0]))
     for rows in _blocks(first_moment):
         block = centers[rows]
         np.multiply(centered[rows], factor, out=block)
@@ -74,7 +88,12 @@ def class_centers(
         block += row
         block *= inverse_precision[rows, None]
         block -= mean
-        np.matmul(block * block, inverse_variance, out=norms[rows])
+        if isotropic:
+            np.einsum("kd,kd->k", block, block, out=norms[rows])
+        else:
+            np.matmul(block * block, inverse_variance, out=norms[rows])
+    if isotropic:
+        norms *= inverse_variance[0]
     return centers, norms
 
 

@@ -12,8 +12,15 @@ from gain_core.config import GainConfig
 from gain_core.errors import ArrayError, ConfigError, NumericsError
 from gain_core.prototypes import Prototypes, prepare_prototypes
 from gain_core.state import GainState, copy_state, init_state
-from gain_core.statistics import Evidence, Statistics, accumulate, combine, concatenate
-from gain_core.step import Prediction, collect, commit, predict
+from gain_core.statistics import (
+    Evidence,
+    Statistics,
+    absorb,
+    accumulate,
+    combine,
+    concatenate,
+)
+from gain_core.step import Prediction, advance, collect, predict
 
 __all__ = ["Gain"]
 
@@ -186,11 +193,19 @@ class Gain:
         rows = self.pending_frames
         if rows == 0:
             return
-        self._fold()
-        assert self._folded is not None
-        self._state = commit(
+        old, half_life = self._state.statistics, self._config.half_life
+        if self._folded is None:
+            evidence = concatenate(self._pending)
+            added = array_namespace(evidence.accepted).sum(evidence.accepted)
+            statistics = absorb(old, evidence, half_life=half_life, donate=True)
+        else:
+            self._fold()
+            added = self._folded.sample_count
+            statistics = combine(old, self._folded, half_life=half_life, donate=True)
+        self._state = advance(
             self._state,
-            self._folded,
+            statistics,
+            added=added,
             prototypes=self._prototypes,
             config=self._config,
             donate=True,

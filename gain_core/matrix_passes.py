@@ -18,6 +18,7 @@ from gain_core.prototypes import Prototypes
 __all__ = [
     "Regression",
     "class_centers",
+    "decayed_responsible_sum",
     "decayed_sum",
     "regress_means",
     "responsible_sum",
@@ -48,6 +49,15 @@ def decayed_sum(old: Array, new: Array, *, decay: Array, donate: bool) -> Array:
     if donate and is_numpy_namespace(array_namespace(old)):
         return _numpy_passes.decayed_sum(old, new, decay=decay)
     return old * decay + new
+
+
+def decayed_responsible_sum(
+    old: Array, responsibilities: Array, rows: Array, /, *, decay: Array, donate: bool
+) -> Array:
+    """old * decay + `responsible_sum`, in `old`'s memory where it is donated."""
+    if donate and is_numpy_namespace(array_namespace(old)):
+        return _numpy_passes.decayed_responsible_sum(old, responsibilities, rows, decay=decay)
+    return old * decay + responsible_sum(responsibilities, rows)
 
 
 def responsible_sum(responsibilities: Array, rows: Array, /) -> Array:

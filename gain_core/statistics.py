@@ -15,12 +15,13 @@ from array_api_compat import array_namespace, device
 
 from gain_core._checks import scalar
 from gain_core._typing import Array, Namespace
-from gain_core.matrix_passes import decayed_sum, responsible_sum
+from gain_core.matrix_passes import decayed_responsible_sum, decayed_sum, responsible_sum
 
 __all__ = [
     "Evidence",
     "Statistics",
     "about",
+    "absorb",
     "accumulate",
     "combine",
     "concatenate",
@@ -92,6 +93,18 @@ class Statistics:
     origin: Array
 
 
+# The sums that are no (K, D) array.
+_VECTORS = (
+    "support",
+    "predicted_mass",
+    "squared_support",
+    "second_moment",
+    "sample_count",
+    "feature_sum",
+    "feature_square_sum",
+)
+
+
 def empty_statistics(num_classes: int, feature_dim: int, *, like: Array) -> Statistics:
     """Sums over no frame, in the dtype and on the device of `like`."""
     xp = array_namespace(like)
@@ -127,20 +140,41 @@ def accumulate(evidence: Evidence, /, *before: Statistics) -> Statistics:
     -------
     Statistics
     """
+    origin, centered = _centered_rows(evidence, before)
+    first_moment = responsible_sum(evidence.responsibilities, centered)
+    return Statistics(**_vector_sums(evidence, centered), first_moment=first_moment, origin=origin)
+
+
+def absorb(
+    old: Statistics, evidence: Evidence, /, *, half_life: float, donate: bool = False
+) -> Statistics:
+    """``combine(old, accumulate(evidence, old))``, without the batch's own (K, D) sum.
+
+    Parameters
+    ----------
+    old : Statistics
+        Read only unless donated.
+    evidence : Evidence
+        Rows of the batch.
+    half_life : float
+        In frames.
+    donate : bool
+        The result may reuse the memory of ``old.first_moment``.
+
+    Returns
+    -------
+    Statistics
+    """
     xp = array_namespace(evidence.features)
-    origin = origin_for(evidence, before, xp=xp)
-    centered = (evidence.features - origin) * evidence.accepted[:, None]
-    squares = centered * centered
-    omega = evidence.responsibilities
+    origin, centered = _centered_rows(evidence, (old,))
+    added = _vector_sums(evidence, centered)
+    decay = decay_factor(added["sample_count"], half_life, xp=xp)
+    first_moment = decayed_responsible_sum(
+        old.first_moment, evidence.responsibilities, centered, decay=decay, donate=donate
+    )
     return Statistics(
-        support=xp.sum(omega, axis=0),
-        predicted_mass=xp.sum(evidence.probs, axis=0),
-        squared_support=xp.sum(omega * omega, axis=0),
-        first_moment=responsible_sum(omega, centered),
-        second_moment=evidence.reliability @ squares,
-        sample_count=xp.sum(evidence.accepted),
-        feature_sum=xp.sum(centered, axis=0),
-        feature_square_sum=xp.sum(squares, axis=0),
+        **{name: getattr(old, name) * decay + value for name, value in added.items()},
+        first_moment=first_moment,
         origin=origin,
     )
 
@@ -170,14 +204,8 @@ def combine(
     xp = array_namespace(old.support)
     decay = decay_factor(new.sample_count, half_life, xp=xp)
     return Statistics(
-        support=old.support * decay + new.support,
-        predicted_mass=old.predicted_mass * decay + new.predicted_mass,
-        squared_support=old.squared_support * decay + new.squared_support,
+        **{name: getattr(old, name) * decay + getattr(new, name) for name in _VECTORS},
         first_moment=decayed_sum(old.first_moment, new.first_moment, decay=decay, donate=donate),
-        second_moment=old.second_moment * decay + new.second_moment,
-        sample_count=old.sample_count * decay + new.sample_count,
-        feature_sum=old.feature_sum * decay + new.feature_sum,
-        feature_square_sum=old.feature_square_sum * decay + new.feature_square_sum,
         origin=new.origin,
     )
 
@@ -204,6 +232,29 @@ def about(statistics: Statistics, origin: Array, /) -> Statistics:
         + statistics.sample_count * shift * shift,
         origin=origin,
     )
+
+
+def _centered_rows(evidence: Evidence, before: Sequence[Statistics]) -> tuple[Array, Array]:
+    """The origin, and z - origin with the rows of rejected batches zero."""
+    xp = array_namespace(evidence.features)
+    origin = origin_for(evidence, before, xp=xp)
+    return origin, (evidence.features - origin) * evidence.accepted[:, None]
+
+
+def _vector_sums(evidence: Evidence, centered: Array) -> dict[str, Array]:
+    """The sums named in `_VECTORS` over one batch."""
+    xp = array_namespace(centered)
+    squares = centered * centered
+    omega = evidence.responsibilities
+    return {
+        "support": xp.sum(omega, axis=0),
+        "predicted_mass": xp.sum(evidence.probs, axis=0),
+        "squared_support": xp.sum(omega * omega, axis=0),
+        "second_moment": evidence.reliability @ squares,
+        "sample_count": xp.sum(evidence.accepted),
+        "feature_sum": xp.sum(centered, axis=0),
+        "feature_square_sum": xp.sum(squares, axis=0),
+    }
 
 
 def origin_for(evidence: Evidence, before: Sequence[Statistics], *, xp: Namespace) -> Array:

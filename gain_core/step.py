@@ -22,6 +22,7 @@ from gain_core.statistics import Evidence, Statistics, about, accumulate, combin
 
 __all__ = [
     "Prediction",
+    "advance",
     "collect",
     "commit",
     "merge_states",
@@ -209,7 +210,6 @@ def commit(
     *,
     prototypes: Array | Prototypes,
     config: GainConfig,
-    donate: bool = False,
 ) -> GainState:
     """Add a batch's sums to the state, after forgetting, and derive the new geometry.
 
@@ -222,23 +222,56 @@ def commit(
     prototypes : array, (K, D) floating
         The head's weight, or its `Prototypes` record, which saves its preparation.
     config : GainConfig
-    donate : bool
-        The caller gives `state` up: the result may reuse the memory of its (K, D) arrays.
 
     Returns
     -------
     GainState
         Unchanged in value where `added` holds no frame.
     """
-    if is_numpy_namespace(array_namespace(added.support)) and not added.sample_count > 0:
+    statistics = combine(state.statistics, added, half_life=config.half_life)
+    return advance(
+        state, statistics, added=added.sample_count, prototypes=prototypes, config=config
+    )
+
+
+def advance(
+    state: GainState,
+    statistics: Statistics,
+    /,
+    *,
+    added: Array,
+    prototypes: Array | Prototypes,
+    config: GainConfig,
+    donate: bool = False,
+) -> GainState:
+    """Derive the geometry of new sums.
+
+    Parameters
+    ----------
+    state : GainState
+        The state before; read only unless donated.
+    statistics : Statistics
+        Its sums after forgetting, with the new frames added.
+    added : array, ()
+        Number of new frames.
+    prototypes : array, (K, D) floating
+        The head's weight, or its `Prototypes` record.
+    config : GainConfig
+    donate : bool
+        The caller gives `state` up: the result may reuse the memory of its centres.
+
+    Returns
+    -------
+    GainState
+        Unchanged in value where no frame was added.
+    """
+    if is_numpy_namespace(array_namespace(added)) and not added > 0:
         return state
-    prepared = prepare_prototypes(prototypes, config)
-    statistics = combine(state.statistics, added, half_life=config.half_life, donate=donate)
     geometry, memory = derive(
         statistics,
         state.memory,
-        prototypes=prepared,
-        added=added.sample_count,
+        prototypes=prepare_prototypes(prototypes, config),
+        added=added,
         config=config,
         out=state.geometry.centers if donate else None,
     )

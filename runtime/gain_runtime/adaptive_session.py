@@ -195,9 +195,7 @@ class AdaptiveSession:
             accepted=np.ones_like(reliability),
         )
         added = accumulate(evidence, state.statistics)
-        state = commit(
-            state, added, prototypes=self._artifact.head_weight, config=self.config, donate=True
-        )
+        state = commit(state, added, prototypes=self._artifact.head_weight, config=self.config)
         self.load_state(state, frames=self.frames + count)
 
     def reset(self) -> None:
