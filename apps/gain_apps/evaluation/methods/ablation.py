@@ -128,9 +128,7 @@ class AblatedGain:
         step = self._step(batch)
         evidence = self._collect(batch.features, step)
         added = accumulate(evidence, self._state.statistics)
-        state = commit(
-            self._state, added, prototypes=self._prototypes, config=self._config, donate=True
-        )
+        state = commit(self._state, added, prototypes=self._prototypes, config=self._config)
         geometry = replace(state.geometry, log_prior=self._log_prior(state))
         self._state = replace(state, geometry=geometry)
         result: Floats = np.asarray(step.prediction.log_probs)
