@@ -15,7 +15,14 @@ from gain_core.errors import (
 from gain_core.gain import Gain
 from gain_core.intervention import evidence_path, expected_gain, slope, solve_strength
 from gain_core.prototypes import Prototypes, prepare_prototypes
-from gain_core.state import GainState, init_state, state_from_arrays, state_to_arrays
+from gain_core.state import (
+    GainState,
+    GaussianState,
+    ShiftState,
+    init_state,
+    state_from_arrays,
+    state_to_arrays,
+)
 from gain_core.step import Prediction, merge_states, posteriors, predict, update
 
 __version__ = "0.1.0"
@@ -31,10 +38,12 @@ __all__ = [
     "GainConfig",
     "GainError",
     "GainState",
+    "GaussianState",
     "NumericsError",
     "ParityError",
     "Prediction",
     "Prototypes",
+    "ShiftState",
     "StreamError",
     "evidence_path",
     "expected_gain",

@@ -10,6 +10,7 @@ from gain_core.errors import ConfigError
 
 __all__ = ["PRESETS", "GainConfig"]
 
+Proposal = Literal["shift", "gaussian"]
 Anchor = Literal["prototype", "balanced"]
 Variance = Literal["diagonal", "isotropic"]
 PriorVariance = Literal["unit", "total"]
@@ -22,21 +23,33 @@ class GainConfig:
 
     Attributes
     ----------
+    proposal : {"shift", "gaussian"}
+        What is proposed: the source with the tracked shift of its mean logits taken out, or the
+        posterior of class-conditional Gaussians (Algorithm 1). The settings from
+        `prior_strength` to `temper` concern the second only, but for the half-lives.
+    half_life : float
+        Frames after which a frame's weight in a sum has halved; `inf` never forgets. The shift
+        also keeps memories of a half, a quarter, an eighth and a sixteenth of it.
+    shrinkage : float
+        The shift moves only where its square exceeds this many times its noise.
+    label_draws : float
+        Up to as many effective draws of a class, all that the classes seen explain is taken out
+        of the shift; beyond, in proportion less.
+    guard : bool
+        Watch the agreement with the source and return to it where that breaks down ("shift").
     prior_strength : float
         kappa_0, the pseudo-count of the source-centred prior, in samples.
     prior_samples : float
         Raises kappa_0 to ``prior_samples * memory / K`` where that is more, `memory` being the
         number of samples the sums hold in the long run (0 switches this off). See
         `strength_of_prior`.
-    half_life : float
-        Frames after which a frame's weight in every sum has halved; `inf` never forgets.
     normalise : bool
         Scale features and prototypes to unit length first.
     anchor : {"prototype", "balanced"}
         Where a class without evidence sits: at its prototype c_k, or at u + a c_k with the shift
         u and scale a regressed from the sums, one vote per supported class.
     scale_half_life : float
-        Memory of the regression's numerator and denominator, in frames (`balanced` only).
+        Memory of the regression for the scale a, in frames.
     variance : {"diagonal", "isotropic"}
         Shared covariance: one value per dimension, or their mean.
     prior_variance : {"unit", "total"}
@@ -59,23 +72,35 @@ class GainConfig:
         If a value is out of its range.
     """
 
+    proposal: Proposal = "shift"
+    half_life: float = 1024.0
+    shrinkage: float = 1.25
+    label_draws: float = 10.0
+    guard: bool = True
     prior_strength: float = 300.0
-    prior_samples: float = 50.0
-    half_life: float = 420.0
+    prior_samples: float = 0.0
     normalise: bool = False
-    anchor: Anchor = "balanced"
+    anchor: Anchor = "prototype"
     scale_half_life: float = 4414.0
-    variance: Variance = "isotropic"
-    prior_variance: PriorVariance = "total"
-    variance_floor: float = 1e-12
-    variance_floor_ratio: float = 0.05
-    temper: Temper = "head"
+    variance: Variance = "diagonal"
+    prior_variance: PriorVariance = "unit"
+    variance_floor: float = 1e-6
+    variance_floor_ratio: float = 0.0
+    temper: Temper = "none"
     prob_floor: float = 0.0
     num_iters: int = 24
 
     def __post_init__(self) -> None:
         # Each bound is written so that NaN fails it.
         checks = (
+            (
+                "proposal",
+                " or ".join(get_args(Proposal)),
+                self.proposal in get_args(Proposal),
+            ),
+            ("shrinkage", "a finite number >= 0", 0.0 <= self.shrinkage < math.inf),
+            ("label_draws", "a finite number >= 0", 0.0 <= self.label_draws < math.inf),
+            ("guard", "true or false", isinstance(self.guard, bool)),
             ("prior_strength", "a finite number > 0", 0.0 < self.prior_strength < math.inf),
             ("prior_samples", "a finite number >= 0", 0.0 <= self.prior_samples < math.inf),
             ("half_life", "a number > 0", self.half_life > 0.0),
@@ -163,6 +188,8 @@ def _finite_or_inf(value: Any) -> Any:
 
 
 _PAPER = GainConfig(
+    proposal="gaussian",
+    guard=False,
     prior_strength=3.0,
     prior_samples=0.0,
     half_life=math.inf,
@@ -176,10 +203,26 @@ _PAPER = GainConfig(
     prob_floor=1e-8,
 )
 
+# Class-conditional Gaussians about an anchor regressed from the class means.
+_BALANCED = GainConfig(
+    proposal="gaussian",
+    guard=False,
+    prior_strength=300.0,
+    prior_samples=50.0,
+    half_life=420.0,
+    anchor="balanced",
+    variance="isotropic",
+    prior_variance="total",
+    variance_floor=1e-12,
+    variance_floor_ratio=0.05,
+    temper="head",
+)
+
 # `paper` is Algorithm 1 read literally. The paper leaves eps_Sigma, eps_p and whether features are
 # normalised open; `paper-l2` is the reading that survives contact with real features.
 PRESETS: dict[str, GainConfig] = {
     "tracked": GainConfig(),
+    "balanced": _BALANCED,
     "paper": _PAPER,
     "paper-l2": GainConfig(**{**asdict(_PAPER), "normalise": True, "variance_floor": 1e-2}),
 }

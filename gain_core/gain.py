@@ -11,7 +11,7 @@ from gain_core._typing import Array
 from gain_core.config import GainConfig
 from gain_core.errors import ArrayError, ConfigError, NumericsError
 from gain_core.prototypes import Prototypes, prepare_prototypes
-from gain_core.state import GainState, copy_state, init_state
+from gain_core.state import GainState, GaussianState, ShiftState, copy_state, init_state
 from gain_core.statistics import (
     Evidence,
     Statistics,
@@ -20,7 +20,15 @@ from gain_core.statistics import (
     combine,
     concatenate,
 )
-from gain_core.step import Prediction, advance, collect, predict
+from gain_core.step import (
+    Prediction,
+    ShiftAdded,
+    add_up,
+    advance,
+    advance_shift,
+    collect,
+    predict,
+)
 
 __all__ = ["Gain"]
 
@@ -47,22 +55,30 @@ class Gain:
         Frames that the first update waits for; until then the prediction is the source's. A
         video's first frames show one object, and a target learned from one class is no target:
         the paper's first batch is 64 unrelated images.
+    bias : array, (K,) floating
+        The head's bias, if it has one. Neither this nor the next goes with a `Prototypes` record.
+    mean_logits : array, (K,) floating
+        Mean of the source's logits over unlabelled images of its own domain, for the shift to be
+        measured from; without it they are taken to be equal.
 
     Raises
     ------
     ArrayError
-        If the prototypes are no floating (K, D) matrix with K >= 2.
+        If the prototypes are no floating (K, D) matrix with K >= 2, or `bias` or `mean_logits`
+        do not fit it.
     ConfigError
         If `update_every` or `warmup_frames` is below 1.
     """
 
     def __init__(
         self,
-        prototypes: Array,
+        prototypes: Array | Prototypes,
         config: GainConfig | None = None,
         *,
         update_every: int = 1,
         warmup_frames: int = 1,
+        bias: Array | None = None,
+        mean_logits: Array | None = None,
     ) -> None:
         if not isinstance(config, GainConfig | None):
             raise ConfigError(
@@ -73,7 +89,9 @@ class Gain:
         if warmup_frames < 1:
             raise ConfigError(f"warmup_frames: expected at least 1 frame, got {warmup_frames}")
         self._config = config or GainConfig()
-        self._prototypes: Prototypes = prepare_prototypes(prototypes, self._config)
+        self._prototypes: Prototypes = prepare_prototypes(
+            prototypes, self._config, bias=bias, mean_logits=mean_logits
+        )
         self._update_every = update_every
         self._warmup_frames = warmup_frames
         self._frozen = False
@@ -81,7 +99,7 @@ class Gain:
         self._frames = 0
         self._pending: list[Evidence] = []
         self._pending_rows = 0
-        self._folded: Statistics | None = None
+        self._folded: Statistics | ShiftAdded | None = None
         self._folded_rows = 0
 
     @property
@@ -113,6 +131,13 @@ class Gain:
     def state(self) -> GainState:
         """A copy of the state as of the last update; later steps do not change it."""
         return copy_state(self._state)
+
+    @property
+    def guard_trips(self) -> Array | None:
+        """How often the guard has tripped, () on the state's device; None without a guard."""
+        if not isinstance(self._state, ShiftState) or not self._config.guard:
+            return None
+        return self._state.guard.trips
 
     def predict(self, features: Array, logits: Array, /) -> Prediction:
         """Predict a batch; the state does not change.
@@ -193,25 +218,37 @@ class Gain:
         rows = self.pending_frames
         if rows == 0:
             return
-        old, half_life = self._state.statistics, self._config.half_life
+        if isinstance(self._state, ShiftState):
+            self._fold()
+            assert isinstance(self._folded, ShiftAdded)
+            self._state = advance_shift(
+                self._state, self._folded, prototypes=self._prototypes, config=self._config
+            )
+        else:
+            self._state = self._learned_gaussians(self._state)
+        self._frames += rows
+        self._forget_pending()
+
+    def _learned_gaussians(self, state: GaussianState) -> GaussianState:
+        """The state with the pending frames in it; takes the memory of the one given."""
+        old, half_life = state.statistics, self._config.half_life
         if self._folded is None:
             evidence = concatenate(self._pending)
             added = array_namespace(evidence.accepted).sum(evidence.accepted)
             statistics = absorb(old, evidence, half_life=half_life, donate=True)
         else:
             self._fold()
+            assert isinstance(self._folded, Statistics)
             added = self._folded.sample_count
             statistics = combine(old, self._folded, half_life=half_life, donate=True)
-        self._state = advance(
-            self._state,
+        return advance(
+            state,
             statistics,
             added=added,
             prototypes=self._prototypes,
             config=self._config,
             donate=True,
         )
-        self._frames += rows
-        self._forget_pending()
 
     def reset(self) -> None:
         """Return to the source: nothing learned, nothing pending."""
@@ -242,11 +279,10 @@ class Gain:
         ArrayError
             If it belongs to another head.
         """
-        expected, given = self._state.geometry.centers, state.geometry.centers
-        if describe(given) != describe(expected):
+        expected, given = _signature(self._state), _signature(state)
+        if given != expected:
             raise ArrayError(
-                f"state: expected centres {describe(expected)}, got {describe(given)}; "
-                "it was made for another head"
+                f"state: expected {expected}, got {given}; it was made for another head or config"
             )
         self._state = copy_state(state)
         self._frames = frames
@@ -260,15 +296,21 @@ class Gain:
         """Turn the pending rows into sums."""
         if not self._pending:
             return
-        before = (
-            (self._state.statistics,)
-            if self._folded is None
-            else (self._state.statistics, self._folded)
-        )
-        added = accumulate(concatenate(self._pending), *before)
-        if self._folded is not None:
-            added = combine(self._folded, added, half_life=math.inf)
-        self._folded = added
+        rows = concatenate(self._pending)
+        if isinstance(self._state, ShiftState):
+            assert not isinstance(self._folded, Statistics)
+            self._folded = add_up(
+                rows,
+                self._state,
+                prototypes=self._prototypes,
+                config=self._config,
+                before=self._folded,
+            )
+        else:
+            assert not isinstance(self._folded, ShiftAdded)
+            old, folded = self._state.statistics, self._folded
+            added = accumulate(rows, old) if folded is None else accumulate(rows, old, folded)
+            self._folded = added if folded is None else combine(folded, added, half_life=math.inf)
         self._folded_rows += self._pending_rows
         self._pending, self._pending_rows = [], 0
 
@@ -276,6 +318,13 @@ class Gain:
         """Nothing is pending."""
         self._pending, self._pending_rows = [], 0
         self._folded, self._folded_rows = None, 0
+
+
+def _signature(state: GainState) -> str:
+    """What a state must have in common with another to take its place."""
+    if isinstance(state, ShiftState):
+        return f"a shift {describe(state.shift.vector)}"
+    return f"centres {describe(state.geometry.centers)}"
 
 
 def _not_finite(**arrays: Array) -> str:

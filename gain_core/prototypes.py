@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace, is_numpy_namespace
+from array_api_compat import array_namespace, device, is_numpy_namespace
 
 from gain_core._checks import (
     describe,
     detached,
     is_real_floating,
+    matrix_like,
     namespace_of,
     statistics_dtype,
 )
@@ -34,11 +35,21 @@ class Prototypes:
         Mean of the c_k.
     column_squares : array, (D,)
         Sum over classes of c_k^2.
+    row_squares : array, (K,)
+        Squared length of every centred row.
+    mean_logits : array, (K,)
+        Mean of the source's centred logits on its own domain; zeros where it was not measured.
+    thresholds : array, (K,)
+        What the head's bias owes to the length of its rows, see `_thresholds`; zeros where the
+        bias is not known, or where `mean_logits` were measured, which makes it of no use.
     """
 
     centered: Array
     mean: Array
     column_squares: Array
+    row_squares: Array
+    mean_logits: Array
+    thresholds: Array
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -52,7 +63,14 @@ def unit_rows(array: Array, *, xp: Namespace) -> Array:
     return array / xp.where(norms > 0, norms, xp.ones_like(norms))
 
 
-def prepare_prototypes(prototypes: Array | Prototypes, config: GainConfig, /) -> Prototypes:
+def prepare_prototypes(
+    prototypes: Array | Prototypes,
+    config: GainConfig,
+    /,
+    *,
+    bias: Array | None = None,
+    mean_logits: Array | None = None,
+) -> Prototypes:
     """Check the head's weight and compute its constants.
 
     Parameters
@@ -61,6 +79,12 @@ def prepare_prototypes(prototypes: Array | Prototypes, config: GainConfig, /) ->
         Rows of the classifier head, K >= 2, D >= 1. A `Prototypes` record passes through.
     config : GainConfig
         `normalise` scales the rows to unit length.
+    bias : array, (K,), optional
+        The head's bias. Read by the shift only.
+    mean_logits : array, (K,), optional
+        Mean logits of the source on unlabelled images of its own domain, classes about alike;
+        without it they are taken to be equal, which a softmax trained on balanced classes makes
+        nearly so. Neither is for a `Prototypes` record, which has its own.
 
     Returns
     -------
@@ -70,7 +94,8 @@ def prepare_prototypes(prototypes: Array | Prototypes, config: GainConfig, /) ->
     Raises
     ------
     ArrayError
-        If it is no floating matrix of at least two rows and one column.
+        If it is no floating matrix of at least two rows and one column, or `bias` or
+        `mean_logits` do not fit it.
     NumericsError
         On NumPy, if it holds NaN or infinity, or overflows in float32.
     """
@@ -94,7 +119,42 @@ def prepare_prototypes(prototypes: Array | Prototypes, config: GainConfig, /) ->
     if config.normalise:
         rows = unit_rows(rows, xp=xp)
     mean = xp.mean(rows, axis=0)
-    return Prototypes(centered=rows - mean, mean=mean, column_squares=xp.sum(rows * rows, axis=0))
+    centered = rows - mean
+    measured = _class_values("mean_logits", mean_logits, rows=rows)
+    known_bias = _class_values("bias", bias if mean_logits is None else None, rows=rows)
+    row_squares = xp.sum(centered * centered, axis=1)
+    return Prototypes(
+        centered=centered,
+        mean=mean,
+        column_squares=xp.sum(rows * rows, axis=0),
+        row_squares=row_squares,
+        mean_logits=measured,
+        thresholds=_thresholds(known_bias, row_squares),
+    )
+
+
+def _thresholds(bias: Array, row_squares: Array) -> Array:
+    """The part of a centred bias along -|c_k|^2 / 2, if it points that way.
+
+    Where class k is a Gaussian about u + a c_k, Bayes' own head has the bias -a |c_k|^2 / 2, and
+    that is also its mean logit on the source's domain: no shift. Heads that were trained as
+    classifiers have next to none of it.
+    """
+    xp = array_namespace(bias)
+    direction = -0.5 * (row_squares - xp.mean(row_squares))
+    power = xp.sum(direction * direction)
+    along = xp.sum(bias * direction) / xp.where(power > 0, power, xp.ones_like(power))
+    return xp.maximum(along, xp.zeros_like(along)) * direction
+
+
+def _class_values(name: str, values: Array | None, *, rows: Array) -> Array:
+    """One value a class (K,), centred, beside the head's rows; zeros where there are none."""
+    xp = array_namespace(rows)
+    if values is None:
+        return xp.zeros((rows.shape[0],), dtype=rows.dtype, device=device(rows))
+    row = detached(xp.reshape(values, (1, -1)), xp=xp)
+    row = matrix_like(name, row, num_rows=1, num_columns=rows.shape[0], like=rows)
+    return row[0, :] - xp.mean(row)
 
 
 def prototypes_namespace(prototypes: Prototypes, /) -> Namespace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from array_api_compat import array_namespace, is_numpy_namespace
 
@@ -13,11 +13,15 @@ from gain_core._typing import Array
 from gain_core.config import GainConfig
 from gain_core.errors import ArrayError
 from gain_core.geometry import Geometry, ScaleMemory, derive, initial_geometry
+from gain_core.guard import Guard, armed_guard
 from gain_core.prototypes import Prototypes, prepare_prototypes
+from gain_core.shift import Shift, ShiftSums, empty_sums, estimate_shift, no_shift
 from gain_core.statistics import Statistics, empty_statistics
 
 __all__ = [
     "GainState",
+    "GaussianState",
+    "ShiftState",
     "copy_state",
     "init_state",
     "settled",
@@ -26,9 +30,13 @@ __all__ = [
 ]
 
 
+# Prefix of the guard's arrays in a saved state.
+_GUARD = "guard_"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GainState:
-    """What GAIN has learned about the target.
+class GaussianState:
+    """What GAIN with class-conditional Gaussians has learned about the target.
 
     Attributes
     ----------
@@ -52,9 +60,34 @@ class GainState:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays of the state."""
-        records = (self.statistics, self.memory, self.geometry)
-        arrays = [getattr(record, item.name) for record in records for item in fields(record)]
-        return sum(_nbytes(array) for array in arrays)
+        return _total_bytes(self.statistics, self.memory, self.geometry)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShiftState:
+    """What GAIN with a tracked shift has learned about the target.
+
+    Attributes
+    ----------
+    sums : ShiftSums
+        Merging and saving concern these and the guard.
+    shift : Shift
+        Derived from the sums at every update; predictions read this.
+    guard : Guard
+        All zeros and without effect where the config has no guard.
+    """
+
+    sums: ShiftSums
+    shift: Shift
+    guard: Guard
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays of the state."""
+        return _total_bytes(self.sums, self.shift, self.guard)
+
+
+GainState: TypeAlias = GaussianState | ShiftState
 
 
 def init_state(prototypes: Array | Prototypes, config: GainConfig, /) -> GainState:
@@ -80,7 +113,13 @@ def init_state(prototypes: Array | Prototypes, config: GainConfig, /) -> GainSta
     num_classes, feature_dim = prepared.shape
     like = prepared.centered
     xp = array_namespace(like)
-    return GainState(
+    if config.proposal == "shift":
+        return ShiftState(
+            sums=empty_sums(num_classes, like=like),
+            shift=no_shift(num_classes, like=like),
+            guard=armed_guard(like=like),
+        )
+    return GaussianState(
         statistics=empty_statistics(num_classes, feature_dim, like=like),
         memory=ScaleMemory(
             numerator=scalar(0.0, like=like, xp=xp), denominator=scalar(0.0, like=like, xp=xp)
@@ -92,8 +131,12 @@ def init_state(prototypes: Array | Prototypes, config: GainConfig, /) -> GainSta
 def state_to_arrays(state: GainState, /) -> dict[str, Array]:
     """The arrays from which `state_from_arrays` rebuilds the state, by name.
 
-    The geometry is left out: it follows from the sums, and half the file with it.
+    What follows from the sums is left out: of Gaussians, half the file.
     """
+    if isinstance(state, ShiftState):
+        sums = {item.name: getattr(state.sums, item.name) for item in fields(ShiftSums)}
+        guard = {_GUARD + item.name: getattr(state.guard, item.name) for item in fields(Guard)}
+        return sums | guard
     arrays = {item.name: getattr(state.statistics, item.name) for item in fields(Statistics)}
     return arrays | {
         "scale_numerator": state.memory.numerator,
@@ -141,6 +184,11 @@ def state_from_arrays(
                 f"state.{name}: expected {describe(like)}, got {describe(array)}; "
                 "it was saved for another head"
             )
+    if isinstance(fresh, ShiftState):
+        sums = ShiftSums(**{item.name: arrays[item.name] for item in fields(ShiftSums)})
+        guard = Guard(**{item.name: arrays[_GUARD + item.name] for item in fields(Guard)})
+        shift = estimate_shift(sums, prototypes=prepared, config=config)
+        return ShiftState(sums=sums, shift=shift, guard=guard)
     statistics = Statistics(**{item.name: arrays[item.name] for item in fields(Statistics)})
     memory = ScaleMemory(
         numerator=arrays["scale_numerator"], denominator=arrays["scale_denominator"]
@@ -149,7 +197,7 @@ def state_from_arrays(
     nothing = scalar(0.0, like=statistics.support, xp=xp)
     geometry, memory = derive(statistics, memory, prototypes=prepared, added=nothing, config=config)
     geometry = settled(geometry, statistics, fallback=fresh.geometry)
-    return GainState(statistics=statistics, memory=memory, geometry=geometry)
+    return GaussianState(statistics=statistics, memory=memory, geometry=geometry)
 
 
 def settled(geometry: Geometry, statistics: Statistics, /, *, fallback: Geometry) -> Geometry:
@@ -167,18 +215,30 @@ def settled(geometry: Geometry, statistics: Statistics, /, *, fallback: Geometry
 
 def copy_state(state: GainState, /) -> GainState:
     """A state that shares no memory with `state`."""
-    xp = array_namespace(state.statistics.support)
+    like = state.shift.vector if isinstance(state, ShiftState) else state.geometry.centers
+    xp = array_namespace(like)
 
     def copied(record: Any) -> dict[str, Array]:
         return {
             item.name: xp.asarray(getattr(record, item.name), copy=True) for item in fields(record)
         }
 
-    return GainState(
+    if isinstance(state, ShiftState):
+        return ShiftState(
+            sums=ShiftSums(**copied(state.sums)),
+            shift=Shift(**copied(state.shift)),
+            guard=Guard(**copied(state.guard)),
+        )
+    return GaussianState(
         statistics=Statistics(**copied(state.statistics)),
         memory=ScaleMemory(**copied(state.memory)),
         geometry=Geometry(**copied(state.geometry)),
     )
+
+
+def _total_bytes(*records: Any) -> int:
+    """Bytes of all arrays of some records."""
+    return sum(_nbytes(getattr(record, item.name)) for record in records for item in fields(record))
 
 
 def _nbytes(array: Array) -> int:

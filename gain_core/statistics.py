@@ -42,6 +42,8 @@ class Evidence:
         omega = zeta p*.
     probs : array, (B, K)
         p*.
+    source_log_probs : array, (B, K)
+        log s; read by the shift and its guard only.
     reliability : array, (B,)
         zeta, the source's probability of the adapted class.
     accepted : array, (B,)
@@ -52,6 +54,7 @@ class Evidence:
     features: Array
     responsibilities: Array
     probs: Array
+    source_log_probs: Array
     reliability: Array
     accepted: Array
 
@@ -188,6 +191,7 @@ def concatenate(batches: Sequence[Evidence], /) -> Evidence:
         features=xp.concat([batch.features for batch in batches], axis=0),
         responsibilities=xp.concat([batch.responsibilities for batch in batches], axis=0),
         probs=xp.concat([batch.probs for batch in batches], axis=0),
+        source_log_probs=xp.concat([batch.source_log_probs for batch in batches], axis=0),
         reliability=xp.concat([batch.reliability for batch in batches], axis=0),
         accepted=xp.concat([batch.accepted for batch in batches], axis=0),
     )

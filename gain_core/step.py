@@ -14,17 +14,31 @@ from gain_core._typing import Array
 from gain_core.config import GainConfig
 from gain_core.errors import ArrayError
 from gain_core.geometry import ScaleMemory, derive
+from gain_core.guard import Guard, GuardSums, no_guard_sums, observe, watch
 from gain_core.intervention import evidence_path, expected_gain, solve_strength
 from gain_core.posterior import log_posteriors
 from gain_core.prototypes import Prototypes, prepare_prototypes, unit_rows
-from gain_core.state import GainState, settled
+from gain_core.shift import (
+    Shift,
+    ShiftSums,
+    accumulate_shift,
+    combine_sums,
+    estimate_shift,
+    forget_and_add,
+    shift_posteriors,
+)
+from gain_core.state import GainState, GaussianState, ShiftState, init_state, settled
 from gain_core.statistics import Evidence, Statistics, about, accumulate, combine
 
 __all__ = [
     "Prediction",
+    "ShiftAdded",
+    "add_up",
     "advance",
+    "advance_shift",
     "collect",
     "commit",
+    "may_adapt",
     "merge_states",
     "posteriors",
     "predict",
@@ -91,20 +105,20 @@ def predict(
     ArrayError
         If a shape, dtype, device or namespace does not fit the state.
     """
-    centers = state.geometry.centers
-    xp = array_namespace(centers)
+    like, num_classes = _like(state)
+    xp = array_namespace(like)
     rows = _rows(features, state, config=config)
     logits = matrix_like(
-        "logits", logits, num_rows=rows.shape[0], num_columns=centers.shape[0], like=centers
+        "logits", logits, num_rows=rows.shape[0], num_columns=num_classes, like=like
     )
     source = log_softmax(detached(logits, xp=xp), xp=xp)
-    log_proposal, log_evaluator = log_posteriors(rows, state.geometry)
+    log_proposal, log_evaluator = _posteriors(rows, source, state)
     start = source
     if config.prob_floor > 0.0:
-        floor = scalar(math.log(config.prob_floor), like=centers, xp=xp)
+        floor = scalar(math.log(config.prob_floor), like=like, xp=xp)
         start = floored(source, floor=floor, xp=xp)
         log_proposal = floored(log_proposal, floor=floor, xp=xp)
-    evidence = xp.where(state.geometry.has_history, log_proposal - start, xp.zeros_like(start))
+    evidence = xp.where(may_adapt(state), log_proposal - start, xp.zeros_like(start))
     gain = expected_gain(log_evaluator, evidence)
     strength = solve_strength(start, evidence, gain=gain, num_iters=config.num_iters)
     adapted = evidence_path(start, evidence, strength)
@@ -120,12 +134,14 @@ def predict(
     )
 
 
-def posteriors(features: Array, state: GainState, /, *, config: GainConfig) -> tuple[Array, Array]:
+def posteriors(
+    features: Array, logits: Array, state: GainState, /, *, config: GainConfig
+) -> tuple[Array, Array]:
     """The proposal and the evaluator of a batch, for diagnosis and ablation.
 
     Parameters
     ----------
-    features : array, (B, D) floating
+    features, logits : array, (B, D) and (B, K) floating
         As for `predict`.
     state : GainState
     config : GainConfig
@@ -140,7 +156,13 @@ def posteriors(features: Array, state: GainState, /, *, config: GainConfig) -> t
     ArrayError
         As `predict`.
     """
-    return log_posteriors(_rows(features, state, config=config), state.geometry)
+    like, num_classes = _like(state)
+    xp = array_namespace(like)
+    rows = _rows(features, state, config=config)
+    logits = matrix_like(
+        "logits", logits, num_rows=rows.shape[0], num_columns=num_classes, like=like
+    )
+    return _posteriors(rows, log_softmax(detached(logits, xp=xp), xp=xp), state)
 
 
 @_quiet
@@ -171,20 +193,20 @@ def collect(
         If the shapes do not fit each other or the state.
     """
     rows = _rows(features, state, config=config)
-    like = state.geometry.centers
+    like, num_classes = _like(state)
     xp = array_namespace(like)
     probs = matrix_like(
         "prediction.probs",
         prediction.probs,
         num_rows=rows.shape[0],
-        num_columns=like.shape[0],
+        num_columns=num_classes,
         like=like,
     )
     source_log_probs = matrix_like(
         "prediction.source_log_probs",
         prediction.source_log_probs,
         num_rows=rows.shape[0],
-        num_columns=like.shape[0],
+        num_columns=num_classes,
         like=like,
     )
     chosen = xp.argmax(probs, axis=1, keepdims=True)
@@ -198,24 +220,108 @@ def collect(
         features=rows,
         responsibilities=reliability[:, None] * probs,
         probs=probs,
+        source_log_probs=xp.where(keep, source_log_probs, xp.zeros_like(source_log_probs)),
         reliability=reliability,
         accepted=xp.where(keep, xp.ones_like(reliability), xp.zeros_like(reliability)),
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShiftAdded:
+    """What a batch adds to a `ShiftState`."""
+
+    sums: ShiftSums
+    guard: GuardSums
+
+
+def add_up(
+    evidence: Evidence,
+    state: ShiftState,
+    /,
+    *,
+    prototypes: Array | Prototypes,
+    config: GainConfig,
+    before: ShiftAdded | None = None,
+) -> ShiftAdded:
+    """Sums over a batch, on top of what waits already.
+
+    Parameters
+    ----------
+    evidence : Evidence
+        Rows of the batch.
+    state : ShiftState
+        The one it was predicted with; read only.
+    prototypes : array, (K, D) floating
+        The head's weight, or its `Prototypes` record.
+    config : GainConfig
+    before : ShiftAdded, optional
+        Of earlier batches since the last update.
+
+    Returns
+    -------
+    ShiftAdded
+    """
+    prepared = prepare_prototypes(prototypes, config)
+    sums = accumulate_shift(evidence, state.shift, prototypes=prepared, config=config)
+    seen = observe(evidence) if config.guard else no_guard_sums(like=state.shift.vector)
+    if before is None:
+        return ShiftAdded(sums=sums, guard=seen)
+    return ShiftAdded(
+        sums=combine_sums(before.sums, sums),
+        guard=GuardSums(
+            count=before.guard.count + seen.count,
+            agreement=before.guard.agreement + seen.agreement,
+            confidence=before.guard.confidence + seen.confidence,
+        ),
+    )
+
+
+def advance_shift(
+    state: ShiftState,
+    added: ShiftAdded,
+    /,
+    *,
+    prototypes: Array | Prototypes,
+    config: GainConfig,
+) -> ShiftState:
+    """Learn from a batch's sums, unless the guard trips: then everything learned is dropped.
+
+    Parameters
+    ----------
+    state : ShiftState
+        Read only.
+    added : ShiftAdded
+    prototypes : array, (K, D) floating
+        The head's weight, or its `Prototypes` record.
+    config : GainConfig
+
+    Returns
+    -------
+    ShiftState
+    """
+    xp = array_namespace(state.shift.vector)
+    prepared = prepare_prototypes(prototypes, config)
+    guard, tripped = watch(state.guard, added.guard)
+    kept = xp.where(tripped, xp.zeros_like(guard.count), xp.ones_like(guard.count))
+    sums = forget_and_add(state.sums, added.sums, config=config)
+    sums = ShiftSums(**{item.name: getattr(sums, item.name) * kept for item in fields(ShiftSums)})
+    shift = estimate_shift(sums, prototypes=prepared, config=config)
+    return ShiftState(sums=sums, shift=shift, guard=guard)
+
+
 def commit(
-    state: GainState,
+    state: GaussianState,
     added: Statistics,
     /,
     *,
     prototypes: Array | Prototypes,
     config: GainConfig,
-) -> GainState:
+) -> GaussianState:
     """Add a batch's sums to the state, after forgetting, and derive the new geometry.
 
     Parameters
     ----------
-    state : GainState
+    state : GaussianState
         Read only.
     added : Statistics
         Result of `accumulate` about this state's origin.
@@ -225,7 +331,7 @@ def commit(
 
     Returns
     -------
-    GainState
+    GaussianState
         Unchanged in value where `added` holds no frame.
     """
     statistics = combine(state.statistics, added, half_life=config.half_life)
@@ -235,7 +341,7 @@ def commit(
 
 
 def advance(
-    state: GainState,
+    state: GaussianState,
     statistics: Statistics,
     /,
     *,
@@ -243,12 +349,12 @@ def advance(
     prototypes: Array | Prototypes,
     config: GainConfig,
     donate: bool = False,
-) -> GainState:
+) -> GaussianState:
     """Derive the geometry of new sums.
 
     Parameters
     ----------
-    state : GainState
+    state : GaussianState
         The state before; read only unless donated.
     statistics : Statistics
         Its sums after forgetting, with the new frames added.
@@ -262,7 +368,7 @@ def advance(
 
     Returns
     -------
-    GainState
+    GaussianState
         Unchanged in value where no frame was added.
     """
     if is_numpy_namespace(array_namespace(added)) and not added > 0:
@@ -276,7 +382,7 @@ def advance(
         out=state.geometry.centers if donate else None,
     )
     geometry = settled(geometry, statistics, fallback=state.geometry)
-    return GainState(statistics=statistics, memory=memory, geometry=geometry)
+    return GaussianState(statistics=statistics, memory=memory, geometry=geometry)
 
 
 def update(
@@ -312,6 +418,9 @@ def update(
         If the shapes do not fit each other or the state.
     """
     evidence = collect(features, prediction, state, config=config)
+    if isinstance(state, ShiftState):
+        seen = add_up(evidence, state, prototypes=prototypes, config=config)
+        return advance_shift(state, seen, prototypes=prototypes, config=config)
     added = accumulate(evidence, state.statistics)
     return commit(state, added, prototypes=prototypes, config=config)
 
@@ -340,6 +449,49 @@ def merge_states(
     ArrayError
         If the states are of different heads.
     """
+    fresh = init_state(prototypes, config)
+    for name, state in (("first", first), ("second", second)):
+        if _like(state)[1] != _like(fresh)[1] or type(state) is not type(fresh):
+            raise ArrayError(
+                f"{name} state: expected {type(fresh).__name__} of {_like(fresh)[1]} classes, as "
+                f"the head and config say, got {type(state).__name__} of {_like(state)[1]}; "
+                "merge states of one head and config only"
+            )
+    if isinstance(first, ShiftState):
+        assert isinstance(second, ShiftState)
+        return _merged_shifts(first, second, prototypes=prototypes, config=config)
+    assert isinstance(second, GaussianState)
+    return _merged_gaussians(first, second, prototypes=prototypes, config=config)
+
+
+def _merged_shifts(
+    first: ShiftState,
+    second: ShiftState,
+    *,
+    prototypes: Array | Prototypes,
+    config: GainConfig,
+) -> ShiftState:
+    """Sums add up; of the two guards' holds the longer stays."""
+    xp = array_namespace(first.shift.vector)
+    sums = combine_sums(first.sums, second.sums)
+    joined = {
+        item.name: getattr(first.guard, item.name) + getattr(second.guard, item.name)
+        for item in fields(Guard)
+    }
+    joined["hold"] = xp.maximum(first.guard.hold, second.guard.hold)
+    prepared = prepare_prototypes(prototypes, config)
+    shift: Shift = estimate_shift(sums, prototypes=prepared, config=config)
+    return ShiftState(sums=sums, shift=shift, guard=Guard(**joined))
+
+
+def _merged_gaussians(
+    first: GaussianState,
+    second: GaussianState,
+    *,
+    prototypes: Array | Prototypes,
+    config: GainConfig,
+) -> GaussianState:
+    """Sums add up about one origin."""
     left, right = first.statistics, second.statistics
     if left.first_moment.shape != right.first_moment.shape:
         raise ArrayError(
@@ -363,14 +515,41 @@ def merge_states(
     nothing = xp.zeros_like(statistics.sample_count)
     geometry, memory = derive(statistics, memory, prototypes=prepared, added=nothing, config=config)
     geometry = settled(geometry, statistics, fallback=first.geometry)
-    return GainState(statistics=statistics, memory=memory, geometry=geometry)
+    return GaussianState(statistics=statistics, memory=memory, geometry=geometry)
+
+
+def _like(state: GainState) -> tuple[Array, int]:
+    """An array in the state's dtype and on its device, and K."""
+    if isinstance(state, ShiftState):
+        return state.shift.vector, state.shift.vector.shape[0]
+    return state.geometry.centers, state.geometry.centers.shape[0]
+
+
+def _posteriors(rows: Array, source_log_probs: Array, state: GainState) -> tuple[Array, Array]:
+    """log q_hat and log q_bar."""
+    if isinstance(state, ShiftState):
+        return shift_posteriors(source_log_probs, state.shift)
+    return log_posteriors(rows, state.geometry)
+
+
+def may_adapt(state: GainState, /) -> Array:
+    """Whether a correction is proposed at all, () bool: there is one, and no guard holds it."""
+    if isinstance(state, ShiftState):
+        xp = array_namespace(state.shift.vector)
+        return ~state.guard.holds & xp.any(xp.abs(state.shift.vector) > 0)
+    return state.geometry.has_history
 
 
 def _rows(features: Array, state: GainState, *, config: GainConfig) -> Array:
     """Features checked, cast to the state's dtype and normalised if the config says so."""
-    centers = state.geometry.centers
-    xp = array_namespace(centers)
-    rows = matrix_like("features", features, num_columns=centers.shape[1], like=centers)
+    like, _ = _like(state)
+    xp = array_namespace(like)
+    if isinstance(state, GaussianState):
+        rows = matrix_like("features", features, num_columns=like.shape[1], like=like)
+    else:
+        # The shift reads no feature; only their number and whether they are finite count.
+        columns = features.shape[-1] if getattr(features, "ndim", 0) == 2 else 0
+        rows = matrix_like("features", features, num_columns=columns, like=like)
     rows = detached(rows, xp=xp)
     return unit_rows(rows, xp=xp) if config.normalise else rows
 

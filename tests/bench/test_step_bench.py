@@ -27,13 +27,14 @@ def _as_torch(array: np.ndarray) -> Any:
     [pytest.param(10, 512, id="K10"), pytest.param(1000, 768, id="K1000")],
 )
 @pytest.mark.parametrize("batch_size", [1, 64])
+@pytest.mark.parametrize("preset", ["tracked", "balanced"])
 def test_step(
-    benchmark: Any, convert: Any, num_classes: int, feature_dim: int, batch_size: int
+    benchmark: Any, convert: Any, num_classes: int, feature_dim: int, batch_size: int, preset: str
 ) -> None:
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((num_classes, feature_dim)).astype(np.float32)
     features = rng.standard_normal((batch_size, feature_dim)).astype(np.float32)
-    gain = Gain(convert(weight), GainConfig.preset("tracked"))
+    gain = Gain(convert(weight), GainConfig.preset(preset))
     inputs = convert(features), convert(features @ weight.T / feature_dim**0.5)
     gain.step(*inputs)
     prediction = benchmark(gain.step, *inputs)

@@ -20,6 +20,10 @@ NAN, INF = math.nan, math.inf
     [
         pytest.param(field, bad, id=f"{field}={bad}")
         for field, values in {
+            "proposal": ("softmax", "Shift", ""),
+            "shrinkage": (-1e-9, INF, NAN),
+            "label_draws": (-1.0, INF, NAN),
+            "guard": (1, "yes", None),
             "prior_strength": (0.0, -1.0, INF, NAN),
             "prior_samples": (-1e-9, INF, NAN),
             "half_life": (0.0, -420.0, NAN),
@@ -45,6 +49,9 @@ def test_value_out_of_range_names_the_field(field, bad):
 @pytest.mark.parametrize(
     ("field", "good"),
     [
+        pytest.param("shrinkage", 0.0, id="no-shrinkage"),
+        pytest.param("label_draws", 0.0, id="no-label-draws"),
+        pytest.param("guard", False, id="no-guard"),
         pytest.param("prior_strength", 1e-6, id="small-prior"),
         pytest.param("prior_samples", 0.0, id="no-prior-samples"),
         pytest.param("half_life", 0.5, id="short-memory"),
@@ -63,7 +70,7 @@ def test_value_at_the_edge_of_its_range_is_kept(field, good):
 
 def test_endless_memory_and_prior_samples_contradict_each_other():
     with pytest.raises(ConfigError, match="prior_samples: expected 0 with an infinite half_life"):
-        GainConfig(half_life=INF)
+        GainConfig(half_life=INF, prior_samples=1.0)
     assert GainConfig(half_life=INF, prior_samples=0.0).decay(1000) == 1.0
 
 
@@ -86,7 +93,7 @@ def test_default_is_the_preset_tracked():
 
 
 def test_presets_are_what_their_names_say():
-    assert set(PRESETS) == {"paper", "paper-l2", "tracked"}
+    assert set(PRESETS) == {"paper", "paper-l2", "balanced", "tracked"}
     paper = GainConfig.preset("paper")
     assert paper.prior_strength == 3.0
     assert (paper.anchor, paper.variance, paper.prior_variance, paper.temper) == (
@@ -98,14 +105,22 @@ def test_presets_are_what_their_names_say():
     assert paper.half_life == INF
     assert not paper.normalise
     assert GainConfig.preset("paper-l2") == replace(paper, normalise=True, variance_floor=1e-2)
-    tracked = GainConfig.preset("tracked")
-    assert (tracked.anchor, tracked.variance, tracked.prior_variance, tracked.temper) == (
+    balanced = GainConfig.preset("balanced")
+    assert (balanced.anchor, balanced.variance, balanced.prior_variance, balanced.temper) == (
         "balanced",
         "isotropic",
         "total",
         "head",
     )
-    assert tracked.half_life == 420.0
+    assert balanced.half_life == 420.0
+    assert (balanced.prior_strength, balanced.prior_samples) == (300.0, 50.0)
+    assert (balanced.scale_half_life, balanced.variance_floor_ratio) == (4414.0, 0.05)
+    for name in ("paper", "paper-l2", "balanced"):
+        assert GainConfig.preset(name).proposal == "gaussian"
+        assert not GainConfig.preset(name).guard
+    tracked = GainConfig.preset("tracked")
+    assert (tracked.proposal, tracked.guard) == ("shift", True)
+    assert (tracked.half_life, tracked.shrinkage, tracked.label_draws) == (1024.0, 1.25, 10.0)
 
 
 def test_unknown_preset_lists_the_known_ones():
@@ -113,7 +128,7 @@ def test_unknown_preset_lists_the_known_ones():
         GainConfig.preset("papers")
 
 
-@pytest.mark.parametrize("name", ["paper", "paper-l2", "tracked"])
+@pytest.mark.parametrize("name", PRESETS)
 def test_round_trip_through_strict_json(name):
     config = GainConfig.preset(name)
     text = json.dumps(config.to_dict(), allow_nan=False)
@@ -122,17 +137,21 @@ def test_round_trip_through_strict_json(name):
 
 def test_round_trip_keeps_a_value_of_every_field():
     config = GainConfig(
+        proposal="gaussian",
+        shrinkage=2.5,
+        label_draws=3.0,
+        guard=False,
         prior_strength=7.5,
-        prior_samples=0.0,
-        half_life=INF,
+        prior_samples=2.0,
+        half_life=77.0,
         normalise=True,
-        anchor="prototype",
+        anchor="balanced",
         scale_half_life=INF,
-        variance="diagonal",
-        prior_variance="unit",
+        variance="isotropic",
+        prior_variance="total",
         variance_floor=2e-3,
         variance_floor_ratio=0.25,
-        temper="none",
+        temper="head",
         prob_floor=1e-5,
         num_iters=31,
     )
@@ -159,11 +178,11 @@ def test_missing_keys_take_their_defaults():
         pytest.param("paper", 1000, 3.0, id="paper-K1000"),
         pytest.param("paper-l2", 36, 3.0, id="paper-l2-K36"),
         # 50 * 420 / ln 2 / K = 30296.6 / K
-        pytest.param("tracked", 10, 3029.6595858668423, id="tracked-K10"),
-        pytest.param("tracked", 36, 841.5721071852340, id="tracked-K36"),
-        pytest.param("tracked", 100, 302.96595858668423, id="tracked-K100"),
-        pytest.param("tracked", 101, 300.0, id="tracked-K101"),
-        pytest.param("tracked", 20_000, 300.0, id="tracked-K20000"),
+        pytest.param("balanced", 10, 3029.6595858668423, id="balanced-K10"),
+        pytest.param("balanced", 36, 841.5721071852340, id="balanced-K36"),
+        pytest.param("balanced", 100, 302.96595858668423, id="balanced-K100"),
+        pytest.param("balanced", 101, 300.0, id="balanced-K101"),
+        pytest.param("balanced", 20_000, 300.0, id="balanced-K20000"),
     ],
 )
 def test_strength_of_prior(preset, num_classes, expected):
@@ -180,6 +199,6 @@ def test_decay_is_a_half_after_one_half_life_and_multiplies():
     assert config.scale_decay(0) == 1.0
 
 
-def test_tracked_forgets_a_tenth_per_batch_of_64():
-    assert GainConfig.preset("tracked").decay(64) == pytest.approx(0.9, abs=5e-4)
-    assert GainConfig.preset("tracked").scale_decay(64) == pytest.approx(0.99, abs=1e-5)
+def test_balanced_forgets_a_tenth_per_batch_of_64():
+    assert GainConfig.preset("balanced").decay(64) == pytest.approx(0.9, abs=5e-4)
+    assert GainConfig.preset("balanced").scale_decay(64) == pytest.approx(0.99, abs=1e-5)

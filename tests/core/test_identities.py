@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 from gaussian_world import World, gaussian_world
 from numpy.testing import assert_allclose, assert_array_equal
 from plain_sums import plain_sums
+from taught_gain import assert_bitwise, every_array, learned
 
 from gain_core import (
     ArrayError,
     GainConfig,
     GainState,
     Prediction,
+    ShiftState,
     evidence_path,
     expected_gain,
     init_state,
@@ -27,9 +30,9 @@ from gain_core import (
 )
 from gain_core.statistics import Statistics
 
-PRESETS = [
-    pytest.param(GainConfig.preset(name), id=name) for name in ("paper", "paper-l2", "tracked")
-]
+NAMES = ("tracked", "balanced", "paper", "paper-l2")
+PRESETS = [pytest.param(GainConfig.preset(name), id=name) for name in NAMES]
+GAUSSIANS = PRESETS[1:]
 
 
 def random_log_probs(rng: np.random.Generator, *, rows: int, spread: float) -> np.ndarray:
@@ -183,12 +186,10 @@ def run(
 
 def assert_states_equal(left: GainState, right: GainState, *, atol: float = 1e-9) -> None:
     """Every array, relative to one plus its largest magnitude."""
-    for record in ("statistics", "memory", "geometry"):
-        for item in fields(getattr(left, record)):
-            wanted = getattr(getattr(right, record), item.name)
-            result = getattr(getattr(left, record), item.name)
-            scale = 1.0 + np.max(np.abs(wanted))
-            assert_allclose(result / scale, wanted / scale, rtol=0, atol=atol, err_msg=item.name)
+    result = every_array(left)
+    for name, wanted in every_array(right).items():
+        scale = 1.0 + np.max(np.abs(wanted))
+        assert_allclose(result[name] / scale, wanted / scale, rtol=0, atol=atol, err_msg=name)
 
 
 @pytest.mark.parametrize("config", PRESETS)
@@ -205,10 +206,12 @@ def test_permuting_classes_permutes_outputs(config):
         assert_allclose(right.probs, left.probs[:, order], rtol=0, atol=1e-6)
         assert_allclose(right.strength, left.strength, rtol=0, atol=1e-6)
         assert_allclose(right.gain, left.gain, rtol=1e-6, atol=1e-6)
-    assert_allclose(moved_state.centers, state.centers[order], rtol=0, atol=1e-6)
-    assert_allclose(
-        moved_state.statistics.support, state.statistics.support[order], rtol=0, atol=1e-6
+    assert_allclose(learned(moved_state), learned(state)[order], rtol=0, atol=1e-6)
+    mass, moved_mass = (
+        s.sums.window_mass if isinstance(s, ShiftState) else s.statistics.support[None]
+        for s in (state, moved_state)
     )
+    assert_allclose(moved_mass, mass[:, order], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("config", PRESETS)
@@ -251,17 +254,56 @@ def learn(pairs, prototypes, config, state=None) -> GainState:
     return state
 
 
-@pytest.mark.parametrize("name", ["paper", "paper-l2"])
-def test_states_of_disjoint_streams_merge_to_that_of_their_union(name):
-    config = GainConfig.preset(name)
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(GainConfig.preset("paper"), id="paper"),
+        pytest.param(GainConfig.preset("paper-l2"), id="paper-l2"),
+        pytest.param(
+            GainConfig(half_life=math.inf, scale_half_life=math.inf, guard=False),
+            id="endless-shift",
+        ),
+    ],
+)
+def test_states_of_disjoint_streams_merge_to_that_of_their_union(config):
     prototypes, first, second = halves(config)
     left, right = learn(first, prototypes, config), learn(second, prototypes, config)
     merged = merge_states(left, right, prototypes=prototypes, config=config)
-    assert_states_equal(merged, learn(first + second, prototypes, config))
+    union = learn(first + second, prototypes, config)
+    if isinstance(merged, ShiftState):
+        # The scale is regressed about the shift of the time, which a second device started anew.
+        for name in ("window_count", "window_logits", "window_squares", "window_mass"):
+            assert_allclose(getattr(merged.sums, name), getattr(union.sums, name), atol=1e-9)
+        return
+    assert_states_equal(merged, union)
+
+
+def test_shift_sums_merge_by_addition_under_forgetting_too():
+    config = GainConfig.preset("tracked")
+    prototypes, first, second = halves(config)
+    left, right = learn(first, prototypes, config), learn(second, prototypes, config)
+    merged = every_array(merge_states(left, right, prototypes=prototypes, config=config))
+    one, two = every_array(left), every_array(right)
+    for name in [name for name in merged if name.startswith("sums.")]:
+        assert_allclose(merged[name], one[name] + two[name], rtol=0, atol=1e-12, err_msg=name)
+    for name in ("guard.count", "guard.agreement", "guard.confidence", "guard.trips"):
+        assert_allclose(merged[name], one[name] + two[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+def test_of_two_holds_the_longer_stays():
+    config = GainConfig.preset("tracked")
+    prototypes, first, second = halves(config)
+    left, right = learn(first, prototypes, config), learn(second, prototypes, config)
+    left, right = (
+        replace(state, guard=replace(state.guard, hold=np.asarray(hold), trips=np.asarray(1.0)))
+        for state, hold in ((left, 30.0), (right, 200.0))
+    )
+    guard = merge_states(left, right, prototypes=prototypes, config=config).guard
+    assert (guard.hold, guard.trips) == (200.0, 2.0)
 
 
 def test_sums_merge_by_addition_under_forgetting_too():
-    config = GainConfig.preset("tracked")
+    config = GainConfig.preset("balanced")
     prototypes, first, second = halves(config)
     left, right = learn(first, prototypes, config), learn(second, prototypes, config)
     merged = plain_sums(merge_states(left, right, prototypes=prototypes, config=config))
@@ -277,8 +319,11 @@ def test_merging_commutes_up_to_the_origin(config):
     left, right = learn(first, prototypes, config), learn(second, prototypes, config)
     one = merge_states(left, right, prototypes=prototypes, config=config)
     two = merge_states(right, left, prototypes=prototypes, config=config)
-    assert_allclose(one.centers, two.centers, rtol=0, atol=1e-9)
-    assert_allclose(one.geometry.variance, two.geometry.variance, rtol=1e-9)
+    assert_allclose(learned(one), learned(two), rtol=0, atol=1e-9)
+    if isinstance(one, ShiftState):
+        assert_states_equal(one, two)
+    else:
+        assert_allclose(one.geometry.variance, two.geometry.variance, rtol=1e-9)
     features, logits, _ = gaussian_world(8, 5, num_batches=1, seed=32).batches[0]
     left, right = (predict(features, logits, state, config=config) for state in (one, two))
     assert_allclose(left.probs, right.probs, rtol=0, atol=1e-6)
@@ -306,14 +351,14 @@ def test_two_fresh_states_merge_to_a_fresh_state(config):
     assert_array_equal(result.probs, np.exp(result.source_log_probs))
 
 
-def test_merging_leaves_its_inputs_alone():
-    config = GainConfig.preset("tracked")
+@pytest.mark.parametrize("config", PRESETS)
+def test_merging_leaves_its_inputs_alone(config):
     prototypes, first, second = halves(config)
     left, right = learn(first, prototypes, config), learn(second, prototypes, config)
-    before = {name: value.copy() for name, value in plain_sums(left).items()}
+    before = [every_array(state) for state in (left, right)]
     merge_states(left, right, prototypes=prototypes, config=config)
-    for name, value in plain_sums(left).items():
-        assert_array_equal(value, before[name], err_msg=name)
+    for state, kept in zip((left, right), before, strict=True):
+        assert_bitwise(every_array(state), kept)
 
 
 def test_states_of_different_heads_do_not_merge():
@@ -321,9 +366,27 @@ def test_states_of_different_heads_do_not_merge():
     one, two = (init_state(np.ones((3, dim)), config) for dim in (4, 5))
     with pytest.raises(ArrayError, match=r"second state: expected \(K, D\) = \(3, 4\)"):
         merge_states(one, two, prototypes=np.ones((3, 4)), config=config)
+    config = GainConfig.preset("tracked")
+    one, two = (init_state(np.ones((num_classes, 4)), config) for num_classes in (3, 5))
+    with pytest.raises(
+        ArrayError, match=r"second state: expected ShiftState of 3 classes, .* of 5"
+    ):
+        merge_states(one, two, prototypes=np.ones((3, 4)), config=config)
 
 
-@pytest.mark.parametrize("config", PRESETS)
+def test_states_of_different_kinds_do_not_merge():
+    shift, gaussian = (
+        init_state(np.ones((3, 4)), GainConfig.preset(name)) for name in ("tracked", "balanced")
+    )
+    with pytest.raises(ArrayError, match=r"first state: expected ShiftState .*GaussianState"):
+        merge_states(gaussian, shift, prototypes=np.ones((3, 4)), config=GainConfig())
+    with pytest.raises(ArrayError, match=r"second state: expected GaussianState .*ShiftState"):
+        merge_states(
+            gaussian, shift, prototypes=np.ones((3, 4)), config=GainConfig.preset("balanced")
+        )
+
+
+@pytest.mark.parametrize("config", GAUSSIANS)
 def test_with_no_class_evidence_the_proposal_is_the_recentred_head(config):
     """Under `temper = head` the proposal keeps the source's logit scale (sketch, line 5)."""
     if config.temper != "head":
@@ -340,7 +403,7 @@ def test_with_no_class_evidence_the_proposal_is_the_recentred_head(config):
     if config.normalise:
         rows = features / np.linalg.norm(features, axis=1, keepdims=True)
         head = prototypes / np.linalg.norm(prototypes, axis=1, keepdims=True)
-    log_proposal, _ = posteriors(features, state, config=config)
+    log_proposal, _ = posteriors(features, features @ prototypes.T, state, config=config)
     shift = state.centers[0] - state.geometry.scale * head[0]
     scores = (rows - shift) @ head.T - 0.5 * state.geometry.scale * np.sum(head**2, axis=1)
     expected = scores - np.max(scores, axis=1, keepdims=True)

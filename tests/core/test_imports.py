@@ -54,11 +54,12 @@ BLOCK = f"""
 ONE_STEP = """
     import numpy as np
     rng = np.random.default_rng(0)
-    gain = gain_core.Gain(rng.normal(size=(5, 4)).astype(np.float32), gain_core.GainConfig())
-    for _ in range(3):
-        features = rng.normal(size=(8, 4)).astype(np.float32)
-        prediction = gain.step(features, rng.normal(size=(8, 5)).astype(np.float32))
-    assert np.allclose(prediction.probs.sum(axis=1), 1.0, atol=1e-5)
+    for config in gain_core.PRESETS.values():
+        gain = gain_core.Gain(rng.normal(size=(5, 4)).astype(np.float32), config)
+        for _ in range(3):
+            features = rng.normal(size=(8, 4)).astype(np.float32)
+            prediction = gain.step(features, rng.normal(size=(8, 5)).astype(np.float32))
+        assert abs(prediction.probs.sum(axis=1) - 1.0).max() < 1e-5
     print("stepped")
 """
 

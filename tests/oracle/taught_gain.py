@@ -9,18 +9,23 @@ import numpy as np
 from gaussian_world import gaussian_world
 from numpy.testing import assert_allclose
 
-from gain_core import Gain, GainConfig, GainState, Prediction
+from gain_core import Gain, GainConfig, GainState, Prediction, ShiftState
 
-__all__ = ["assert_bitwise", "assert_sound", "every_array", "one_batch", "taught"]
+__all__ = ["assert_bitwise", "assert_sound", "every_array", "learned", "one_batch", "taught"]
 
 
 def every_array(state: GainState) -> dict[str, np.ndarray]:
     """Copies of all arrays of a NumPy state, derived ones included."""
     return {
-        f"{record}.{item.name}": np.array(getattr(getattr(state, record), item.name))
-        for record in ("statistics", "memory", "geometry")
-        for item in fields(getattr(state, record))
+        f"{record.name}.{item.name}": np.array(getattr(getattr(state, record.name), item.name))
+        for record in fields(state)
+        for item in fields(getattr(state, record.name))
     }
+
+
+def learned(state: GainState) -> Any:
+    """What predictions read of a state, in its library: the shift, or the class centres."""
+    return state.shift.vector if isinstance(state, ShiftState) else state.centers
 
 
 def assert_bitwise(result: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
@@ -41,6 +46,10 @@ def assert_sound(result: Prediction, state: GainState) -> None:
     assert bool(result.finite)
     for name, value in every_array(state).items():
         assert np.all(np.isfinite(value)), name
+    if isinstance(state, ShiftState):
+        assert state.shift.variance >= 0
+        assert 0 <= state.shift.trust <= 1
+        return
     assert np.all(state.geometry.variance > 0)
     assert_allclose(np.sum(np.exp(state.geometry.log_prior)), 1.0, rtol=1e-4)
 

@@ -1,0 +1,221 @@
+"""GAIN with a tracked shift and its guard in slow float64 NumPy: what the fast code is held to.
+
+Every frame is kept, with the number of frames learned after it; each sum is taken anew over all
+of them, a frame of age t weighing 2^(-t / half-life). Nothing decays in place and nothing is
+shared with `gain_core` but the settings' names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gain_oracle import OracleStep, along_path, floored, log_softmax, root_of_slope
+
+__all__ = ["ShiftOracle"]
+
+Floats = npt.NDArray[np.float64]
+
+NUM_WINDOWS = 5
+# Squared lengths below this are told from zero by nobody.
+LEAST_POWER = 1e-9
+LEAST_SPREAD = 0.25
+
+GUARD_HALF_LIFE = 256.0
+GUARD_LEAST_FRAMES = 256.0
+GUARD_LEAST_RATIO = 0.5
+HOLDS = (256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
+
+
+@dataclass
+class Frame:
+    """What one frame leaves behind; `born` is how many frames were learned when it was."""
+
+    born: int
+    x: Floats
+    p: Floats
+    zeta: float
+    own: float
+    power: float
+
+
+@dataclass
+class Watched:
+    """What the guard keeps of one frame."""
+
+    born: int
+    agreed: float
+    confidence: float
+
+
+class ShiftOracle:
+    """One stream: a step is a prediction of every row, then learning from all of them.
+
+    `config` is anything with `GainConfig`'s attributes.
+    """
+
+    def __init__(
+        self,
+        prototypes: npt.ArrayLike,
+        config: Any,
+        *,
+        bias: npt.ArrayLike | None = None,
+        mean_logits: npt.ArrayLike | None = None,
+    ) -> None:
+        c = np.asarray(prototypes, dtype=np.float64)
+        if config.normalise:
+            c = np.stack([row / np.linalg.norm(row) for row in c])
+        self.config = config
+        middle = np.sum(c, axis=0) / len(c)
+        self.c = np.stack([row - middle for row in c])
+        self.K = len(c)
+        self.power = [float(np.dot(row, row)) for row in self.c]
+        self.mean_logits = np.zeros(self.K)
+        self.thresholds = np.zeros(self.K)
+        if mean_logits is not None:
+            self.mean_logits = _less_mean(np.asarray(mean_logits, dtype=np.float64))
+        elif bias is not None:
+            self.thresholds = self._thresholds(_less_mean(np.asarray(bias, dtype=np.float64)))
+        self.learned = 0
+        self.frames: list[Frame] = []
+        self.watched: list[Watched] = []
+        self.hold, self.trips = 0.0, 0
+        self.beta, self.v, self.trust = np.zeros(self.K), 0.0, 0.0
+
+    def _thresholds(self, bias: Floats) -> Floats:
+        """The part of the bias along -|c_k|^2 / 2, if it points that way."""
+        direction = _less_mean(np.array([-0.5 * power for power in self.power]))
+        length = float(np.dot(direction, direction))
+        along = float(np.dot(bias, direction)) / length if length > 0 else 0.0
+        return max(along, 0.0) * direction
+
+    def step(self, logits: npt.ArrayLike) -> OracleStep:
+        """Predict one batch against the state before it, then learn from it."""
+        result = self.predict(logits)
+        self.update(result)
+        return result
+
+    def predict(self, logits: npt.ArrayLike) -> OracleStep:
+        """The prediction of every row of a batch; the state does not change."""
+        rows = [self._predict_row(log_softmax(row)) for row in np.asarray(logits, dtype=np.float64)]
+        return OracleStep(*(np.stack(column) for column in zip(*rows, strict=True)))
+
+    def _predict_row(self, log_s: Floats) -> Sequence[Any]:
+        log_proposal = log_softmax(log_s - self.beta)
+        # Two entries of the shift differ by a variance of 2 v; Gaussian logits of variance w are
+        # averaged by dividing them by sqrt(1 + pi w / 8).
+        log_evaluator = log_softmax(log_proposal / math.sqrt(1.0 + math.pi * 2.0 * self.v / 8.0))
+        if self.hold > 0 or not np.any(self.beta):
+            nothing = np.zeros(self.K)
+            return np.exp(log_s), log_s, 0.0, 0.0, log_s, nothing, log_proposal, log_evaluator
+        log_start = floored(log_s, self.config.prob_floor)
+        xi = floored(log_proposal, self.config.prob_floor) - log_start
+        gain = float(np.sum(np.exp(log_evaluator) * xi))
+        strength = root_of_slope(log_start, xi, gain)
+        log_p = log_s if strength == 0.0 else along_path(log_start, xi, strength)
+        return np.exp(log_p), log_p, strength, gain, log_s, xi, log_proposal, log_evaluator
+
+    def update(self, *results: OracleStep) -> None:
+        """Learn from batches that were predicted against the state as it stands."""
+        num_frames = sum(len(result.probs) for result in results)
+        self.learned += num_frames
+        for result in results:
+            for p, log_s in zip(result.probs, result.source_log_probs, strict=True):
+                k = int(np.argmax(p))
+                x = _less_mean(log_s) - self.mean_logits
+                own, zeta = float(x[k] - self.beta[k]), math.exp(log_s[k])
+                self.frames.append(Frame(self.learned, x, p, zeta, own, self.power[k]))
+                agreed = float(k == int(np.argmax(log_s)))
+                self.watched.append(Watched(self.learned, agreed, math.exp(np.max(log_s))))
+        self._guard(num_frames)
+        self._estimate()
+
+    def _guard(self, num_frames: int) -> None:
+        """Count a hold down, or test the agreement and begin one."""
+        if not self.config.guard:
+            self.watched = []
+            return
+        if self.hold > 0:
+            self.hold = max(self.hold - num_frames, 0.0)
+            self.watched = []
+            return
+        count, agreement, confidence = self.guard_sums()
+        if count >= GUARD_LEAST_FRAMES and agreement < GUARD_LEAST_RATIO * confidence:
+            self.hold = HOLDS[min(self.trips, len(HOLDS) - 1)]
+            self.trips += 1
+            self.frames, self.watched = [], []
+
+    def guard_sums(self) -> tuple[float, float, float]:
+        """Frames, agreements and confidence, each decayed."""
+        weights = self._weights(self.watched, GUARD_HALF_LIFE)
+        agreed = np.array([frame.agreed for frame in self.watched])
+        confidence = np.array([frame.confidence for frame in self.watched])
+        return np.sum(weights), np.sum(weights * agreed), np.sum(weights * confidence)
+
+    def window_sums(self, window: int) -> tuple[float, Floats, float, Floats]:
+        """Count, sum of x, of |x|^2 and of p* in the memory that halves at half_life / 2^(4-j)."""
+        if not self.frames:
+            return 0.0, np.zeros(self.K), 0.0, np.zeros(self.K)
+        weights = self._weights(
+            self.frames, self.config.half_life / 2.0 ** (NUM_WINDOWS - 1 - window)
+        )
+        x = np.stack([frame.x for frame in self.frames])
+        p = np.stack([frame.p for frame in self.frames])
+        squares = np.sum(weights * np.sum(x**2, axis=1))
+        return np.sum(weights), weights @ x, float(squares), weights @ p
+
+    def scale_sums(self) -> tuple[float, float]:
+        """Numerator and denominator of own = a |c_k|^2 fitted with the weights zeta."""
+        weights = self._weights(self.frames, self.config.scale_half_life)
+        weights = weights * np.array([frame.zeta for frame in self.frames])
+        own = np.array([frame.own for frame in self.frames])
+        power = np.array([frame.power for frame in self.frames])
+        return np.sum(weights * power * own), np.sum(weights * power**2)
+
+    def _weights(self, frames: Sequence[Frame | Watched], half_life: float) -> Floats:
+        """2^(-age / half_life) of each."""
+        ages = np.array([self.learned - frame.born for frame in frames], dtype=np.float64)
+        return 0.5 ** (ages / half_life)
+
+    def _estimate(self) -> None:
+        """beta, v and trust from the longest memory to the shortest."""
+        self.beta, self.v, self.trust = np.zeros(self.K), 0.0, 0.0
+        if not self.frames:
+            return
+        numerator, denominator = self.scale_sums()
+        a = max(numerator / max(denominator, LEAST_POWER), 0.0)
+        for window in reversed(range(NUM_WINDOWS)):
+            moved, spread, inverse_draws = self._moved(window, a)
+            step = moved - self.beta
+            power = float(np.dot(step, step))
+            alike = 1.0 - spread / max(LEAST_SPREAD * power, LEAST_POWER)
+            noise = (spread + power) * max(inverse_draws, alike)
+            kept = max(1.0 - self.config.shrinkage * noise / max(power, LEAST_POWER), 0.0)
+            if window == NUM_WINDOWS - 1:
+                self.v = noise / self.K
+            self.v = (1.0 - kept) * self.v + kept * noise / self.K
+            self.beta = self.beta + kept * step
+            self.trust = 1.0 - (1.0 - self.trust) * (1.0 - kept)
+
+    def _moved(self, window: int, a: float) -> tuple[Floats, float, float]:
+        """Mean logits less what the classes seen explain, the spread about them, 1 / n_eff."""
+        count, x_sum, squares, mass = self.window_sums(window)
+        mean, q = x_sum / count, mass / count
+        inverse_draws = max(float(np.dot(q, q)) - 1.0 / self.K, 1.0 / count)
+        mean_prototype = sum((q[k] - 1.0 / self.K) * self.c[k] for k in range(self.K))
+        explained = np.array([a * float(np.dot(self.c[k], mean_prototype)) for k in range(self.K)])
+        moved = mean - min(self.config.label_draws * inverse_draws, 1.0) * explained
+        length = float(np.dot(self.thresholds, self.thresholds))
+        if length > 0:
+            along = float(np.dot(moved, self.thresholds)) / length
+            moved = moved - min(max(along, 0.0), 1.0) * self.thresholds
+        return moved, max(squares / count - float(np.dot(mean, mean)), 0.0), inverse_draws
+
+
+def _less_mean(row: Floats) -> Floats:
+    """What a softmax sees of it."""
+    return row - np.sum(row) / len(row)
