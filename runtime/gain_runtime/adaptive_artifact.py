@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
 
-from gain_core import GainConfig
+from gain_core import GainConfig, Prototypes, prepare_prototypes
 from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.artifact import read_head, read_model
 from gain_runtime.manifest import PREFIX, Manifest
@@ -19,6 +21,8 @@ from gain_runtime.manifest import PREFIX, Manifest
 __all__ = [
     "ADAPTIVE_PREFIX",
     "ADAPTIVE_SCHEMA_VERSION",
+    "MEAN_LOGITS",
+    "THRESHOLDS",
     "AdaptiveArtifact",
     "StateSpec",
     "load_adaptive",
@@ -26,6 +30,8 @@ __all__ = [
 
 ADAPTIVE_PREFIX = PREFIX + "adaptive."
 ADAPTIVE_SCHEMA_VERSION = "1"
+# Initializers that the tracked shift reads, in files where they are not zero.
+MEAN_LOGITS, THRESHOLDS = "gain/mean_logits", "gain/thresholds"
 _STATE_PREFIX = "state."
 
 
@@ -70,6 +76,8 @@ class AdaptiveArtifact:
     features_only : bool
     state : tuple of StateSpec
     head_weight : array, (K, D) float32, read-only
+    prototypes : Prototypes
+        Of that weight, with the constants the graph was made with.
     """
 
     path: Path
@@ -82,6 +90,7 @@ class AdaptiveArtifact:
     features_only: bool
     state: tuple[StateSpec, ...]
     head_weight: npt.NDArray[np.float32]
+    prototypes: Prototypes
 
     @property
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -123,18 +132,20 @@ def load_adaptive(path: str | Path, /) -> AdaptiveArtifact:
     located = replace(manifest, head=replace(manifest.head, bias=None))
     weight, _ = read_head(model.graph, located, path)
     try:
+        config = GainConfig.from_dict(json.loads(entries["config"]))
         features_only = {"features": True, "pixel_values": False}[entries["input"]]
         artifact = AdaptiveArtifact(
             path=path,
             sha256=sha256,
             artifact_sha256=entries["artifact_sha256"],
             manifest=manifest,
-            config=GainConfig.from_dict(json.loads(entries["config"])),
+            config=config,
             update_every=int(entries["update_every"]),
             input_names=("features", "logits") if features_only else (manifest.input_name,),
             features_only=features_only,
             state=tuple(_state_spec(item) for item in json.loads(entries["state"])),
             head_weight=weight,
+            prototypes=_prototypes(model.graph, weight, config),
         )
     except (ConfigError, KeyError, TypeError, ValueError) as err:
         raise ArtifactError(
@@ -151,6 +162,26 @@ def load_adaptive(path: str | Path, /) -> AdaptiveArtifact:
             "make the adaptive file again with gain-export --adaptive"
         )
     return artifact
+
+
+def _prototypes(
+    graph: onnx.GraphProto, weight: npt.NDArray[np.float32], config: GainConfig
+) -> Prototypes:
+    """The head's constants, as the graph has them."""
+    prepared = prepare_prototypes(weight, config)
+    found = {
+        name: numpy_helper.to_array(tensor)
+        for name in (MEAN_LOGITS, THRESHOLDS)
+        for tensor in graph.initializer
+        if tensor.name == name
+    }
+    if any(values.shape != (weight.shape[0],) for values in found.values()):
+        raise ValueError(f"{', '.join(found)}: expected ({weight.shape[0]},)")
+    return replace(
+        prepared,
+        mean_logits=found.get(MEAN_LOGITS, prepared.mean_logits),
+        thresholds=found.get(THRESHOLDS, prepared.thresholds),
+    )
 
 
 def _state_spec(item: Mapping[str, Any]) -> StateSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,10 +12,19 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from gain_core import GainConfig, GainState, Prediction, state_from_arrays, state_to_arrays
+from gain_core import (
+    GainConfig,
+    GainState,
+    Prediction,
+    ShiftState,
+    state_from_arrays,
+    state_to_arrays,
+)
 from gain_core.errors import ArrayError, ConfigError, EngineError, NumericsError
+from gain_core.guard import GuardSums
+from gain_core.shift import ShiftSums
 from gain_core.statistics import Evidence, accumulate
-from gain_core.step import commit
+from gain_core.step import ShiftAdded, advance_shift, commit
 from gain_runtime.adaptive_artifact import AdaptiveArtifact, load_adaptive
 from gain_runtime.onnx_session import (
     CPU_PROVIDER,
@@ -33,6 +43,8 @@ Floats = npt.NDArray[np.float32]
 
 _OUTPUTS = ("probs", "log_probs", "strength", "gain", "source_log_probs", "finite")
 _GEOMETRY = ("centers", "variance", "center_norms")
+# State tensors that follow from the sums, in either kind of file.
+_DERIVED = (*_GEOMETRY, "shift", "shift_variance")
 
 
 class AdaptiveSession:
@@ -122,14 +134,17 @@ class AdaptiveSession:
     @property
     def pending_frames(self) -> int:
         """Frames that were predicted and wait to be learned from."""
-        return 0 if self.update_every == 1 else int(self._read("pending_accepted").sum())
+        if self.update_every == 1:
+            return 0
+        shift = self.config.proposal == "shift"
+        return int(self._read("pending_window_count" if shift else "pending_accepted").sum())
 
     @property
     def state(self) -> GainState:
         """The state as of the last update, copied to the host as NumPy arrays."""
         fields = (item.field for item in self._artifact.state)
         arrays = {field: self._read(field) for field in fields if _is_summed(field)}
-        return state_from_arrays(arrays, prototypes=self._artifact.head_weight, config=self.config)
+        return state_from_arrays(arrays, prototypes=self._artifact.prototypes, config=self.config)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Every state tensor by field, pending rows included, copied to the host."""
@@ -185,17 +200,17 @@ class AdaptiveSession:
         count = self.pending_frames
         if count == 0:
             return
-        rows = {name: self._read(f"pending_{name}")[:count] for name in ("features", "probs")}
-        reliability = self._read("pending_reliability")[:count, 0]
         state = self.state
-        evidence = Evidence(
-            **rows,
-            responsibilities=reliability[:, None] * rows["probs"],
-            reliability=reliability,
-            accepted=np.ones_like(reliability),
-        )
-        added = accumulate(evidence, state.statistics)
-        state = commit(state, added, prototypes=self._artifact.head_weight, config=self.config)
+        if isinstance(state, ShiftState):
+            state = advance_shift(
+                state,
+                self._waiting_sums(),
+                prototypes=self._artifact.prototypes,
+                config=self.config,
+            )
+        else:
+            added = accumulate(self._waiting_rows(count), state.statistics)
+            state = commit(state, added, prototypes=self._artifact.prototypes, config=self.config)
         self.load_state(state, frames=self.frames + count)
 
     def reset(self) -> None:
@@ -225,17 +240,16 @@ class AdaptiveSession:
         ArrayError
             If it belongs to another head.
         """
-        expected, got = self._artifact.head_weight.shape, tuple(state.geometry.centers.shape)
-        if got != expected:
-            raise ArrayError(
-                f"state: expected (K, D) = {expected}, got {got}; it was made for another head"
-            )
+        self._refuse_foreign(state)
         arrays: dict[str, Any] = {item.field: item.zeros() for item in self._artifact.state}
         # Before the first frame everything is zero, and the graph gives the source.
-        if state.statistics.sample_count > 0:
+        if isinstance(state, ShiftState):
+            arrays |= state_to_arrays(state)
+            arrays |= {"shift": state.shift.vector, "shift_variance": state.shift.variance}
+        elif state.statistics.sample_count > 0:
             arrays |= state_to_arrays(state)
             arrays |= {name: getattr(state.geometry, name) for name in _GEOMETRY}
-            arrays["frames"] = np.array(frames, dtype=np.int64)
+        arrays["frames"] = np.array(frames, dtype=np.int64)
         self._replace(arrays)
 
     def close(self) -> None:
@@ -323,6 +337,39 @@ class AdaptiveSession:
         ]
         self._current = 0
 
+    def _refuse_foreign(self, state: GainState) -> None:
+        """A state of another head or of the other kind of proposal."""
+        num_classes, feature_dim = self._artifact.head_weight.shape
+        if isinstance(state, ShiftState):
+            got = f"a shift of {state.shift.vector.shape[0]} classes"
+        else:
+            got = f"centres {tuple(state.geometry.centers.shape)}"
+        expected = f"centres {(num_classes, feature_dim)}"
+        if self.config.proposal == "shift":
+            expected = f"a shift of {num_classes} classes"
+        if got != expected:
+            raise ArrayError(
+                f"state: expected {expected}, got {got}; it was made for another head or config"
+            )
+
+    def _waiting_rows(self, count: int) -> Evidence:
+        """The pending rows of a file with Gaussians."""
+        rows = {name: self._read(f"pending_{name}")[:count] for name in ("features", "probs")}
+        reliability = self._read("pending_reliability")[:count, 0]
+        return Evidence(
+            **rows,
+            source_log_probs=np.zeros_like(rows["probs"]),
+            responsibilities=reliability[:, None] * rows["probs"],
+            reliability=reliability,
+            accepted=np.ones_like(reliability),
+        )
+
+    def _waiting_sums(self) -> ShiftAdded:
+        """The pending sums of a file with a tracked shift."""
+        sums = {item.name: self._read(f"pending_{item.name}") for item in fields(ShiftSums)}
+        seen = {item.name: self._read(f"pending_guard_{item.name}") for item in fields(GuardSums)}
+        return ShiftAdded(sums=ShiftSums(**sums), guard=GuardSums(**seen))
+
     def _read(self, field: str) -> npt.NDArray[Any]:
         """One state tensor, copied to the host."""
         self._refuse_closed()
@@ -381,4 +428,4 @@ class AdaptiveSession:
 
 def _is_summed(field: str) -> bool:
     """Whether a state tensor is one that state files hold."""
-    return field not in (*_GEOMETRY, "frames") and not field.startswith("pending_")
+    return field not in (*_DERIVED, "frames") and not field.startswith("pending_")

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from graph_state import derived
 from onnx import TensorProto, helper, numpy_helper
 
 from gain_core import GainConfig, GainState, state_to_arrays
@@ -56,9 +57,7 @@ class GraphStream:
 
     def load(self, state: GainState) -> None:
         """A state of `gain_core` with history."""
-        arrays = state_to_arrays(state) | {
-            name: getattr(state.geometry, name) for name in ("centers", "variance", "center_norms")
-        }
+        arrays = state_to_arrays(state) | derived(state)
         for name, array in arrays.items():
             self.state[f"state.{name}"] = np.asarray(array, dtype=np.float32)
 

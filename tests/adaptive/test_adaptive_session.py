@@ -7,7 +7,7 @@ import pytest
 from gaussian_world import gaussian_world
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gain_core import PRESETS, Gain, GainConfig, state_to_arrays
+from gain_core import PRESETS, Gain, state_to_arrays
 from gain_core.errors import ArrayError, ArtifactError, EngineError, NumericsError
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adapter import Adapter
@@ -24,12 +24,18 @@ IMAGES = [
 ]
 
 
+@pytest.fixture(params=["tracked", "balanced"])
+def config(request):
+    """One config of each kind of state."""
+    return PRESETS[request.param]
+
+
 @pytest.fixture
-def make_session(make_artifact, tmp_path):
+def make_session(make_artifact, tmp_path, config):
     """Open a file with the given settings; closed after the test."""
     opened = []
 
-    def make(config=PRESETS["tracked"], **settings):
+    def make(**settings):
         path = tmp_path / f"tiny{len(opened)}.adaptive.onnx"
         settings = {"features_only": True} | settings
         add_adaptation(make_artifact(WEIGHT), path, config=config, **settings)
@@ -46,10 +52,10 @@ def bytes_of(state):
 
 
 @pytest.mark.parametrize("update_every", [1, 6])
-@pytest.mark.parametrize("preset", PRESETS)
-def test_session_is_gain(make_session, preset, update_every):
-    session = make_session(PRESETS[preset], update_every=update_every)
-    gain = Gain(WEIGHT, PRESETS[preset], update_every=update_every)
+@pytest.mark.parametrize("config", [pytest.param(c, id=name) for name, c in PRESETS.items()])
+def test_session_is_gain(make_session, config, update_every):
+    session = make_session(update_every=update_every)
+    gain = Gain(WEIGHT, config, update_every=update_every)
     assert (session.config, session.update_every) == (gain.config, update_every)
     for features, logits in BATCHES:
         expected, result = gain.step(features, logits), session.step(features, logits)
@@ -120,8 +126,8 @@ def test_reset_and_replay_are_exact(make_session):
         assert_array_equal(session.step(*batch).probs, expected)
 
 
-def test_flush_is_gains(make_session):
-    session, gain = make_session(update_every=50), Gain(WEIGHT, update_every=50)
+def test_flush_is_gains(make_session, config):
+    session, gain = make_session(update_every=50), Gain(WEIGHT, config, update_every=50)
     for batch in BATCHES[:8]:
         session.step(*batch)
         gain.step(*batch)
@@ -134,8 +140,8 @@ def test_flush_is_gains(make_session):
     )
 
 
-def test_a_loaded_state_continues_the_stream(make_session):
-    session, gain = make_session(), Gain(WEIGHT)
+def test_a_loaded_state_continues_the_stream(make_session, config):
+    session, gain = make_session(), Gain(WEIGHT, config)
     for batch in BATCHES[:20]:
         gain.step(*batch)
     session.load_state(gain.state, frames=gain.frames)
@@ -144,17 +150,23 @@ def test_a_loaded_state_continues_the_stream(make_session):
         assert_allclose(session.step(*batch).probs, gain.step(*batch).probs, rtol=0, atol=1e-4)
 
 
-def test_an_empty_state_loads_as_the_source(make_session):
+def test_an_empty_state_loads_as_the_source(make_session, config):
     session = make_session()
-    session.load_state(Gain(WEIGHT).state)
+    session.load_state(Gain(WEIGHT, config).state)
     result = session.step(*BATCHES[0])
     assert_array_equal(result.strength, 0.0)
     assert_array_equal(result.log_probs, result.source_log_probs)
 
 
-def test_a_state_of_another_head_is_refused(make_session):
+def test_a_state_of_another_head_is_refused(make_session, config):
     with pytest.raises(ArrayError, match="another head"):
-        make_session().load_state(Gain(WEIGHT[:4]).state)
+        make_session().load_state(Gain(WEIGHT[:4], config).state)
+
+
+def test_a_state_of_the_other_kind_is_refused(make_session, config):
+    other = PRESETS["balanced" if config == PRESETS["tracked"] else "tracked"]
+    with pytest.raises(ArrayError, match="another head or config"):
+        make_session().load_state(Gain(WEIGHT, other).state)
 
 
 def test_no_frame_predicts_nothing(make_session):
@@ -192,12 +204,12 @@ def test_a_closed_session_says_so(make_session):
 
 @pytest.mark.parametrize("update_every", [1, 5])
 def test_adapter_and_its_state_files_are_interchangeable(
-    make_session, make_artifact, tmp_path, update_every
+    make_session, make_artifact, tmp_path, update_every, config
 ):
     session = make_session(features_only=False, update_every=update_every)
     adaptive = AdaptiveAdapter(session)
     with OnnxSession(make_artifact(WEIGHT), num_threads=1) as plain:
-        usual = Adapter(plain, GainConfig(), update_every=update_every)
+        usual = Adapter(plain, config, update_every=update_every)
         for images in IMAGES[:6]:
             expected, result = usual.step(images), adaptive.step(images)
             assert_allclose(result.probs, expected.probs, rtol=0, atol=1e-4)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from gain_oracle import Oracle
 from gaussian_world import gaussian_world
+from graph_state import derived
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gain_core import PRESETS, Gain, init_state, predict, state_to_arrays, update
@@ -30,22 +31,23 @@ WORLDS = {
     "K30-D40": {"num_classes": 30, "feature_dim": 40, "batch_sizes": (8,)},
 }
 
-TRACKED, PAPER, PAPER_L2 = (PRESETS[name] for name in ("tracked", "paper", "paper-l2"))
+BALANCED, PAPER, PAPER_L2 = (PRESETS[name] for name in ("balanced", "paper", "paper-l2"))
+GAUSSIANS = ("balanced", "paper", "paper-l2")
 MIXES = {
-    "tracked-light-prior": replace(TRACKED, prior_strength=4.0, prior_samples=0.0),
-    "tracked-short-memory": replace(TRACKED, half_life=40.0),
-    "tracked-endless": replace(TRACKED, half_life=math.inf, prior_samples=0.0),
-    "tracked-l2": replace(TRACKED, normalise=True),
-    "tracked-at-prototypes": replace(TRACKED, anchor="prototype"),
-    "tracked-endless-scale": replace(TRACKED, scale_half_life=math.inf),
-    "tracked-diagonal": replace(TRACKED, variance="diagonal"),
-    "tracked-diagonal-ratio": replace(
-        TRACKED, variance="diagonal", variance_floor_ratio=0.9, prior_strength=1.0, prior_samples=0
+    "balanced-light-prior": replace(BALANCED, prior_strength=4.0, prior_samples=0.0),
+    "balanced-short-memory": replace(BALANCED, half_life=40.0),
+    "balanced-endless": replace(BALANCED, half_life=math.inf, prior_samples=0.0),
+    "balanced-l2": replace(BALANCED, normalise=True),
+    "balanced-at-prototypes": replace(BALANCED, anchor="prototype"),
+    "balanced-endless-scale": replace(BALANCED, scale_half_life=math.inf),
+    "balanced-diagonal": replace(BALANCED, variance="diagonal"),
+    "balanced-diagonal-ratio": replace(
+        BALANCED, variance="diagonal", variance_floor_ratio=0.9, prior_strength=1.0, prior_samples=0
     ),
-    "tracked-unit-prior": replace(TRACKED, prior_variance="unit", prior_strength=20.0),
-    "tracked-variance-floor": replace(TRACKED, variance_floor=1.5),
-    "tracked-untempered": replace(TRACKED, temper="none"),
-    "tracked-prob-floor": replace(TRACKED, prob_floor=1e-3),
+    "balanced-unit-prior": replace(BALANCED, prior_variance="unit", prior_strength=20.0),
+    "balanced-variance-floor": replace(BALANCED, variance_floor=1.5),
+    "balanced-untempered": replace(BALANCED, temper="none"),
+    "balanced-prob-floor": replace(BALANCED, prob_floor=1e-3),
     "paper-light-prior": replace(PAPER, prior_strength=0.3),
     "paper-forgets": replace(PAPER, half_life=100.0),
     "paper-balanced": replace(PAPER, anchor="balanced"),
@@ -63,9 +65,7 @@ def narrow(*arrays):
 
 def assert_state_close(graph, state, tolerance):
     """Every tensor of the sums and what predictions read, over one plus its peak."""
-    expected = state_to_arrays(state) | {
-        name: getattr(state.geometry, name) for name in ("centers", "variance", "center_norms")
-    }
+    expected = state_to_arrays(state) | derived(state)
     for name, array in expected.items():
         peak = 1.0 + np.max(np.abs(array))
         difference = np.abs(graph.state[f"state.{name}"] - array) / peak
@@ -73,7 +73,7 @@ def assert_state_close(graph, state, tolerance):
 
 
 @pytest.mark.parametrize("world", [pytest.param(size, id=name) for name, size in WORLDS.items()])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", GAUSSIANS)
 def test_long_stream_stays_with_the_oracle_and_both_precisions(make_graph, preset, world):
     world = gaussian_world(**world, num_batches=64, seed=1)
     config = PRESETS[preset]
@@ -96,7 +96,7 @@ def test_long_stream_stays_with_the_oracle_and_both_precisions(make_graph, prese
     assert graph.state["state.frames"] == double.frames == sum(len(z) for z, _, _ in world.batches)
 
 
-@pytest.mark.parametrize("name", [*PRESETS, *MIXES])
+@pytest.mark.parametrize("name", [*GAUSSIANS, *MIXES])
 def test_one_step_from_a_common_state(make_graph, name):
     """Every field of the config, without the feedback of free running."""
     config = (PRESETS | MIXES)[name]
@@ -143,7 +143,10 @@ def test_strengths_of_all_three_kinds_agree(make_graph):
 
 def test_far_from_the_origin_float32_holds(make_graph):
     world = gaussian_world(12, 20, num_batches=60, offset=200.0, seed=4)
-    graph, single = make_graph(world.prototypes, TRACKED), Gain(*narrow(world.prototypes), TRACKED)
+    graph, single = (
+        make_graph(world.prototypes, BALANCED),
+        Gain(*narrow(world.prototypes), BALANCED),
+    )
     for features, logits, _ in world.batches:
         z, raw = narrow(features, logits)
         result, expected = graph.step(features=z, logits=raw), single.step(z, raw)
@@ -175,16 +178,20 @@ def test_classes_never_seen_and_a_run_of_one_class(make_graph, preset):
         *(("logits", bad) for bad in (np.nan, np.inf, -np.inf)),
     ],
 )
+@pytest.mark.parametrize("preset", ["balanced", "tracked"])
 def test_a_batch_that_is_not_finite_leaves_the_state_as_it_was(
-    make_graph, where, bad, history, update_every
+    make_graph, preset, where, bad, history, update_every
 ):
+    if preset == "tracked" and bad == 1e30:
+        pytest.skip("a shift squares no feature")
     world = gaussian_world(6, 8, num_batches=4, batch_sizes=(3,), seed=3)
-    graph = make_graph(world.prototypes, TRACKED, update_every=update_every)
+    graph = make_graph(world.prototypes, PRESETS[preset], update_every=update_every)
     *before, (features, logits, _) = world.batches
     for z, raw, _ in before if history else ():
         graph.step(features=z.astype(np.float32), logits=raw.astype(np.float32))
     # A zero with a sign: adding zero to it would lose the sign.
-    graph.state["state.feature_sum"][0] = -0.0
+    signed = "state.feature_sum" if preset == "balanced" else "state.shift"
+    graph.state[signed][0] = -0.0
     kept = {name: array.tobytes() for name, array in graph.state.items()}
     inputs = {"features": features.astype(np.float32), "logits": logits.astype(np.float32)}
     intact = {name: array.copy() for name, array in inputs.items()}
@@ -228,14 +235,16 @@ def test_update_every_is_gain_cores(make_graph, preset, update_every):
         expected = double.step(features, logits)
         assert_allclose(result["probs"], expected.probs, rtol=0, atol=FREE_PROBS)
         assert graph.state["state.frames"] == double.frames
-        assert graph.state["state.pending_accepted"].sum() == double.pending_frames
+        waiting = "window_count" if preset == "tracked" else "accepted"
+        assert graph.state[f"state.pending_{waiting}"].sum() == double.pending_frames
         if double.frames:
             assert_state_close(graph, double.state, FREE_STATE)
 
 
-def test_without_update_nothing_changes_but_predictions_are_the_same(make_graph):
+@pytest.mark.parametrize("preset", PRESETS)
+def test_without_update_nothing_changes_but_predictions_are_the_same(make_graph, preset):
     world = gaussian_world(6, 9, num_batches=10, batch_sizes=(4,), seed=10)
-    graph = make_graph(world.prototypes, TRACKED, update_every=3)
+    graph = make_graph(world.prototypes, PRESETS[preset], update_every=3)
     for features, logits, _ in world.batches:
         z, raw = narrow(features, logits)
         kept = {name: array.tobytes() for name, array in graph.state.items()}
@@ -246,10 +255,11 @@ def test_without_update_nothing_changes_but_predictions_are_the_same(make_graph)
             assert_array_equal(frozen[name], learning[name])
 
 
-def test_a_state_of_zeros_gives_the_source_to_the_last_bit(make_graph):
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_state_of_zeros_gives_the_source_to_the_last_bit(make_graph, preset):
     world = gaussian_world(6, 9, num_batches=1, seed=11)
     features, logits, _ = world.batches[0]
-    result = make_graph(world.prototypes, PAPER).step(
+    result = make_graph(world.prototypes, PRESETS[preset]).step(
         features=features.astype(np.float32), logits=logits.astype(np.float32)
     )
     assert_array_equal(result["probs"], result["source_probs"])

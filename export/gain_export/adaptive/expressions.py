@@ -124,6 +124,12 @@ class Tape:
         self.initializers.setdefault(key, numpy_helper.from_array(values, key))
         return Value(self, key)
 
+    def named_constant(self, name: str, array: npt.NDArray[Any]) -> Value:
+        """A float32 constant that readers of the file look for by its name."""
+        values = np.asarray(array, dtype=np.float32)
+        self.initializers[name] = numpy_helper.from_array(values, name)
+        return Value(self, name)
+
     def apply(
         self, operator: str, /, *inputs: Operand, name: str | None = None, **attributes: Any
     ) -> Value:

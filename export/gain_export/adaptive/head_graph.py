@@ -8,8 +8,10 @@ from typing import Literal
 import numpy as np
 from onnx import TensorProto
 
-from gain_core import GainConfig
+from gain_core import GainConfig, Prototypes
+from gain_core._typing import Array
 from gain_export.adaptive.expressions import Tape, Value, cast, sqrt, total, where
+from gain_runtime.adaptive_artifact import MEAN_LOGITS, THRESHOLDS
 
 __all__ = ["Head", "prepare_head", "unit_rows"]
 
@@ -25,12 +27,21 @@ class Head:
     mean : Value, (1, D)
     column_squares : Value, (1, D)
         Sum over classes of c_k^2.
+    row_squares : Value, (K, 1)
+        Squared length of every centred row.
+    mean_logits : Value or None, (K,)
+        Of the source on its own domain, centred; None where they were not measured.
+    thresholds : Value or None, (K,)
+        None where they are zero.
     num_classes, feature_dim : int
     """
 
     centered: Value
     mean: Value
     column_squares: Value
+    row_squares: Value
+    mean_logits: Value | None
+    thresholds: Value | None
     num_classes: int
     feature_dim: int
 
@@ -45,6 +56,7 @@ def prepare_head(
     layout: Literal["KD", "DK"],
     data_type: int,
     config: GainConfig,
+    constants: Prototypes,
 ) -> Head:
     """Nodes from the stored weight to the prototypes; every runtime folds them when it loads.
 
@@ -61,6 +73,8 @@ def prepare_head(
         Its `onnx.TensorProto` type.
     config : GainConfig
         `normalise` scales the rows to unit length.
+    constants : Prototypes
+        The same head's; what has one value a class is taken from it.
 
     Returns
     -------
@@ -76,13 +90,23 @@ def prepare_head(
     if config.normalise:
         rows = unit_rows(rows)
     mean = total(rows, axis=0) / num_classes
+    centered = rows - mean
     return Head(
-        centered=rows - mean,
+        centered=centered,
         mean=mean,
         column_squares=total(rows * rows, axis=0),
+        row_squares=total(centered * centered, axis=1),
+        mean_logits=_class_values(tape, MEAN_LOGITS, constants.mean_logits),
+        thresholds=_class_values(tape, THRESHOLDS, constants.thresholds),
         num_classes=num_classes,
         feature_dim=feature_dim,
     )
+
+
+def _class_values(tape: Tape, name: str, values: Array) -> Value | None:
+    """One constant a class; None where all are zero."""
+    array = np.asarray(values)
+    return tape.named_constant(name, array) if np.any(array) else None
 
 
 def unit_rows(rows: Value) -> Value:

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from gain_core import GainConfig
+from gain_core import GainConfig, prepare_prototypes
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.adaptive.expressions import Tape
 from gain_export.adaptive.head_graph import prepare_head
@@ -136,7 +136,7 @@ def add_adaptation(
     if features_only:
         model = _without_network(model, artifact)
     else:
-        _make_room(model, artifact, update_every=update_every)
+        _make_room(model, artifact, config=config, update_every=update_every)
     step = _write(model, artifact, config=config, update_every=update_every)
     _append(model, step)
     model.ir_version = min(model.ir_version, MAX_IR_VERSION)
@@ -189,6 +189,12 @@ def _write(
         layout=manifest.head.layout,
         data_type=_head_weight(model, artifact).data_type,
         config=config,
+        constants=prepare_prototypes(
+            artifact.head_weight,
+            config,
+            bias=artifact.head_bias,
+            mean_logits=artifact.mean_logits,
+        ),
     )
     return write_step(
         tape.value(features),
@@ -220,12 +226,15 @@ def _without_network(model: onnx.ModelProto, artifact: Artifact) -> onnx.ModelPr
     return bare
 
 
-def _make_room(model: onnx.ModelProto, artifact: Artifact, *, update_every: int) -> None:
+def _make_room(
+    model: onnx.ModelProto, artifact: Artifact, *, config: GainConfig, update_every: int
+) -> None:
     """Rename those of the network's values whose names the step's inputs and outputs need."""
     manifest = artifact.manifest
     layout = state_layout(
         num_classes=manifest.num_classes,
         feature_dim=manifest.feature_dim,
+        config=config,
         update_every=update_every,
     )
     reserved = {UPDATE, *PREDICTION_NAMES}

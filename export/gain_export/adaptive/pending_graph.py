@@ -13,7 +13,7 @@ from gain_export.adaptive.learn_graph import EvidenceValues
 from gain_export.adaptive.predict_graph import PredictionValues
 from gain_export.adaptive.state_layout import StateTensor
 
-__all__ = ["Waiting", "nothing_waits", "wait"]
+__all__ = ["PENDING", "Waiting", "nothing_waits", "wait"]
 
 PENDING = "pending_"
 

@@ -22,6 +22,7 @@ from gain_export.adaptive.expressions import (
     where,
 )
 from gain_export.adaptive.head_graph import Head
+from gain_export.adaptive.shift_graph import shift_posteriors
 
 __all__ = ["PREDICTION_NAMES", "PredictionValues", "predict", "scale_of"]
 
@@ -73,12 +74,17 @@ def predict(
     PredictionValues
     """
     tape = rows.tape
-    started = state["sample_count"] > 0.0
     source = tape.apply("LogSoftmax", logits, name="source_log_probs", axis=-1)
-    distances, norms = _distances(rows, state, started=started)
-    log_proposal, evaluator = _posteriors(
-        distances, state, started=started, head=head, config=config
-    )
+    checked = [logits]
+    if config.proposal == "shift":
+        log_proposal, evaluator, started = shift_posteriors(source, state)
+    else:
+        started = state["sample_count"] > 0.0
+        distances, norms = _distances(rows, state, started=started)
+        checked.append(norms)
+        log_proposal, evaluator = _posteriors(
+            distances, state, started=started, head=head, config=config
+        )
     start = source
     if config.prob_floor > 0.0:
         floor = math.log(config.prob_floor)
@@ -92,7 +98,7 @@ def predict(
     probs = tape.apply("Exp", log_probs, name="probs")
     label_column = arg_max(probs)
     bad = not_finite(rows)
-    for values in (logits, norms, gain, log_probs):
+    for values in (*checked, gain, log_probs):
         bad = bad + not_finite(values)
     return PredictionValues(
         probs=probs,

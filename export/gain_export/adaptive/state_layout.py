@@ -8,6 +8,9 @@ from typing import Literal
 
 from onnx import TensorProto, TypeProto, helper
 
+from gain_core import GainConfig
+from gain_core.shift import NUM_WINDOWS
+
 __all__ = ["NEXT_PREFIX", "STATE_PREFIX", "StateTensor", "state_layout"]
 
 STATE_PREFIX = "state."
@@ -56,7 +59,7 @@ class StateTensor:
 
 
 def state_layout(
-    *, num_classes: int, feature_dim: int, update_every: int
+    *, num_classes: int, feature_dim: int, config: GainConfig, update_every: int
 ) -> tuple[StateTensor, ...]:
     """Every state tensor of a file, in the order of its inputs.
 
@@ -64,16 +67,57 @@ def state_layout(
     ----------
     num_classes, feature_dim : int
         K and D.
+    config : GainConfig
+        Its `proposal` decides what is kept.
     update_every : int
-        Above 1, rows of the frames that wait to be learned from are part of the state.
+        Above 1, what waits to be learned from is part of the state.
 
     Returns
     -------
     tuple of StateTensor
-        Sums and regression memory under `gain_core.state_to_arrays`'s names, then what
-        predictions need of the geometry, then the frame count, then pending rows.
+        What `gain_core.state_to_arrays` names, under its names, then what predictions need and
+        follows from it, then the frame count, then what waits.
     """
-    K, D, waiting = num_classes, feature_dim, update_every - 1
+    if config.proposal == "shift":
+        return _shift_layout(num_classes, waits=update_every > 1)
+    return _gaussian_layout(num_classes, feature_dim, waiting=update_every - 1)
+
+
+def _shift_layout(num_classes: int, *, waits: bool) -> tuple[StateTensor, ...]:
+    """Of the tracked shift: what waits are sums, whatever `update_every` is."""
+    J, K = NUM_WINDOWS, num_classes
+    tensors = [
+        StateTensor(field="window_count", shape=(J,), meaning="sum of 1; 0 means no history"),
+        StateTensor(field="window_logits", shape=(J, K), meaning="sum of the centred log s"),
+        StateTensor(field="window_squares", shape=(J,), meaning="sum of its squared length"),
+        StateTensor(field="window_mass", shape=(J, K), meaning="sum of p*"),
+        StateTensor(field="scale_numerator", shape=(), meaning="regression for the scale a"),
+        StateTensor(field="scale_denominator", shape=(), meaning="regression for the scale a"),
+        StateTensor(field="guard_count", shape=(), meaning="frames the guard has watched"),
+        StateTensor(field="guard_agreement", shape=(), meaning="of these, agreeing with s"),
+        StateTensor(field="guard_confidence", shape=(), meaning="sum of the largest s"),
+        StateTensor(field="guard_hold", shape=(), meaning="frames the source still answers"),
+        StateTensor(field="guard_trips", shape=(), meaning="how often the guard has tripped"),
+        StateTensor(field="shift", shape=(K,), meaning="what predictions take out of the logits"),
+        StateTensor(field="shift_variance", shape=(), meaning="variance of one entry of it"),
+        StateTensor(field="frames", shape=(), dtype="int64", meaning="frames learned from"),
+    ]
+    if waits:
+        for item in tensors[:9]:
+            shape = (1, *item.shape[1:]) if item.field.startswith("window_") else item.shape
+            tensors.append(
+                StateTensor(
+                    field=f"pending_{item.field}", shape=shape, meaning=f"waiting: {item.meaning}"
+                )
+            )
+    return tuple(tensors)
+
+
+def _gaussian_layout(
+    num_classes: int, feature_dim: int, *, waiting: int
+) -> tuple[StateTensor, ...]:
+    """Of the class-conditional Gaussians: what waits are rows."""
+    K, D = num_classes, feature_dim
     tensors = [
         StateTensor(field="support", shape=(K,), meaning="sum of omega"),
         StateTensor(field="predicted_mass", shape=(K,), meaning="sum of p*"),

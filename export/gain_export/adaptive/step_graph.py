@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 from gain_core import GainConfig
-from gain_export.adaptive.expressions import Value, body, cast, total
+from gain_export.adaptive.expressions import Value, body, cast, squeeze, total, where
 from gain_export.adaptive.head_graph import Head, unit_rows
 from gain_export.adaptive.learn_graph import learn
-from gain_export.adaptive.pending_graph import Waiting, nothing_waits, wait
+from gain_export.adaptive.pending_graph import PENDING, Waiting, nothing_waits, wait
 from gain_export.adaptive.predict_graph import PredictionValues, predict
+from gain_export.adaptive.shift_graph import added_sums, learn_shift
 from gain_export.adaptive.state_layout import StateTensor, state_layout
 
 __all__ = ["UPDATE", "StepGraph", "write_step"]
@@ -75,19 +77,27 @@ def write_step(
     """
     tape = features.tape
     layout = state_layout(
-        num_classes=head.num_classes, feature_dim=head.feature_dim, update_every=update_every
+        num_classes=head.num_classes,
+        feature_dim=head.feature_dim,
+        config=config,
+        update_every=update_every,
     )
     state = {item.field: tape.value(item.input_name) for item in layout}
     rows = unit_rows(features) if config.normalise else features
     prediction = predict(rows, logits, state, head=head, config=config)
     accepted = tape.value(UPDATE) & prediction.finite
-    waiting = wait(rows, prediction, state, accepted=accepted, update_every=update_every)
-    tape.choose(
-        accepted & waiting.full,
-        then_branch=_learning(waiting, state, layout=layout, head=head, config=config),
-        else_branch=_keeping(waiting, state, layout=layout),
-        names=[item.output_name for item in layout],
-    )
+    names = [item.output_name for item in layout]
+    if config.proposal == "shift":
+        choice = _ShiftChoice(prediction, state, accepted, layout, head, config)
+        choice.write(update_every, names=names)
+    else:
+        waiting = wait(rows, prediction, state, accepted=accepted, update_every=update_every)
+        tape.choose(
+            accepted & waiting.full,
+            then_branch=_learning(waiting, state, layout=layout, head=head, config=config),
+            else_branch=_keeping(waiting, state, layout=layout),
+            names=names,
+        )
     declared = [helper.make_value_info(item.output_name, item.type_proto) for item in layout]
     return StepGraph(
         nodes=tape.nodes,
@@ -99,6 +109,62 @@ def write_step(
         outputs=[*_declared(prediction, (batch, head.num_classes)), *declared],
         layout=layout,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ShiftChoice:
+    """The conditional of a file with a tracked shift."""
+
+    prediction: PredictionValues
+    state: Mapping[str, Value]
+    accepted: Value
+    layout: tuple[StateTensor, ...]
+    head: Head
+    config: GainConfig
+
+    def write(self, update_every: int, *, names: Sequence[str]) -> None:
+        """Learn at once, or from what waits once that is enough; what waits are sums."""
+        tape = self.accepted.tape
+        if update_every == 1:
+            with tape.branch() as nodes:
+                values = self._learned(self._added())
+                learn = _body("learn", nodes, values, self.layout)
+            with tape.branch() as nodes:
+                keep = _body("keep", nodes, self.state, self.layout)
+            size = tape.apply("Shape", self.prediction.probs, start=0, end=1)
+            some = tape.apply("Squeeze", size) > tape.constant(0, dtype=np.int64)
+            tape.choose(self.accepted & some, then_branch=learn, else_branch=keep, names=names)
+            return
+        added = self._added()
+        waiting = {
+            field: self.state[PENDING + field] + where(self.accepted, value, 0.0)
+            for field, value in added.items()
+        }
+        full = squeeze(waiting["window_count"]) >= float(update_every)
+        with tape.branch() as nodes:
+            values = self._learned(waiting) | nothing_waits(tape, self.layout)
+            learn = _body("learn", nodes, values, self.layout)
+        with tape.branch() as nodes:
+            pending = {PENDING + field: value for field, value in waiting.items()}
+            keep = _body("keep", nodes, {**self.state, **pending}, self.layout)
+        tape.choose(self.accepted & full, then_branch=learn, else_branch=keep, names=names)
+
+    def _added(self) -> dict[str, Value]:
+        """What this batch adds."""
+        return added_sums(
+            self.prediction.probs,
+            self.prediction.source_log_probs,
+            self.prediction.label_column,
+            self.state,
+            head=self.head,
+            config=self.config,
+        )
+
+    def _learned(self, added: Mapping[str, Value]) -> dict[str, Value]:
+        """The new state."""
+        learned = learn_shift(added, self.state, head=self.head, config=self.config)
+        count = cast(squeeze(added["window_count"]), TensorProto.INT64)
+        return learned | {"frames": self.state["frames"] + count}
 
 
 def _learning(
