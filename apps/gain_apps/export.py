@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import logging
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from gain_export import ExportReport, PreprocessOverrides
     from gain_export.adaptive import AdaptiveReport
     from gain_export.report import OnStep
+    from gain_runtime.fitness import Fitness
 
 __all__ = ["build_parser", "main"]
 
@@ -35,6 +38,7 @@ examples:
   gain-export mine.onnx --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --crop-pct 1 --interpolation bilinear
   gain-export mine.onnx --like resnet50.a1_in1k    the file exists: written to mine.gain.onnx
   gain-export vit_b16.onnx --adaptive --update-every 16    and vit_b16.adaptive.onnx beside it
+  gain-export vit_b16.gain.onnx --calibrate photos/    an artifact: adds its fitness report
 """
 
 # Flags that only one of the two roads takes.
@@ -88,6 +92,13 @@ def _add_check_arguments(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="DIR",
         help="photographs to verify on (default: drawn images)",
+    )
+    group.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="DIR",
+        help="unlabelled clean images of the known classes: write a fitness report into "
+        "the artifact, which the runtime adapts by (docs/method.md); of an artifact, only that",
     )
     group.add_argument("--json", action="store_true", help="print the report as one JSON object")
     group.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
@@ -172,7 +183,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _logging(debug=args.debug):
             check_adaptive_arguments(args)
-            report = None if _adapts_artifact(args) else _export(args)
+            report = None if _is_finished(args) else _export(args)
+            fitness = _calibrate(args, args.target if report is None else report.path)
+            if report is not None and fitness is not None:
+                report = _as_it_is_now(report)
             adaptive = _adapt(args, report)
     except GainError as err:
         if args.debug:
@@ -184,25 +198,45 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     if args.json:
         record = {} if report is None else report.to_dict()
+        if fitness is not None:
+            record["fitness"] = asdict(fitness)
         if adaptive is not None:
             record["adaptive"] = adaptive.to_dict()
         print(json.dumps(record, ensure_ascii=False))
         return 0
     if report is not None:
         _print_report(report)
+    if fitness is not None:
+        _print_fitness(fitness)
     if adaptive is not None:
         size = f"{adaptive.size_bytes / 1e6:.1f} MB, state {adaptive.state_bytes / 1e6:.2f} MB"
         _print_row("adaptive", f"{adaptive.path} ({size}, update every {adaptive.update_every})")
     return 0
 
 
-def _adapts_artifact(args: argparse.Namespace) -> bool:
-    """Whether the target is an artifact already and only its adaptive file is wanted."""
-    if not args.adaptive or args.output is not None or not args.target.is_file():
+def _is_finished(args: argparse.Namespace) -> bool:
+    """Whether the target is an artifact already and only what is made from it is wanted."""
+    wanted = args.adaptive or args.calibrate is not None
+    if not wanted or args.output is not None or not args.target.is_file():
         return False
     from gain_export.onnx_file import is_artifact
 
     return is_artifact(args.target)
+
+
+def _calibrate(args: argparse.Namespace, path: Path) -> Fitness | None:
+    """Write the fitness report into the artifact if it is wanted."""
+    if args.calibrate is None:
+        return None
+    from gain_export.fitness import add_fitness
+
+    return add_fitness(path, args.calibrate)
+
+
+def _as_it_is_now(report: ExportReport) -> ExportReport:
+    """The report with the hash and size of the file as it lies there."""
+    data = report.path.read_bytes()
+    return replace(report, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
 
 
 def _adapt(args: argparse.Namespace, report: ExportReport | None) -> AdaptiveReport | None:
@@ -355,6 +389,20 @@ def _print_report(report: ExportReport) -> None:
     )
     for name, text in rows:
         _print_row(name, text)
+
+
+def _print_fitness(fitness: Fitness) -> None:
+    """The fitness report, numbers and words."""
+    from gain_export.fitness import advice
+
+    _print_row(
+        "fitness",
+        f"on {fitness.num_images} images: |z| {fitness.feature_norm:.3g}, common share "
+        f"{fitness.common_share:.2f}, alignment {fitness.alignment:.2f}, "
+        f"confidence {fitness.confidence:.2f}",
+    )
+    for line in advice(fitness, len(fitness.mean_logits)):
+        _print_row("", line)
 
 
 def _print_row(name: str, text: str) -> None:

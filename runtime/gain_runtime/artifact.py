@@ -49,6 +49,12 @@ class Artifact:
     head_weight: npt.NDArray[np.float32]
     head_bias: npt.NDArray[np.float32]
 
+    @property
+    def mean_logits(self) -> npt.NDArray[np.float32] | None:
+        """Mean logits on the source's own domain (K,), where the export measured them."""
+        fitness = self.manifest.fitness
+        return None if fitness is None else np.array(fitness.mean_logits, dtype=np.float32)
+
 
 def load_artifact(path: str | Path, /) -> Artifact:
     """Read an artifact and check that it is whole and fits its own manifest.

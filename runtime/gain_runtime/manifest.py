@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from gain_core.errors import ArtifactError, ConfigError
+from gain_runtime.fitness import Fitness
 
 __all__ = ["SCHEMA_VERSION", "HeadLocation", "Manifest", "Preprocess"]
 
@@ -108,6 +109,8 @@ class Manifest:
         Library versions at export.
     verification : mapping
         The numbers the export's own check measured.
+    fitness : Fitness or None
+        What clean images said at export; None where none were given.
     """
 
     source: str
@@ -122,16 +125,24 @@ class Manifest:
     preprocess: Preprocess
     tool_versions: Mapping[str, str] = field(default_factory=dict)
     verification: Mapping[str, float | int | str] = field(default_factory=dict)
+    fitness: Fitness | None = None
 
     def __post_init__(self) -> None:
         if len(self.labels) != self.num_classes:
             raise ConfigError(
                 f"labels: expected {self.num_classes} (one per class), got {len(self.labels)}"
             )
+        if self.fitness is not None and len(self.fitness.mean_logits) != self.num_classes:
+            raise ConfigError(
+                f"fitness: expected {self.num_classes} mean logits (one per class), "
+                f"got {len(self.fitness.mean_logits)}"
+            )
 
     def to_metadata(self) -> dict[str, str]:
         """Flat `gain.*` strings, ready for `metadata_props`."""
         record = asdict(self)
+        if self.fitness is None:
+            del record["fitness"]
         metadata = {PREFIX + "schema": SCHEMA_VERSION}
         for key, value in record.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -190,4 +201,7 @@ class Manifest:
             preprocess=Preprocess(**preprocess),
             tool_versions=parsed("tool_versions"),
             verification=parsed("verification"),
+            fitness=(
+                Fitness.from_record(parsed("fitness")) if PREFIX + "fitness" in metadata else None
+            ),
         )

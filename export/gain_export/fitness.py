@@ -1,0 +1,235 @@
+"""The fitness report: what unlabelled clean images say about a network before it adapts."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gain_core.errors import ArtifactError, StreamError
+from gain_runtime.artifact import load_artifact, read_model, write_metadata
+from gain_runtime.atomic_file import write_atomically
+from gain_runtime.fitness import Fitness
+from gain_runtime.image_file import IMAGE_SUFFIXES, load_image
+from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.preprocess import preprocess_batch
+
+__all__ = ["MAX_IMAGES", "add_fitness", "advice", "measure_fitness"]
+
+logger = logging.getLogger(__name__)
+
+Doubles = npt.NDArray[np.float64]
+
+# Diagonal LDA is compared with the head where this many images stand behind a class, half of them
+# to learn from, and where the classes that have them are at least this share of those predicted.
+LDA_IMAGES, LDA_SHARE = 6, 0.5
+# Agreement of diagonal LDA with the head from which its class statistics describe the head well.
+LDA_GOOD, LDA_POOR = 0.95, 0.8
+
+
+# More images than this are thinned out evenly: the mean logits' noise is below use by then.
+MAX_IMAGES = 5000
+BATCH_SIZE = 16
+
+
+def add_fitness(path: Path, folder: Path, /) -> Fitness:
+    """Run an artifact on clean images and write the report into it.
+
+    Parameters
+    ----------
+    path : Path
+        The artifact; replaced, whole or not at all. Its hash changes, so states learned before
+        belong to another file.
+    folder : Path
+        Searched for image files, subfolders included; unreadable ones are skipped with a warning.
+
+    Returns
+    -------
+    Fitness
+
+    Raises
+    ------
+    ArtifactError
+        If `path` is no artifact or cannot be written, or fewer than two images can be read.
+    EngineError
+        If ONNX Runtime cannot run it.
+    """
+    artifact = load_artifact(path)
+    features, logits = [], []
+    with OnnxSession(artifact) as session:
+        for images in _batches(folder):
+            pixel_values = preprocess_batch(images, artifact.manifest.preprocess)
+            # One by one where the batch size is fixed at 1; ONNX Runtime sees no difference.
+            found = [session.infer(pixel_values[i : i + 1]) for i in range(len(images))]
+            features += [np.array(pair[0]) for pair in found]
+            logits += [np.array(pair[1]) for pair in found]
+    if len(features) < 2:
+        raise ArtifactError(
+            f"{folder}: expected at least two images that can be read, found {len(features)}; "
+            "give a folder of clean images of the classes the network knows"
+        )
+    fitness = measure_fitness(
+        np.concatenate(features), np.concatenate(logits), artifact.head_weight
+    )
+    model, _ = read_model(path)
+    write_metadata(model, replace(artifact.manifest, fitness=fitness))
+    try:
+        write_atomically(path, model.SerializeToString())
+    except OSError as err:
+        if isinstance(err, ArtifactError):
+            raise
+        raise ArtifactError(f"{path}: cannot be written ({err.strerror or err})") from err
+    return fitness
+
+
+def _batches(folder: Path) -> Iterator[list[npt.NDArray[np.uint8]]]:
+    """The folder's images, a few at a time."""
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder}: expected a folder of images, found none; check the path")
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    if len(paths) > MAX_IMAGES:
+        spread = np.linspace(0, len(paths) - 1, MAX_IMAGES).round().astype(int)
+        paths = [paths[position] for position in spread]
+    batch: list[npt.NDArray[np.uint8]] = []
+    for path in paths:
+        try:
+            batch.append(load_image(path))
+        except StreamError as err:
+            logger.warning("%s; skipped", err)
+        if len(batch) == BATCH_SIZE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def measure_fitness(
+    features: npt.NDArray[np.float32],
+    logits: npt.NDArray[np.float32],
+    weight: npt.NDArray[np.float32],
+    /,
+) -> Fitness:
+    """Measure how a network's features lie about its head.
+
+    Parameters
+    ----------
+    features : array, (N, D) float32
+        Of unlabelled images of the source's own domain, N at least 2.
+    logits : array, (N, K) float32
+    weight : array, (K, D) float32
+        Of the head.
+
+    Returns
+    -------
+    Fitness
+    """
+    z, raw, rows = (array.astype(np.float64) for array in (features, logits, weight))
+    rows = rows - rows.mean(axis=0)
+    predicted = np.argmax(raw, axis=1)
+    mean = z.mean(axis=0)
+    centered = z - mean
+    own = rows[predicted]
+    cosines = np.sum(centered * own, axis=1) / np.maximum(
+        np.linalg.norm(centered, axis=1) * np.linalg.norm(own, axis=1), 1e-12
+    )
+    peaks = raw.max(axis=1, keepdims=True)
+    probs = np.exp(raw - peaks)
+    probs /= probs.sum(axis=1, keepdims=True)
+    share = np.bincount(predicted, minlength=rows.shape[0]) / len(z)
+    return Fitness(
+        num_images=len(z),
+        feature_norm=float(np.mean(np.linalg.norm(z, axis=1))),
+        common_share=float(mean @ mean / np.mean(np.sum(z * z, axis=1))),
+        alignment=float(np.mean(cosines)),
+        confidence=float(np.mean(probs.max(axis=1))),
+        effective_classes=float(1.0 / np.sum(share * share)),
+        lda_agreement=_lda_agreement(centered, predicted),
+        mean_logits=tuple(float(value) for value in _mean_logits(raw)),
+    )
+
+
+def _mean_logits(logits: Doubles) -> Doubles:
+    """Centred mean logits, shrunk to zero by their own noise (positive-part James-Stein)."""
+    centered = logits - logits.mean(axis=1, keepdims=True)
+    mean = centered.mean(axis=0)
+    noise = np.sum(centered.var(axis=0)) / len(logits)
+    power = float(mean @ mean)
+    kept = max(0.0, 1.0 - noise / power) if power > 0.0 else 0.0
+    # Six digits are far below the noise, and keep the metadata readable.
+    rounded: Doubles = np.round(kept * mean, 6)
+    return rounded
+
+
+def _lda_agreement(centered: Doubles, predicted: npt.NDArray[np.intp]) -> float | None:
+    """Share of held-out images on which diagonal LDA gives the head's class; None on too few.
+
+    Class means and the shared diagonal variance are those of every other image of a class, with
+    the head's own predictions as labels: how near the head is to the Gaussians that
+    class-conditional statistics assume.
+    """
+    classes, counts = np.unique(predicted, return_counts=True)
+    known = classes[counts >= LDA_IMAGES]
+    if len(known) < 2 or len(known) < LDA_SHARE * len(classes):
+        return None
+    order = np.concatenate([np.flatnonzero(predicted == k)[::2] for k in known])
+    learned = np.zeros(len(predicted), dtype=bool)
+    learned[order] = True
+    tested = np.isin(predicted, known) & ~learned
+    means = np.stack([centered[learned & (predicted == k)].mean(axis=0) for k in known])
+    within = centered[learned] - means[np.searchsorted(known, predicted[learned])]
+    variance = np.mean(within * within, axis=0)
+    variance = np.maximum(variance, 1e-3 * variance.mean() + 1e-12)
+    scores = centered[tested] @ (means / variance).T - 0.5 * np.sum(means**2 / variance, axis=1)
+    return float(np.mean(known[np.argmax(scores, axis=1)] == predicted[tested]))
+
+
+def advice(fitness: Fitness, num_classes: int, /) -> list[str]:
+    """The report in words, one finding a line.
+
+    Parameters
+    ----------
+    fitness : Fitness
+    num_classes : int
+        K.
+
+    Returns
+    -------
+    list of str
+    """
+    lines = []
+    spread = math.sqrt(float(np.mean(np.square(fitness.mean_logits))))
+    lines.append(
+        f"the classes' mean logits differ by {spread:.2f} on these images; the shift is measured "
+        "from them"
+        if spread > 0.0
+        else "the classes' mean logits do not differ beyond noise; the shift is measured from zero"
+    )
+    if fitness.common_share > 0.5:
+        lines.append(
+            f"{100 * fitness.common_share:.0f} % of the features' square is common to all images: "
+            "statistics about the origin, as the preset paper has them, would collapse"
+        )
+    if fitness.lda_agreement is None:
+        lines.append(
+            f"too few images a class to say whether class statistics fit; {LDA_IMAGES} of each of "
+            f"the {num_classes} classes would do"
+        )
+    else:
+        agreement = f"diagonal LDA agrees with the head on {100 * fitness.lda_agreement:.0f} %"
+        if fitness.lda_agreement >= LDA_GOOD:
+            lines.append(f"{agreement}: class-conditional statistics describe this head well")
+        elif fitness.lda_agreement >= LDA_POOR:
+            lines.append(f"{agreement}: class-conditional statistics can help a little at best")
+        else:
+            lines.append(f"{agreement}: class-conditional correction cannot be expected to help")
+    if fitness.effective_classes < 0.25 * num_classes and fitness.num_images >= 4 * num_classes:
+        lines.append(
+            f"the images are of {fitness.effective_classes:.0f} classes in effect, of "
+            f"{num_classes}: give a set in which all classes are about alike"
+        )
+    return lines

@@ -1,0 +1,137 @@
+"""The fitness report: its numbers on worlds that are known, and its place in the artifact."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import cv2
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from gain_core.errors import ArtifactError
+from gain_export import export_onnx
+from gain_export.fitness import add_fitness, advice, measure_fitness
+from gain_runtime.artifact import load_artifact
+from gain_runtime.fitness import Fitness
+
+
+def world(*, num_images=4000, common=0.0, offset=None, seed=3):
+    """Gaussian classes at c_k with unit noise about a common mean: diagonal LDA is the head."""
+    rng = np.random.default_rng(seed)
+    weight = 2.0 * rng.normal(size=(8, 12))
+    labels = np.arange(num_images) % 8
+    features = weight[labels] + rng.normal(size=(num_images, 12))
+    logits = features @ weight.T - 0.5 * np.sum(weight**2, axis=1)
+    if offset is not None:
+        logits = logits + offset
+    shifted = features + common
+    return [array.astype(np.float32) for array in (shifted, logits, weight)]
+
+
+def test_numbers_are_those_of_the_definition():
+    features, logits, weight = world(num_images=500)
+    found = measure_fitness(features, logits, weight)
+    rows = weight - weight.mean(axis=0)
+    chosen = np.argmax(logits, axis=1)
+    centered = features - features.mean(axis=0)
+    cosines = [
+        z @ rows[k] / (np.linalg.norm(z) * np.linalg.norm(rows[k]))
+        for z, k in zip(centered, chosen, strict=True)
+    ]
+    share = np.bincount(chosen, minlength=8) / 500
+    assert found.num_images == 500
+    assert_allclose(found.feature_norm, np.linalg.norm(features, axis=1).mean(), rtol=1e-5)
+    assert_allclose(found.alignment, np.mean(cosines), rtol=1e-5)
+    assert_allclose(found.effective_classes, 1 / np.sum(share**2), rtol=1e-9)
+    probs = np.exp(logits - logits.max(axis=1, keepdims=True))
+    assert_allclose(
+        found.confidence, (probs / probs.sum(1, keepdims=True)).max(1).mean(), rtol=1e-5
+    )
+
+
+def test_lda_is_the_head_where_classes_are_gaussian_and_is_not_under_shuffled_rows():
+    features, logits, weight = world()
+    assert measure_fitness(features, logits, weight).lda_agreement > 0.98
+    noise = np.random.default_rng(0).normal(size=logits.shape).astype(np.float32)
+    assert measure_fitness(features, noise, weight).lda_agreement < 0.3
+
+
+def test_lda_needs_images_of_the_classes():
+    features, logits, weight = world(num_images=24)
+    found = measure_fitness(features, logits, weight)
+    assert found.lda_agreement is None
+    assert any("too few images" in line for line in advice(found, 8))
+
+
+def test_common_component_is_seen_and_said():
+    features, logits, weight = world(common=100.0)
+    found = measure_fitness(features, logits, weight)
+    assert found.common_share > 0.9
+    assert any("common to all images" in line for line in advice(found, 8))
+    assert measure_fitness(*world()).common_share < 0.2
+
+
+def test_mean_logits_are_shrunk_by_their_noise():
+    offset = np.array([3.0, -3.0, 2.0, -2.0, 1.0, -1.0, 0.0, 0.0])
+    features, logits, weight = world(offset=offset)
+    plain = logits - logits.mean(axis=1, keepdims=True)
+    many = np.array(measure_fitness(features, logits, weight).mean_logits)
+    assert_allclose(many, plain.mean(axis=0), rtol=0.02, atol=1e-5)
+    rng = np.random.default_rng(5)
+    even = rng.normal(size=(40, 8)).astype(np.float32)
+    assert measure_fitness(features[:40], even, weight).mean_logits == (0.0,) * 8
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_record_that_is_not_finite_is_refused(bad):
+    found = measure_fitness(*world(num_images=64))
+    record = {name: getattr(found, name) for name in Fitness.__dataclass_fields__}
+    with pytest.raises(ValueError, match="finite"):
+        Fitness.from_record({**record, "feature_norm": bad})
+    with pytest.raises(ValueError, match="finite"):
+        Fitness.from_record({**record, "mean_logits": [bad] * 8})
+
+
+@pytest.fixture
+def artifact_path(classifier, saved, spec):
+    return export_onnx(saved(classifier.plain()), preprocess=spec).path
+
+
+@pytest.fixture
+def clean_images(tmp_path):
+    folder = tmp_path / "clean" / "sub"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(9)
+    for index in range(20):
+        colour = rng.integers(0, 255, 3)
+        picture = np.full((40, 30, 3), colour, dtype=np.uint8)
+        cv2.imwrite(str(folder / f"{index}.png"), picture)
+    (folder / "broken.jpg").write_bytes(b"no picture")
+    return tmp_path / "clean"
+
+
+def test_the_report_lies_in_the_artifact_and_adapters_use_it(artifact_path, clean_images, caplog):
+    before = load_artifact(artifact_path)
+    assert before.manifest.fitness is None
+    assert before.mean_logits is None
+    found = add_fitness(artifact_path, clean_images)
+    after = load_artifact(artifact_path)
+    assert after.manifest.fitness == found
+    assert found.num_images == 20
+    assert "broken.jpg" in caplog.text
+    assert after.sha256 != before.sha256
+    assert_allclose(after.mean_logits, np.float32(found.mean_logits))
+    assert after.manifest.labels == before.manifest.labels
+
+
+def test_too_few_images_leave_the_artifact_as_it_was(artifact_path, tmp_path):
+    digest = hashlib.sha256(artifact_path.read_bytes()).hexdigest()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ArtifactError, match="at least two images"):
+        add_fitness(artifact_path, empty)
+    with pytest.raises(ArtifactError, match="expected a folder of images"):
+        add_fitness(artifact_path, tmp_path / "none")
+    assert hashlib.sha256(artifact_path.read_bytes()).hexdigest() == digest
