@@ -43,6 +43,10 @@ TINY = 1e-9
 # and count as one draw the more the less they vary: a camera that looks at a wall learns nothing.
 # Streams of different images vary more than that, under the heaviest corruption too.
 LEAST_SPREAD = 0.25
+# Labels explain a mean only as far as its square exceeds this share of the frames' scatter about
+# it: a run of one class has moved the mean by more than its frames differ, while a domain that
+# makes one class win too often leaves the others in the scatter.
+LEAST_POWER = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,12 +247,14 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
     # 1/n_eff: the label noise of a mean in units of one draw's. Draws from all K classes alike
     # leave 1/count; a memory that holds one class leaves 1, however long it is.
     inverse_draws = xp.maximum(xp.sum(share * share, axis=1) - 1.0 / num_classes, 1.0 / count)
+    spread = sums.window_squares / count - xp.sum(mean * mean, axis=1)
+    spread = xp.maximum(spread, zero)
     weight = xp.minimum(config.label_draws * inverse_draws, one)
+    held = xp.maximum(LEAST_POWER * spread, tiny)
+    weight = weight * xp.minimum(xp.sum(mean * mean, axis=1) / held, one)
     explained = _explained(share - 1.0 / num_classes, prototypes) * scale_of(sums)
     moved = mean - weight[:, None] * explained
     moved = moved - _within_thresholds(moved, prototypes)
-    spread = sums.window_squares / count - xp.sum(mean * mean, axis=1)
-    spread = xp.maximum(spread, zero)
     seen = sums.window_count > 0
     vector, trust = xp.zeros_like(mean[0, :]), zero
     variance = None

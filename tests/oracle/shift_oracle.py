@@ -24,6 +24,8 @@ NUM_WINDOWS = 5
 # Squared lengths below this are told from zero by nobody.
 LEAST_POWER = 1e-9
 LEAST_SPREAD = 0.25
+# Share of the scatter that a mean's square must reach for labels to explain all they can of it.
+LABELS_POWER = 0.5
 
 GUARD_HALF_LIFE = 256.0
 GUARD_LEAST_FRAMES = 256.0
@@ -208,12 +210,15 @@ class ShiftOracle:
         inverse_draws = max(float(np.dot(q, q)) - 1.0 / self.K, 1.0 / count)
         mean_prototype = sum((q[k] - 1.0 / self.K) * self.c[k] for k in range(self.K))
         explained = np.array([a * float(np.dot(self.c[k], mean_prototype)) for k in range(self.K)])
-        moved = mean - min(self.config.label_draws * inverse_draws, 1.0) * explained
+        spread = max(squares / count - float(np.dot(mean, mean)), 0.0)
+        weight = min(self.config.label_draws * inverse_draws, 1.0)
+        weight *= min(float(np.dot(mean, mean)) / max(LABELS_POWER * spread, LEAST_POWER), 1.0)
+        moved = mean - weight * explained
         length = float(np.dot(self.thresholds, self.thresholds))
         if length > 0:
             along = float(np.dot(moved, self.thresholds)) / length
             moved = moved - min(max(along, 0.0), 1.0) * self.thresholds
-        return moved, max(squares / count - float(np.dot(mean, mean)), 0.0), inverse_draws
+        return moved, spread, inverse_draws
 
 
 def _less_mean(row: Floats) -> Floats:

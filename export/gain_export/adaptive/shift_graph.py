@@ -17,7 +17,7 @@ from gain_core.guard import (
     MIN_FRAMES,
     MOST_DOUBLINGS,
 )
-from gain_core.shift import LEAST_SPREAD, NUM_WINDOWS, TINY
+from gain_core.shift import LEAST_POWER, LEAST_SPREAD, NUM_WINDOWS, TINY
 from gain_export.adaptive.expressions import (
     Value,
     cast,
@@ -211,7 +211,11 @@ def _estimate(sums: Mapping[str, Value], *, head: Head, config: GainConfig) -> _
     share = sums["window_mass"] / column(count)
     concentration = total(share * share, axis=1, keep=False) - even
     inverse_draws = maximum(concentration, 1.0 / count)
+    length = total(mean * mean, axis=1, keep=False)
+    spread = maximum(sums["window_squares"] / count - length, 0.0)
     weight = tape.apply("Min", config.label_draws * inverse_draws, 1.0)
+    held = maximum(LEAST_POWER * spread, TINY)
+    weight = weight * tape.apply("Min", length / held, 1.0)
     explained = ((share - even) @ head.centered) @ tape.apply(
         "Transpose", head.centered, perm=[1, 0]
     )
@@ -221,7 +225,6 @@ def _estimate(sums: Mapping[str, Value], *, head: Head, config: GainConfig) -> _
         power = maximum(total(head.thresholds * head.thresholds), TINY)
         along = (moved @ column(head.thresholds)) / power
         moved = moved - tape.apply("Min", maximum(along, 0.0), 1.0) * row(head.thresholds)
-    spread = maximum(sums["window_squares"] / count - total(mean * mean, axis=1, keep=False), 0.0)
     vector: Value = _row(moved, 0) * 0.0
     variance: Value | None = None
     for window in range(NUM_WINDOWS - 1, -1, -1):
