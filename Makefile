@@ -5,7 +5,7 @@ DEMO_VENV := .venv-demo
 DEMO := demo-result
 DEMO_FRAMES ?= 2000
 
-.PHONY: demo test check format slow clean
+.PHONY: demo test check docs format slow clean
 
 demo: $(DEMO_VENV)/.ready
 	mkdir -p $(DEMO)
@@ -13,7 +13,7 @@ demo: $(DEMO_VENV)/.ready
 	    --force --labels models/roadsigns/labels.txt --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 \
 	    --crop-pct 1 --crop-mode squash --interpolation bicubic
 	$(DEMO_VENV)/bin/gain-stream 'test://drive?frames=$(DEMO_FRAMES)' --model $(DEMO)/roadsigns.gain.onnx \
-	    --update-every 16 --half-life 60 --side-by-side --output $(DEMO)/drive.mp4 \
+	    --update-every 16 --side-by-side --output $(DEMO)/drive.mp4 \
 	    --jsonl $(DEMO)/frames.jsonl --timeline $(DEMO)/timeline.png \
 	    --state-out $(DEMO)/state.safetensors --json > $(DEMO)/summary.json
 	@echo
@@ -32,6 +32,10 @@ check: $(VENV)/.ready
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
+# Warnings are errors; the site is in site/, to be opened from the disk or copied to any host.
+docs: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
+
 slow: $(VENV)/.ready
 	$(VENV)/bin/python -m pytest -m slow
 
@@ -49,8 +53,8 @@ $(DEMO_VENV)/.ready: pyproject.toml
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(VENV)/bin/python -m pip install --quiet --editable '.[export,report]' --group dev
+	$(VENV)/bin/python -m pip install --quiet --editable '.[export,report,serve]' --group dev --group docs
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) $(DEMO)
+	rm -rf $(VENV) $(DEMO_VENV) $(DEMO) site

@@ -1,0 +1,161 @@
+"""Who may see the page and press its buttons."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import urlsplit
+
+__all__ = ["Access", "Refusal"]
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+# What the browser itself says of a request; absent in old ones and outside secure contexts.
+OWN_SITE = ("same-origin", "none")
+MOST_BODY_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a request is not answered."""
+
+    status: int
+    detail: str
+
+
+class Access:
+    """The rules; it holds no connection and keeps no session.
+
+    Without a token the page answers only to loopback names, so that a foreign site whose name is
+    made to resolve to 127.0.0.1 cannot read it. With one, everything but the empty page, the
+    health check and the login needs it, as `Authorization: Bearer` or as the cookie the login
+    sets. Requests another site starts are refused in both cases.
+
+    Parameters
+    ----------
+    token : str or None
+    port : int
+        Part of the cookie's name, because cookies do not know ports.
+    open_paths : frozenset of str
+        Paths that need no token.
+    """
+
+    def __init__(self, token: str | None, /, *, port: int, open_paths: frozenset[str]) -> None:
+        self._token = token
+        self._open_paths = open_paths
+        self.cookie_name = f"gain-session-{port}"
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether a token is set."""
+        return self._token is not None
+
+    def is_token(self, offered: str, /) -> bool:
+        """Whether it is the token, in a time that does not tell how much of it is right."""
+        return self._token is not None and _equal(offered, self._token)
+
+    def cookie_value(self) -> str:
+        """What the login's cookie holds: proof of the token that is not the token itself."""
+        key = (self._token or "").encode()
+        return hmac.new(key, b"gain-edge page, version 1", hashlib.sha256).hexdigest()
+
+    def refusal(self, method: str, path: str, headers: Mapping[str, str], /) -> Refusal | None:
+        """Why a request is refused.
+
+        Parameters
+        ----------
+        method, path : str
+        headers : mapping
+            Names in lower case.
+
+        Returns
+        -------
+        Refusal or None
+            None for a request to be answered.
+        """
+        return (
+            self._foreign_host(headers)
+            or _foreign_site(method, headers)
+            or _large_body(headers)
+            or self._no_token(path, headers)
+        )
+
+    def _foreign_host(self, headers: Mapping[str, str]) -> Refusal | None:
+        """A name in the address bar that is not this machine's own."""
+        if self.needs_token or _host_name(headers.get("host", "")) in LOOPBACK_NAMES:
+            return None
+        return Refusal(
+            status=403,
+            detail="Host: expected localhost, 127.0.0.1 or [::1]; any other name needs "
+            "--serve-token-file",
+        )
+
+    def _no_token(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
+        """Neither the token nor the cookie."""
+        if not self.needs_token or path in self._open_paths:
+            return None
+        scheme, _, offered = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.is_token(offered.strip()):
+            return None
+        if _equal(self._cookie(headers), self.cookie_value()):
+            return None
+        return Refusal(
+            status=401,
+            detail="token: expected in 'Authorization: Bearer TOKEN', or log in on the page",
+        )
+
+    def _cookie(self, headers: Mapping[str, str]) -> str:
+        """Value of our cookie, empty where there is none."""
+        try:
+            morsel = SimpleCookie(headers.get("cookie", "")).get(self.cookie_name)
+        except CookieError:
+            return ""
+        return "" if morsel is None else morsel.value
+
+
+def _foreign_site(method: str, headers: Mapping[str, str]) -> Refusal | None:
+    """A request started by a page of another origin."""
+    site = headers.get("sec-fetch-site", "none")
+    origin = headers.get("origin")
+    safe = method in SAFE_METHODS
+    followed_link = safe and headers.get("sec-fetch-mode") == "navigate"
+    foreign = site not in OWN_SITE and not followed_link
+    if not safe and origin is not None:
+        foreign = foreign or not _same_host(origin, headers.get("host", ""))
+    if not foreign:
+        return None
+    return Refusal(status=403, detail="Origin: expected this page's own; another site asked")
+
+
+def _large_body(headers: Mapping[str, str]) -> Refusal | None:
+    """A body that is not the few bytes this API takes."""
+    length = headers.get("content-length", "")
+    if "transfer-encoding" in headers:
+        return Refusal(status=411, detail="Content-Length: expected, got a chunked body")
+    if not length or (length.isdecimal() and int(length) <= MOST_BODY_BYTES):
+        return None
+    return Refusal(status=413, detail=f"body: expected at most {MOST_BODY_BYTES} bytes")
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without port and brackets; empty where it is malformed."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _same_host(origin: str, host: str) -> bool:
+    """Whether an Origin header names the host the request went to, port included."""
+    try:
+        return urlsplit(origin).netloc.lower() == host.lower() != ""
+    except ValueError:
+        return False
+
+
+def _equal(offered: str, wanted: str) -> bool:
+    """Constant-time comparison of any two strings."""
+    return hmac.compare_digest(offered.encode("utf-8", "surrogateescape"), wanted.encode())

@@ -1,0 +1,122 @@
+"""Where the page is served, and the token that guards it."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from gain_core.errors import ConfigError
+
+__all__ = ["LEAST_TOKEN_CHARS", "ServeAddress", "read_token"]
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+# 16 characters of base64 are 96 bits: out of reach of guessing over a network.
+LEAST_TOKEN_CHARS = 16
+MOST_TOKEN_CHARS = 512
+MAKE_TOKEN = "make one with: python3 -c 'import secrets; print(secrets.token_urlsafe(24))' > FILE"
+# [HOST:]PORT; an IPv6 address stands in brackets, as in a URL.
+PATTERN = re.compile(r"(?:(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\[\]:/@?#\s]+)):)?(?P<port>\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeAddress:
+    """A host and a TCP port.
+
+    Attributes
+    ----------
+    host : str
+        Name or address, without brackets.
+    port : int
+        0 lets the system choose.
+    """
+
+    host: str = LOOPBACK
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, /) -> ServeAddress:
+        """Read `[HOST:]PORT`.
+
+        Parameters
+        ----------
+        text : str
+            `8080`, `0.0.0.0:8080`, `[::1]:8080`; without a host it is the loopback address.
+
+        Returns
+        -------
+        ServeAddress
+
+        Raises
+        ------
+        ConfigError
+            If it is anything else.
+        """
+        match = PATTERN.fullmatch(text)
+        # Digits of other scripts are digits to a regular expression.
+        if match is None or not match["port"].isascii() or int(match["port"]) > 65535:
+            raise ConfigError(
+                f"--serve: expected [HOST:]PORT such as 8080, 0.0.0.0:8080 or [::]:8080, "
+                f"got {text!r}"
+            )
+        return cls(host=match["v6"] or match["host"] or LOOPBACK, port=int(match["port"]))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it; a name other than `localhost` may be anything."""
+        if self.host.lower() == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def url(self) -> str:
+        """The page's address."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}/"
+
+
+def read_token(path: str | Path, /) -> str:
+    """Read the token that viewers must know.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file that holds it, white space around it ignored.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or the token is short, long or not printable ASCII.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(4 * MOST_TOKEN_CHARS)
+    except OSError as err:
+        raise ConfigError(
+            f"--serve-token-file: {path}: cannot be read ({err.strerror}); {MAKE_TOKEN}"
+        ) from err
+    token = content.strip()
+    printable = all(0x21 <= byte <= 0x7E for byte in token)
+    if not printable or not LEAST_TOKEN_CHARS <= len(token) <= MOST_TOKEN_CHARS:
+        raise ConfigError(
+            f"--serve-token-file: {path}: expected one line of {LEAST_TOKEN_CHARS} to "
+            f"{MOST_TOKEN_CHARS} printable ASCII characters, got {len(token)} bytes"
+            f"{'' if printable else ' with others in them'}; {MAKE_TOKEN}"
+        )
+    if os.name == "posix" and stat.S_IMODE(mode) & (stat.S_IRWXG | stat.S_IRWXO):
+        logger.warning("%s: other users may read the token; chmod 600 it", path)
+    return token.decode("ascii")

@@ -1,0 +1,165 @@
+"""The server's thread and socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TypeVar, get_args
+
+import uvicorn
+
+from gain_apps.commands import Command, CommandQueue
+from gain_apps.serve.address import ServeAddress
+from gain_apps.serve.app import PageContext, build_app
+from gain_apps.serve.board import LiveBoard
+from gain_apps.serve.picture import PictureMaker
+from gain_apps.serve.schema import PageCommand
+from gain_core.errors import StreamError
+from gain_runtime.frame import SourceInfo
+
+__all__ = ["PageServer"]
+
+logger = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 64
+BACKLOG = 32
+# A phone that left the house keeps its connection half open for a quarter of an hour otherwise.
+DEAD_PEER_MS = 20_000
+CLOSE_S = 1
+
+Self = TypeVar("Self", bound="PageServer")
+
+
+class PageServer:
+    """Serves a board until it is closed (a context manager); see `open_server`.
+
+    Parameters
+    ----------
+    board : LiveBoard
+    info : SourceInfo
+    queue : CommandQueue
+    address : ServeAddress
+    token : str or None
+    commands : sequence of str
+
+    Raises
+    ------
+    StreamError
+        If the address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        board: LiveBoard,
+        info: SourceInfo,
+        queue: CommandQueue,
+        /,
+        *,
+        address: ServeAddress,
+        token: str | None,
+        commands: Sequence[Command],
+    ) -> None:
+        self._socket = _listen(address)
+        port = int(self._socket.getsockname()[1])
+        self.address = ServeAddress(host=address.host, port=port)
+        self._context = PageContext(
+            board=board,
+            pictures=PictureMaker(board, info),
+            queue=queue,
+            token=token,
+            port=port,
+            commands=tuple(name for name in get_args(PageCommand) if name in commands),
+        )
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                build_app(self._context),
+                # Only our own packages log, and nobody's address is kept.
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_graceful_shutdown=CLOSE_S,
+            )
+        )
+        self._thread = threading.Thread(target=self._serve, name="gain-serve", daemon=True)
+        self._thread.start()
+        logger.info("watch it at %s", self.address.url)
+
+    @property
+    def context(self) -> PageContext:
+        """What the application reads."""
+        return self._context
+
+    def close(self) -> None:
+        """Stop listening and let go of every viewer; may be called twice."""
+        self._context.stopping.set()
+        self._server.should_exit = True
+        self._thread.join(timeout=3.0 * CLOSE_S)
+        if self._thread.is_alive():
+            logger.warning("the page's server did not end within %d s", 3 * CLOSE_S)
+        self._socket.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        """The thread: a stream goes on without its page, and says so."""
+        try:
+            asyncio.run(self._run())
+        except Exception:
+            logger.exception("the page's server failed; the stream goes on without it")
+
+    async def _run(self) -> None:
+        """Serve, then cut the connections that did not end by themselves."""
+        await self._server.serve(sockets=[self._socket])
+        for connection in list(self._server.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        # An aborted transport closes its socket in the loop's next round.
+        await asyncio.sleep(0)
+
+
+def _listen(address: ServeAddress) -> socket.socket:
+    """A listening socket, so that an address in use is found out before the first frame."""
+    try:
+        family, _, _, _, where = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as err:
+        raise _cannot_listen(address, err) from err
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # Connections inherit it; not every system has it.
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
+        listener.bind(where)
+        listener.listen(BACKLOG)
+    except OSError as err:
+        listener.close()
+        raise _cannot_listen(address, err) from err
+    return listener
+
+
+def _cannot_listen(address: ServeAddress, err: OSError) -> StreamError:
+    """The error, with the likely remedy."""
+    return StreamError(
+        f"--serve {address.host}:{address.port}: cannot be listened on ({err.strerror}); "
+        "choose another port or an address of this machine"
+    )

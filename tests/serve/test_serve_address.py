@@ -1,0 +1,106 @@
+"""Where it is served, and the token file."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import pytest
+
+from gain_apps.serve import ServeAddress, open_server
+from gain_apps.serve.address import read_token
+from gain_core.errors import ConfigError, StreamError
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "url"),
+    [
+        pytest.param("8080", "127.0.0.1", 8080, "http://127.0.0.1:8080/", id="port alone"),
+        pytest.param("0.0.0.0:80", "0.0.0.0", 80, "http://0.0.0.0:80/", id="all of IPv4"),
+        pytest.param("[::1]:9", "::1", 9, "http://[::1]:9/", id="IPv6"),
+        pytest.param("camera.local:0", "camera.local", 0, "http://camera.local:0/", id="name"),
+    ],
+)
+def test_address_is_parsed(text, host, port, url):
+    address = ServeAddress.parse(text)
+    assert (address.host, address.port, address.url) == (host, port, url)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", ":80", "a:b", "1.2.3.4:65536", "::1:80", "[::1]", "u@h:80", "h:8 ", "٣"]
+)
+def test_bad_address_is_one_clear_line(text):
+    with pytest.raises(ConfigError, match=r"--serve: expected \[HOST:\]PORT") as caught:
+        ServeAddress.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("LOCALHOST", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.168.0.2", False),
+        ("localhost.example.org", False),
+    ],
+)
+def test_only_loopback_addresses_are_loopback(host, loopback):
+    assert ServeAddress(host=host, port=1).is_loopback is loopback
+
+
+def test_other_addresses_need_a_token(idle):
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0:0: other machines .*--serve-token-file"):
+        open_server(idle.board, idle.info, idle.queue, address=ServeAddress(host="0.0.0.0", port=0))
+
+
+def test_port_in_use_is_one_clear_line(idle):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(StreamError, match=rf"--serve 127\.0\.0\.1:{port}: cannot be listened"):
+            open_server(idle.board, idle.info, idle.queue, address=ServeAddress(port=port))
+
+
+def test_token_is_read_without_white_space(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("  0123456789abcdef\n")
+    path.chmod(0o600)
+    assert read_token(path) == "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"short", id="short"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"0123456789 abcdefgh", id="two words"),
+        pytest.param("0123456789abcdefé".encode(), id="not ASCII"),
+        pytest.param(b"x" * 100_000, id="long"),
+    ],
+)
+def test_bad_token_is_refused_without_being_shown(tmp_path, content):
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="printable ASCII") as caught:
+        read_token(path)
+    assert "0123456789" not in str(caught.value)
+    assert "xxx" not in str(caught.value)
+
+
+def test_missing_token_file_says_how_to_make_one(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere: cannot be read .*secrets\.token_urlsafe"):
+        read_token(tmp_path / "nowhere")
+
+
+def test_token_others_may_read_is_warned_about(tmp_path, caplog):
+    path = tmp_path / "token"
+    path.write_text("0123456789abcdef")
+    path.chmod(0o644)
+    with caplog.at_level(logging.WARNING):
+        read_token(path)
+    assert "chmod 600" in caplog.text

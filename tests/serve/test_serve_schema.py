@@ -1,0 +1,43 @@
+"""The API against its own OpenAPI document, with requests nobody would write by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+
+OPERATIONS = (
+    ("POST", "/api/session"),
+    ("DELETE", "/api/session"),
+    ("GET", "/api/status"),
+    ("GET", "/api/history"),
+    ("POST", "/api/commands/{command}"),
+    ("GET", "/picture.jpg"),
+    ("GET", "/metrics"),
+    ("GET", "/healthz"),
+)
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_api_keeps_to_its_document(serve, ask, stream, until, monkeypatch, method, path):
+    monkeypatch.setattr("gain_apps.serve.app.WRONG_TOKEN_DELAY_S", 0.0)
+    server = serve(commands=("freeze", "unfreeze", "reset", "save", "roll-back"))
+    until(lambda: stream.board.sequence)
+    document = ask(server, "/api/openapi.json").json()
+    schema = schemathesis.openapi.from_dict(document)
+
+    @settings(max_examples=15, deadline=None, derandomize=True, database=None)
+    @given(case=schema[path][method].as_strategy())
+    def holds(case):
+        case.call_and_validate(base_url=server.address.url.rstrip("/"))
+
+    holds()
+
+
+def test_document_names_every_path(serve, ask):
+    document = ask(serve(), "/api/openapi.json").json()
+    assert {
+        (verb.upper(), path) for path, verbs in document["paths"].items() for verb in verbs
+    } == (set(OPERATIONS))
+    assert document["openapi"].startswith("3.")

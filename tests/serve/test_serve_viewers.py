@@ -1,0 +1,182 @@
+"""People who watch, quickly, slowly or not at all, and the stream that must not notice."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from gain_apps.serve import ServeAddress, open_server
+from gain_apps.serve.app import MOST_VIEWERS, PICTURE_INTERVAL_S
+from gain_apps.serve.picture import PictureMaker
+
+
+class Viewer:
+    """A raw connection to the moving picture."""
+
+    def __init__(self, server, *, receive_bytes: int | None = None) -> None:
+        self.socket = socket.socket()
+        if receive_bytes is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.socket.settimeout(10)
+        self.socket.connect(("127.0.0.1", server.address.port))
+        self.socket.sendall(b"GET /picture.mjpg HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.seen = b""
+
+    def read_parts(self, count: int) -> int:
+        """Read until so many pictures have begun; how many were seen."""
+        while self.seen.count(b"\xff\xd8\xff") < count:
+            chunk = self.socket.recv(65536)
+            if not chunk:
+                break
+            self.seen += chunk
+        return self.seen.count(b"\xff\xd8\xff")
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@pytest.fixture
+def watch():
+    """Opens viewers and closes them afterwards."""
+    viewers = []
+
+    def one(server, **options) -> Viewer:
+        viewers.append(Viewer(server, **options))
+        return viewers[-1]
+
+    yield one
+    for viewer in viewers:
+        viewer.close()
+
+
+def test_nothing_is_drawn_while_nobody_looks(serve, stream, until):
+    server = serve()
+    until(lambda: stream.board.sequence > 10)
+    assert server.context.pictures.encoded == 0
+
+
+def test_viewers_are_sent_the_moving_picture(serve, stream, watch):
+    server = serve()
+    viewers = [watch(server), watch(server)]
+    assert [viewer.read_parts(10) for viewer in viewers] == [10, 10]
+    assert b"multipart/x-mixed-replace" in viewers[0].seen
+
+
+def test_a_picture_is_drawn_once_for_all_who_ask(idle, result):
+    maker = PictureMaker(idle.board, idle.info)
+    assert maker.jpeg() is None
+    for index in range(3):
+        idle.board.write(result(index))
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda _: maker.jpeg(), range(16)))
+        assert {sequence for sequence, _ in made} == {index + 1}
+        assert maker.encoded == index + 1
+
+
+def test_viewer_that_stops_reading_misses_pictures_and_delays_nobody(
+    idle, watch, until, result, monkeypatch
+):
+    # Pictures as fast as they are taken, so that the connection's buffers fill at once.
+    monkeypatch.setattr("gain_apps.serve.app.PICTURE_INTERVAL_S", 0.0)
+    with open_server(idle.board, idle.info, idle.queue, address=ServeAddress(port=0)) as server:
+        stuck = watch(server, receive_bytes=4096)
+        asked = count_pictures(server.context, monkeypatch)
+        index = 0
+        # Until the server, too, has given up making pictures for it.
+        quiet = 0
+        while quiet < 20:
+            before = len(asked)
+            idle.board.write(result(index))
+            index += 1
+            time.sleep(0.005)
+            quiet = quiet + 1 if len(asked) == before else 0
+            assert index < 5000
+        quick = watch(server)
+        writer = threading.Thread(
+            target=lambda: [
+                (idle.board.write(result(k)), time.sleep(0.01)) for k in range(index, index + 200)
+            ]
+        )
+        writer.start()
+        assert quick.read_parts(10) == 10
+        writer.join(timeout=10)
+        assert idle.board.sequence == index + 200
+        assert stuck.seen == b""
+
+
+def count_pictures(context, monkeypatch) -> list[int]:
+    """Sequence numbers of the pictures made from here on."""
+    asked: list[int] = []
+    maker = context.pictures.jpeg
+
+    def counted(view):
+        made = maker(view)
+        if made is not None:
+            asked.append(made[0])
+        return made
+
+    monkeypatch.setattr(context.pictures, "jpeg", counted)
+    return asked
+
+
+def test_writing_does_not_wait_for_drawing(serve, stream, watch, until, monkeypatch):
+    drawing, go_on = threading.Event(), threading.Event()
+
+    def draw_slowly(overlay, result):
+        drawing.set()
+        go_on.wait(20)
+        return np.zeros((64, 96, 3), dtype=np.uint8)
+
+    monkeypatch.setattr("gain_apps.overlay.Overlay.render", draw_slowly)
+    server = serve()
+    viewer = watch(server)
+    assert drawing.wait(10)
+    before = stream.board.sequence
+    until(lambda: stream.board.sequence > before + 20)
+    go_on.set()
+    assert viewer.read_parts(1) == 1
+
+
+def test_viewers_are_counted_and_leave_their_place(serve, stream, watch, ask, until):
+    server = serve()
+    viewers = [watch(server) for _ in range(MOST_VIEWERS)]
+    for viewer in viewers:
+        viewer.read_parts(1)
+    refused = ask(server, "/picture.mjpg")
+    assert (refused.status, refused.json()["detail"]) == (503, "8 people are watching already")
+    viewers[0].close()
+
+    def place() -> bool:
+        again = watch(server)
+        again.read_parts(1)
+        return b"200 OK" in again.seen
+
+    until(place)
+
+
+def test_end_of_the_stream_ends_the_picture(serve, stream, watch):
+    server = serve()
+    viewer = watch(server)
+    viewer.read_parts(1)
+    stream.board.close()
+    # The last, empty chunk of the reply; the connection itself may serve another request.
+    end = b"\r\n0\r\n\r\n"
+    while not viewer.seen.endswith(end):
+        chunk = viewer.socket.recv(65536)
+        assert chunk, "closed before the reply was complete"
+        viewer.seen += chunk
+
+
+def test_closing_does_not_wait_for_a_stuck_viewer(serve, stream, watch):
+    server = serve()
+    viewer = watch(server, receive_bytes=4096)
+    time.sleep(10 * PICTURE_INTERVAL_S)
+    started = time.monotonic()
+    server.close()
+    assert time.monotonic() - started < 4.0
+    viewer.close()
