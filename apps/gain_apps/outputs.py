@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from gain_core.errors import GainError, StreamError
 from gain_runtime.result import FrameResult, Sink
@@ -14,14 +15,30 @@ logger = logging.getLogger(__name__)
 
 # A camera that hangs for minutes shall not fill the disk with copies of one frame.
 MOST_REPEATS = 300
+# In frames: containers store times in whole milliseconds or ticks.
+ROUNDING = 0.05
 
 
 class Outputs:
-    """Named sinks that receive every result."""
+    """Named sinks that receive every result.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    drop_failing : bool, optional
+        Whether a sink that fails is closed and left out from then on, which is said once and is
+        an error of `close`; otherwise its failure is raised at once.
+    """
+
+    def __init__(self, *, drop_failing: bool = False) -> None:
         self._sinks: list[tuple[str, Sink]] = []
-        self._polls: list[Callable[[], None]] = []
+        self._polls: list[tuple[str, Callable[[], None]]] = []
+        self._drop_failing = drop_failing
+        self._dropped: list[StreamError] = []
+
+    @property
+    def lost(self) -> list[str]:
+        """What became of the sinks that were left out, one line each."""
+        return [str(err) for err in self._dropped]
 
     def add(self, name: str, sink: Sink, /, *, poll: Callable[[], None] | None = None) -> None:
         """Add a sink.
@@ -37,7 +54,7 @@ class Outputs:
         """
         self._sinks.append((name, sink))
         if poll is not None:
-            self._polls.append(poll)
+            self._polls.append((name, poll))
 
     def write(self, result: FrameResult, /) -> None:
         """Hand a result to every sink.
@@ -47,11 +64,16 @@ class Outputs:
         StreamError
             If one failed, naming it; the others have received the result.
         """
-        self._each(lambda sink: sink.write(result))
+        failures = self._each(lambda sink: sink.write(result))
+        if not self._drop_failing:
+            _raise_first(list(failures.values()))
+            return
+        for name, err in failures.items():
+            self._drop(name, err)
 
     def poll(self) -> None:
         """Keep windows alive between frames."""
-        for poll in self._polls:
+        for _, poll in self._polls:
             poll()
 
     def close(self) -> None:
@@ -60,31 +82,48 @@ class Outputs:
         Raises
         ------
         StreamError
-            If one cannot be finished, naming it; the others are closed.
+            If one cannot be finished or was left out, naming it; the others are closed.
         """
-        self._each(lambda sink: sink.close())
+        failures = [*self._dropped, *self._each(lambda sink: sink.close()).values()]
+        self._dropped = []
+        _raise_first(failures)
 
-    def _each(self, action: Callable[[Sink], None]) -> None:
-        """Do something with every sink, then report the first failure."""
-        first: StreamError | None = None
+    def _each(self, action: Callable[[Sink], None]) -> dict[str, StreamError]:
+        """Do something with every sink; the failures by name."""
+        failures = {}
         for name, sink in self._sinks:
             try:
                 action(sink)
             except (GainError, OSError) as err:
-                if first is None:
-                    first = StreamError(f"{name}: {err}")
-                    first.__cause__ = err
-                else:
-                    logger.error("%s: %s", name, err)
-        if first is not None:
-            raise first
+                failures[name] = StreamError(f"{name}: {err}")
+                failures[name].__cause__ = err
+        return failures
+
+    def _drop(self, name: str, err: StreamError) -> None:
+        """Close a sink and go on without it."""
+        logger.error("%s; the stream goes on without it", err)
+        self._dropped.append(err)
+        for known, sink in self._sinks:
+            if known == name:
+                with suppress(GainError, OSError):
+                    sink.close()
+        self._sinks = [item for item in self._sinks if item[0] != name]
+        self._polls = [item for item in self._polls if item[0] != name]
+
+
+def _raise_first(failures: list[StreamError]) -> None:
+    """Raise the first failure, log the others."""
+    for err in failures[1:]:
+        logger.error("%s", err)
+    if failures:
+        raise failures[0]
 
 
 class PacedSink:
-    """Repeats or leaves out frames so that a video of a live source runs at its true speed.
+    """Repeats or leaves out frames so that a video of a source runs at its true speed.
 
     A camera's frames are dropped while the network is busy; written one after another at the
-    camera's nominal rate they would play too fast.
+    camera's nominal rate they would play too fast. A file's own rate may vary.
 
     Parameters
     ----------
@@ -105,7 +144,7 @@ class PacedSink:
         now_ns = result.frame.timestamp_ns
         if self._start_ns is None:
             self._start_ns = now_ns
-        due = int((now_ns - self._start_ns) * self._rate_hz / 1e9) + 1
+        due = int((now_ns - self._start_ns) * self._rate_hz / 1e9 + ROUNDING) + 1
         for _ in range(min(due - self._written, MOST_REPEATS)):
             self._sink.write(result)
         self._written = max(due, self._written)

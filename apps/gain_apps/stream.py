@@ -22,10 +22,13 @@ examples:
   gain-stream clip.mp4 --model vit_b16.onnx --output out.mp4 --jsonl out.jsonl
   gain-stream photos/ --model vit_b16.onnx --corrupt fog:0-5 --shuffle --json
   gain-stream 0 --model vit_b16.onnx --display --update-every 16 --state-out kitchen.safetensors
+  gain-stream 0 --model vit_b16.onnx --update-every 16 --serve 8080 --snapshots /var/lib/kitchen
+  gain-stream rtsp://cam/1 --adaptive vit_b16.adaptive.onnx --reconnect 3600 --watchdog 60
 
 exit status:
-  0 success, 1 an error (one line says which), 2 wrong usage, 130 Ctrl-C, 143 SIGTERM. Both signals
-  finish the files, save the state and print the summary first; a second one ends at once. (systemd:
+  0 success, 1 an error (one line says which), 2 wrong usage, 3 the signal of a live source was lost
+  for good, 4 the watchdog ended a stream that hung, 130 Ctrl-C, 143 SIGTERM. Both signals finish
+  the files, save the state and print the summary first; a second one ends at once. (systemd:
   SuccessExitStatus=143.)
 
 keys in the window:
@@ -52,13 +55,14 @@ def build_parser() -> argparse.ArgumentParser:
         "input",
         metavar="INPUT",
         nargs="?",
-        help="video file, photo, folder or 'glob', camera index or device, rtsp:// or http:// "
-        "URL, test://pattern",
+        help="video file, photo, folder or 'glob', camera index or device, csi://0, rtsp:// or "
+        "http:// URL, 'GStreamer pipeline ! appsink', - for JPEGs on stdin, test://pattern",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags win")
     _add_adaptation(parser)
     _add_input(parser)
     _add_outputs(parser)
+    _add_long_runs(parser)
     return parser
 
 
@@ -67,6 +71,11 @@ def _add_adaptation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and adaptation")
     on_off = argparse.BooleanOptionalAction
     group.add_argument("--model", metavar="ARTIFACT", help=".onnx file made by gain-export")
+    group.add_argument(
+        "--adaptive",
+        metavar="FILE",
+        help="adaptive file instead, made by gain-export --adaptive: its graph learns by itself",
+    )
     group.add_argument("--device", help="cpu (default), cuda, or auto")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads for the network")
     group.add_argument("--preset", help="tracked (default), paper or paper-l2")
@@ -128,6 +137,17 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-k", type=int, metavar="K", help="classes listed (default 3)")
     group.add_argument("--display", action="store_true", help="show a window")
     group.add_argument(
+        "--serve",
+        metavar="[HOST:]PORT",
+        help="show the stream in a browser, on this machine unless HOST says otherwise "
+        "(extra: serve)",
+    )
+    group.add_argument(
+        "--serve-token-file",
+        metavar="FILE",
+        help="token that viewers must know; needed where other machines can reach HOST",
+    )
+    group.add_argument(
         "--headless", dest="display", action="store_false", help="show none (default)"
     )
     group.add_argument(
@@ -136,6 +156,61 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action=on_off, help="print the summary as one JSON object")
     group.add_argument("--log-level", help="debug, info (default), warning or error")
     group.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
+
+
+def _add_long_runs(parser: argparse.ArgumentParser) -> None:
+    """What keeps a stream alive for months."""
+    group = parser.add_argument_group("cameras and long runs")
+    on_off = argparse.BooleanOptionalAction
+    group.add_argument(
+        "--snapshots",
+        metavar="DIR",
+        help="keep the last three states there, and continue from them at the next start",
+    )
+    group.add_argument(
+        "--snapshot-every", type=int, metavar="FRAMES", help="learned frames between (default 1000)"
+    )
+    group.add_argument(
+        "--snapshot-seconds", type=float, metavar="S", help="seconds between (default 60)"
+    )
+    group.add_argument(
+        "--reconnect",
+        type=float,
+        metavar="S",
+        help="seconds to wait for a lost camera before exit status 3 (default 300)",
+    )
+    group.add_argument(
+        "--watchdog", type=float, metavar="S", help="end a stream that hangs, with exit status 4"
+    )
+    group.add_argument(
+        "--check-frames",
+        action=on_off,
+        help="do not learn from black, frozen and corrupt frames (default: live sources)",
+    )
+    group.add_argument("--camera-size", metavar="WxH", help="asked of the camera: 1280x720")
+    group.add_argument("--camera-rate", type=float, metavar="HZ", help="asked of the camera")
+    group.add_argument(
+        "--camera-format", metavar="FOUR", help="asked of the camera before both (default MJPG)"
+    )
+    group.add_argument(
+        "--save-changed", metavar="DIR", help="keep frames whose prediction adaptation changed"
+    )
+    group.add_argument(
+        "--save-changed-most", type=int, metavar="N", help="how many at most (default 1000)"
+    )
+    group.add_argument(
+        "--webhook", metavar="URL", help="post the result there when the class changes"
+    )
+    group.add_argument(
+        "--mqtt",
+        metavar="URL",
+        help="publish every result: mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC (extra: mqtt)",
+    )
+    group.add_argument(
+        "--sink-errors",
+        metavar="POLICY",
+        help="stop, or drop an output that fails (default: drop for live sources, else stop)",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if flags.get("debug", False):
             traceback.print_exc()
         print(f"gain-stream: error: {_one_line(err)}", file=sys.stderr)
-        return 1
+        return int(getattr(err, "exit_status", 1))
     except KeyboardInterrupt:
         print("gain-stream: interrupted", file=sys.stderr)
         return 130

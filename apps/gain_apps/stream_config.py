@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from gain_apps.serve.address import ServeAddress
 from gain_core import GainConfig
 from gain_core.errors import ConfigError
+from gain_runtime.camera_source import CameraRequest
 from gain_runtime.open_session import Device
 from gain_runtime.uri import redact
 
@@ -21,7 +25,10 @@ NO_TRUTH = "none"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Fields whose value is a file that is written, and those that are only read.
 WRITTEN = ("state_out", "output", "jsonl", "timeline")
-READ = ("input", "model", "state_in", "truth")
+READ = ("input", "model", "adaptive", "state_in", "truth", "serve_token_file")
+# Fixed in an adaptive file when it was made.
+BAKED = ("preset", "half_life", "gain", "update_every", "warm_up")
+SINK_POLICIES = ("stop", "drop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +39,10 @@ class StreamConfig:
     ----------
     input : str
         Source URI.
-    model : str
-        Artifact.
+    model : str or None
+        Artifact; this or `adaptive`.
+    adaptive : str or None
+        Adaptive file, whose graph holds the method and its settings.
     preset : str
         Named `GainConfig`.
     half_life : float or None
@@ -46,6 +55,11 @@ class StreamConfig:
         Frames the first update waits for: a video begins with one object, and the prediction is
         the source's until a few have been seen.
     state_in, state_out : str or None
+    snapshots : str or None
+        Folder in which the last three states are kept while the stream runs, and from which the
+        next run continues; wins over `state_in`.
+    snapshot_every, snapshot_seconds : int, float
+        Frames and seconds of learning between two snapshots, whichever are over first.
     freeze : bool
         Never learn.
     output, jsonl : str or None
@@ -54,6 +68,29 @@ class StreamConfig:
         Picture of accuracy, calibration and strength over the run.
     display : bool
         Show a window.
+    serve : str or None
+        `[HOST:]PORT` of the page in a browser.
+    serve_token_file : str or None
+        File with the token that viewers must know.
+    save_changed : str or None
+        Folder for pictures whose prediction adaptation changed.
+    save_changed_most : int
+        Pictures kept there.
+    webhook : str or None
+        URL to which a result is posted when the class changes.
+    mqtt : str or None
+        Broker and topic on which every result is published.
+    sink_errors : str or None
+        `stop` ends the run when an output fails, `drop` goes on without it; None stops files and
+        drops for live sources.
+    reconnect : float
+        Seconds for which the lost signal of a live source is waited for.
+    watchdog : float or None
+        Seconds after which a stream that hangs ends the process.
+    check_frames : bool or None
+        Do not learn from black, frozen and corrupt frames; None checks live sources.
+    camera_size, camera_rate, camera_format : str, float, str or None
+        What is asked of a camera: `1280x720`, Hz, four characters.
     side_by_side : bool
         Draw the frozen source and the adapted prediction beside each other.
     max_frames : int or None
@@ -79,7 +116,8 @@ class StreamConfig:
     """
 
     input: str
-    model: str
+    model: str | None = None
+    adaptive: str | None = None
     preset: str = "tracked"
     half_life: float | None = None
     gain: Mapping[str, Any] = field(default_factory=dict)
@@ -88,11 +126,27 @@ class StreamConfig:
     batch: int = 1
     state_in: str | None = None
     state_out: str | None = None
+    snapshots: str | None = None
+    snapshot_every: int = 1000
+    snapshot_seconds: float = 60.0
     freeze: bool = False
     output: str | None = None
     jsonl: str | None = None
     timeline: str | None = None
     display: bool = False
+    serve: str | None = None
+    serve_token_file: str | None = None
+    save_changed: str | None = None
+    save_changed_most: int = 1000
+    webhook: str | None = None
+    mqtt: str | None = None
+    sink_errors: str | None = None
+    reconnect: float = 300.0
+    watchdog: float | None = None
+    check_frames: bool | None = None
+    camera_size: str | None = None
+    camera_rate: float | None = None
+    camera_format: str | None = None
     side_by_side: bool = False
     max_frames: int | None = None
     seed: int = 0
@@ -115,15 +169,27 @@ class StreamConfig:
             ("seed", 0),
             ("top_k", 1),
             ("threads", 1),
+            ("snapshot_every", 1),
+            ("snapshot_seconds", 0),
+            ("save_changed_most", 1),
+            ("reconnect", 0),
         ):
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is not None and not least <= value < math.inf:
                 raise ConfigError(f"{flag(name)}: expected at least {least}, got {value}")
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(
                 f"--log-level: expected one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}"
             )
+        if self.sink_errors not in (None, *SINK_POLICIES):
+            raise ConfigError(
+                f"--sink-errors: expected one of {', '.join(SINK_POLICIES)}, "
+                f"got {self.sink_errors!r}"
+            )
         self._refuse_contradictions()
+        self.camera_request()
+        if self.serve is not None:
+            ServeAddress.parse(self.serve)
         self._refuse_collisions()
         for name in WRITTEN:
             _check_target(flag(name), getattr(self, name))
@@ -152,12 +218,19 @@ class StreamConfig:
             If INPUT or the model is in neither, or as the class itself.
         """
         settings = {**(file or {}), **flags}
-        for name, shown in (("input", "INPUT"), ("model", "--model")):
-            if not settings.get(name):
+        given = [settings.get("input"), settings.get("model") or settings.get("adaptive")]
+        for value, shown in zip(given, ("INPUT", "--model"), strict=True):
+            if not value:
                 raise ConfigError(
                     f"{shown}: expected on the command line or in --config, got neither; "
                     "example: gain-stream clip.mp4 --model vit_b16.onnx --output out.mp4"
                 )
+        baked = [flag(name) for name in BAKED if settings.get(name)]
+        if settings.get("adaptive") and baked:
+            raise ConfigError(
+                f"{', '.join(baked)}: an adaptive file has its own since it was made; leave it "
+                "out, or make the file again with gain-export --adaptive"
+            )
         return cls(**settings)
 
     def gain_config(self) -> GainConfig:
@@ -168,6 +241,22 @@ class StreamConfig:
             changes["half_life"] = self.half_life
         return GainConfig.from_dict(preset.to_dict() | changes)
 
+    def camera_request(self) -> CameraRequest:
+        """What to ask a camera for."""
+        width_px = height_px = None
+        if self.camera_size is not None:
+            match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", self.camera_size)
+            if match is None:
+                raise ConfigError(
+                    f"--camera-size: expected WIDTHxHEIGHT such as 1280x720, "
+                    f"got {self.camera_size!r}"
+                )
+            width_px, height_px = int(match[1]), int(match[2])
+        request = CameraRequest(width_px=width_px, height_px=height_px, rate_hz=self.camera_rate)
+        if self.camera_format is None:
+            return request
+        return replace(request, pixel_format=self.camera_format)
+
     def logging_level(self) -> int:
         """`log_level` as a number; `debug` wins."""
         return logging.DEBUG if self.debug else int(getattr(logging, self.log_level.upper()))
@@ -175,7 +264,11 @@ class StreamConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain values of every setting, the resolved `GainConfig` under `gain`."""
         record = {item.name: getattr(self, item.name) for item in fields(self)}
-        return record | {"input": redact(self.input), "gain": self.gain_config().to_dict()}
+        shown = {"input": redact(self.input), "gain": self.gain_config().to_dict()}
+        for name in ("webhook", "mqtt"):
+            if record[name] is not None:
+                shown[name] = redact(record[name])
+        return record | shown
 
     def _refuse_contradictions(self) -> None:
         """Settings that cannot both be meant."""
@@ -189,8 +282,20 @@ class StreamConfig:
                 "--freeze, --state-out: a frozen run learns nothing to save; leave one out",
             ),
             (
+                self.model is not None and self.adaptive is not None,
+                "--model, --adaptive: an adaptive file holds its network; leave one out",
+            ),
+            (
+                self.watchdog is not None and not self.watchdog > 0.0,
+                f"--watchdog: expected seconds above 0, got {self.watchdog}",
+            ),
+            (
                 self.side_by_side and self.output is None and not self.display,
                 "--side-by-side: expected --output or --display to draw it into; add one",
+            ),
+            (
+                self.serve_token_file is not None and self.serve is None,
+                "--serve-token-file: expected --serve [HOST:]PORT, whose page it guards; add it",
             ),
             (
                 STDOUT in (self.output, self.state_out, self.timeline),

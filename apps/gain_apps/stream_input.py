@@ -9,22 +9,22 @@ from gain_apps.corrupting_source import CorruptingSource, Stretch, parse_schedul
 from gain_apps.stream_config import NO_TRUTH, StreamConfig
 from gain_apps.truth import TruthSource, read_truth
 from gain_core.errors import ConfigError, GainError
-from gain_runtime.artifact import Artifact
 from gain_runtime.class_list import ClassList
 from gain_runtime.frame import FrameSource
 from gain_runtime.image_source import ImageSource
 from gain_runtime.sources import open_source
+from gain_runtime.stream_adapter import StreamArtifact
 
 __all__ = ["open_input"]
 
 
-def open_input(config: StreamConfig, artifact: Artifact) -> FrameSource:
+def open_input(config: StreamConfig, artifact: StreamArtifact) -> FrameSource:
     """Open the source with truth and corruption laid over it.
 
     Parameters
     ----------
     config : StreamConfig
-    artifact : Artifact
+    artifact : StreamArtifact
         Its number of classes bounds the truth.
 
     Returns
@@ -52,6 +52,8 @@ def open_input(config: StreamConfig, artifact: Artifact) -> FrameSource:
         seed=config.seed,
         shuffle=config.shuffle,
         classes=truth if isinstance(truth, ClassList) else None,
+        camera=config.camera_request(),
+        patience_s=config.reconnect,
     )
     try:
         return _dressed(source, truth, schedule, config=config, num_classes=num_classes)

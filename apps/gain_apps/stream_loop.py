@@ -9,15 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from gain_apps.backpressure import Backpressure
 from gain_apps.outputs import Outputs
 from gain_apps.stop_request import StopRequest
 from gain_apps.summary import RunRecord
 from gain_apps.truth import check_truth
 from gain_core.errors import ArrayError, GainError, NumericsError
-from gain_runtime.adapter import AdaptedBatch, Adapter
+from gain_runtime.adapter import AdaptedBatch
 from gain_runtime.frame import Frame
+from gain_runtime.frame_health import FrameHealth
 from gain_runtime.reader import FrameReader, ReadStatus
+from gain_runtime.reconnecting_source import SignalLostError
 from gain_runtime.result import FrameResult, Ranked
+from gain_runtime.stream_adapter import StreamAdapter
 
 __all__ = ["StreamLoop", "rank"]
 
@@ -35,7 +39,7 @@ class StreamLoop:
 
     Parameters
     ----------
-    adapter : Adapter
+    adapter : StreamAdapter
     outputs : Outputs
     record : RunRecord
         Filled while the loop runs.
@@ -48,11 +52,19 @@ class StreamLoop:
         Classes listed per frame; all of them where the artifact has fewer.
     on_batch : callable, optional
         Called after every batch, for progress.
+    between : callable, optional
+        Called after every batch and while no frame arrives, to carry out commands.
+    health : FrameHealth, optional
+        With it, frames that it finds broken are predicted and not learned from.
+    silence_s : float or None
+        Longest wait for a frame, in seconds; None waits for ever.
+    backpressure : Backpressure, optional
+        Chooses the frames that are learned from while the device cannot keep up.
     """
 
     def __init__(
         self,
-        adapter: Adapter,
+        adapter: StreamAdapter,
         outputs: Outputs,
         record: RunRecord,
         /,
@@ -62,6 +74,10 @@ class StreamLoop:
         max_frames: int | None = None,
         top_k: int = 3,
         on_batch: Callable[[], None] | None = None,
+        between: Callable[[], None] | None = None,
+        health: FrameHealth | None = None,
+        silence_s: float | None = None,
+        backpressure: Backpressure | None = None,
     ) -> None:
         self._adapter = adapter
         self._outputs = outputs
@@ -71,6 +87,10 @@ class StreamLoop:
         self._max_frames = max_frames
         self._top_k = top_k
         self._on_batch = on_batch
+        self._between = between
+        self._health = health
+        self._silence_s = silence_s
+        self._backpressure = backpressure
         self._labels = adapter.artifact.manifest.labels
 
     def run(self, reader: FrameReader, /) -> None:
@@ -83,7 +103,8 @@ class StreamLoop:
         Raises
         ------
         StreamError
-            If the source or an output fails; the frames before that have been written.
+            If the source or an output fails, or gives no frame for `silence_s`; the frames
+            before that have been written.
         ConfigError
             If a frame's truth is not one of the artifact's classes.
         EngineError
@@ -94,10 +115,13 @@ class StreamLoop:
             for group in self._groups(reader):
                 waited_ms = 1e3 * (time.monotonic() - asked) / len(group)
                 self._record.stage_ms["wait"].extend([waited_ms] * len(group))
-                for frames, batch in self._classified(group):
-                    self._emit(frames, batch)
+                for run, learn in self._sorted_out(group):
+                    for frames, batch in self._classified(run, learn=learn):
+                        self._emit(frames, batch)
                 if self._on_batch is not None:
                     self._on_batch()
+                if self._between is not None:
+                    self._between()
                 asked = time.monotonic()
         finally:
             self._record.ended_s = time.monotonic()
@@ -106,6 +130,7 @@ class StreamLoop:
         """Frames in groups of the batch size; the last one may be smaller, none is lost."""
         group: list[Frame] = []
         taken = 0
+        heard_s = time.monotonic()
         try:
             while not self._stop and (self._max_frames is None or taken < self._max_frames):
                 item = reader.get(timeout_s=POLL_S)
@@ -113,8 +138,12 @@ class StreamLoop:
                     break
                 if not isinstance(item, Frame):
                     self._outputs.poll()
+                    if self._between is not None:
+                        self._between()
+                    self._refuse_silence(time.monotonic() - heard_s)
                     continue
                 taken += 1
+                heard_s = time.monotonic()
                 group.append(item)
                 if len(group) == self._batch:
                     yield group
@@ -126,20 +155,55 @@ class StreamLoop:
         if group:
             yield group
 
-    def _classified(self, frames: list[Frame]) -> Iterator[tuple[list[Frame], AdaptedBatch]]:
+    def _refuse_silence(self, seconds: float) -> None:
+        """A read that never returns raises nothing by itself."""
+        if self._silence_s is not None and seconds > self._silence_s:
+            raise SignalLostError(
+                f"no frame for {seconds:.0f} s and no error either: the source hangs in a read; "
+                "check the camera and start again"
+            )
+
+    def _sorted_out(self, frames: list[Frame]) -> Iterator[tuple[list[Frame], bool]]:
+        """Frames in order, in runs that are learned from or not."""
+        run: list[Frame] = []
+        learn = True
+        for frame in frames:
+            teaches = self._teaches(frame)
+            if run and teaches != learn:
+                yield run, learn
+                run = []
+            learn = teaches
+            run.append(frame)
+        yield run, learn
+
+    def _teaches(self, frame: Frame) -> bool:
+        """Whether a frame is to be learned from."""
+        if self._health is not None:
+            fault = self._health.check(frame.image)
+            if fault is not None:
+                if self._record.note_fault(fault):
+                    logger.warning("frame %d: %s; such frames teach nothing", frame.index, fault)
+                return False
+        return self._backpressure is None or self._backpressure.learns()
+
+    def _classified(
+        self, frames: list[Frame], *, learn: bool
+    ) -> Iterator[tuple[list[Frame], AdaptedBatch]]:
         """The batch, or where a frame in it is unusable the frames one by one without it."""
         for frame in frames:
             check_truth(frame, len(self._labels))
         try:
             batch = self._adapter.step(
-                [frame.image for frame in frames], regions=[frame.region for frame in frames]
+                [frame.image for frame in frames],
+                regions=[frame.region for frame in frames],
+                learn=learn,
             )
         except (ArrayError, NumericsError) as err:
             if len(frames) == 1:
                 self._reject(frames[0], err)
                 return
             for frame in frames:
-                yield from self._classified([frame])
+                yield from self._classified([frame], learn=learn)
             return
         yield frames, batch
 

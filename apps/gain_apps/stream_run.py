@@ -6,40 +6,45 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from gain_apps.outputs import Outputs, PacedSink
-from gain_apps.overlay import Overlay
+from gain_apps.backpressure import Backpressure
+from gain_apps.commands import Command, CommandQueue
+from gain_apps.outputs import Outputs
 from gain_apps.progress import RunProgress
+from gain_apps.snapshot_keeper import SnapshotKeeper
 from gain_apps.stop_request import StopRequest
+from gain_apps.stream_commands import carry_out, drain_commands
 from gain_apps.stream_config import NO_TRUTH, StreamConfig
 from gain_apps.stream_input import open_input
 from gain_apps.stream_loop import StreamLoop
+from gain_apps.stream_outputs import open_outputs
+from gain_apps.stream_page import make_board, open_page
 from gain_apps.summary import RunRecord
-from gain_apps.timeline import TimelineSink
+from gain_apps.thermal import ThermalWatch
+from gain_apps.watchdog import Watchdog
 from gain_core import __version__
 from gain_core.errors import GainError, StreamError
 from gain_runtime.adapter import Adapter
+from gain_runtime.adaptive_adapter import AdaptiveAdapter
+from gain_runtime.adaptive_artifact import load_adaptive
 from gain_runtime.artifact import load_artifact
-from gain_runtime.display_sink import DisplayAction, DisplaySink
+from gain_runtime.display_sink import DisplayAction
 from gain_runtime.frame import FrameSource
-from gain_runtime.jsonl_sink import JsonlSink
-from gain_runtime.open_session import open_session
+from gain_runtime.frame_health import FrameHealth
+from gain_runtime.open_session import open_adaptive_session, open_session
 from gain_runtime.reader import FrameReader
-from gain_runtime.video_sink import DEFAULT_RATE_HZ, VideoSink
+from gain_runtime.snapshots import SnapshotStore
+from gain_runtime.stream_adapter import StreamAdapter
 
 __all__ = ["run_stream"]
 
 logger = logging.getLogger(__name__)
-
-# Photos have no rate of their own; slow enough to look at.
-PHOTO_RATE_HZ = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +55,11 @@ class _Run:
     stop: StopRequest
     source: FrameSource
     reader: FrameReader
-    adapter: Adapter
+    adapter: StreamAdapter
     outputs: Outputs
+    keeper: SnapshotKeeper | None
     record: RunRecord
+    queue: CommandQueue
 
 
 def run_stream(
@@ -102,7 +109,40 @@ def run_stream(
 
 def _open(config: StreamConfig, stop: StopRequest, stack: ExitStack) -> _Run:
     """Open everything, what fails soonest first; `stack` closes it."""
-    artifact = load_artifact(config.model)
+    source, adapter = _open_adapter(config, stack)
+    keeper = _open_snapshots(config, adapter, stack)
+    adapter.warm_up(config.batch)
+    policy = config.sink_errors or ("drop" if source.info.live else "stop")
+    outputs = Outputs(drop_failing=policy == "drop")
+    stack.callback(_close_quietly, outputs)
+    on_action = _actions(adapter, config, stop, keeper=keeper)
+    open_outputs(outputs, source, config, on_action=on_action)
+    run = _Run(
+        config=config,
+        stop=stop,
+        source=source,
+        reader=stack.enter_context(FrameReader(source)),
+        adapter=adapter,
+        outputs=outputs,
+        keeper=keeper,
+        record=RunRecord(),
+        queue=CommandQueue(),
+    )
+    if config.serve is not None:
+        board = make_board(source, run.reader, adapter, record=run.record)
+        outputs.add("--serve", board, poll=board.poll)
+        stack.enter_context(open_page(config, board, source, queue=run.queue))
+    return run
+
+
+def _open_adapter(config: StreamConfig, stack: ExitStack) -> tuple[FrameSource, StreamAdapter]:
+    """The source, and what classifies its frames."""
+    if config.adaptive is not None:
+        baked = load_adaptive(config.adaptive)
+        source = stack.enter_context(open_input(config, baked))
+        graph = open_adaptive_session(baked, device=config.device, num_threads=config.threads)
+        return source, AdaptiveAdapter(stack.enter_context(graph), frozen=config.freeze)
+    artifact = load_artifact(config.model or "")
     source = stack.enter_context(open_input(config, artifact))
     session = stack.enter_context(
         open_session(artifact, device=config.device, num_threads=config.threads)
@@ -114,29 +154,62 @@ def _open(config: StreamConfig, stop: StopRequest, stack: ExitStack) -> _Run:
         warmup_frames=config.warm_up,
         frozen=config.freeze,
     )
+    return source, adapter
+
+
+def _open_snapshots(
+    config: StreamConfig, adapter: StreamAdapter, stack: ExitStack
+) -> SnapshotKeeper | None:
+    """Continue from where the last run or the file named for it stopped."""
+    keeper = None
+    if config.snapshots is not None:
+        keeper = SnapshotKeeper(
+            stack.enter_context(SnapshotStore(config.snapshots)),
+            adapter,
+            every_frames=config.snapshot_every,
+            every_s=config.snapshot_seconds,
+        )
+        if keeper.restore():
+            return keeper
     if config.state_in is not None:
         adapter.load_state(config.state_in)
-    adapter.warm_up(config.batch)
-    outputs = Outputs()
-    stack.callback(_close_quietly, outputs)
-    _open_outputs(outputs, source, config, on_action=_actions(adapter, config, stop))
-    return _Run(
-        config=config,
-        stop=stop,
-        source=source,
-        reader=stack.enter_context(FrameReader(source)),
-        adapter=adapter,
-        outputs=outputs,
-        record=RunRecord(),
-    )
+    return keeper
+
+
+def _between(run: _Run, watchdog: Watchdog | None) -> Callable[[], None]:
+    """What is done after every batch, and while there is none."""
+
+    thermal = ThermalWatch()
+
+    def act() -> None:
+        if watchdog is not None:
+            watchdog.beat()
+        thermal.tick()
+        drain_commands(
+            run.queue, run.adapter, run.stop, state_out=run.config.state_out, keeper=run.keeper
+        )
+        if run.keeper is not None:
+            run.keeper.tick()
+
+    return act
 
 
 def _drive(run: _Run, console: Console) -> list[GainError]:
     """Run the loop, then finish the outputs and the state whatever happened; what went wrong."""
     config = run.config
     failures: list[GainError] = []
+    live = run.source.info.live
+    check = live if config.check_frames is None else config.check_frames
+    watchdog, silence_s = None, None
+    if config.watchdog is not None:
+        watchdog = Watchdog(config.watchdog)
+        # A source that waits for its camera to come back is silent, and does not hang.
+        silence_s = config.watchdog + (config.reconnect if live else 0.0)
     try:
-        with RunProgress(run.record, console, total=config.max_frames) as progress:
+        with (
+            watchdog or nullcontext(),
+            RunProgress(run.record, console, total=config.max_frames) as progress,
+        ):
             loop = StreamLoop(
                 run.adapter,
                 run.outputs,
@@ -146,65 +219,57 @@ def _drive(run: _Run, console: Console) -> list[GainError]:
                 max_frames=config.max_frames,
                 top_k=config.top_k,
                 on_batch=progress.update,
+                between=_between(run, watchdog),
+                health=FrameHealth() if check else None,
+                silence_s=silence_s,
+                backpressure=Backpressure(lambda: run.reader.dropped) if live else None,
             )
             loop.run(run.reader)
     except GainError as err:
         failures.append(err)
     finally:
         # Also where a bug ends the loop: its traceback follows, the files are whole.
-        for finish in (run.outputs.close, lambda: _save_state(run)):
-            try:
-                finish()
-            except GainError as err:
-                failures.append(err)
+        failures += _finish(run)
     return failures
 
 
-def _open_outputs(
-    outputs: Outputs,
-    source: FrameSource,
-    config: StreamConfig,
-    *,
-    on_action: Callable[[DisplayAction], None],
-) -> None:
-    """Open every sink the settings ask for; those already open stay in `outputs`."""
-    info = source.info
-    overlay = Overlay(info, side_by_side=config.side_by_side)
-    if config.output is not None:
-        rate_hz = info.rate_hz or (DEFAULT_RATE_HZ if info.live else PHOTO_RATE_HZ)
-        video = VideoSink(config.output, render=overlay.render, rate_hz=rate_hz)
-        outputs.add("--output", PacedSink(video, rate_hz=rate_hz) if info.live else video)
-    if config.display:
-        window = DisplaySink("gain-stream", render=overlay.render, on_action=on_action)
-        outputs.add("--display", window, poll=window.poll)
-    if config.timeline is not None:
-        outputs.add("--timeline", TimelineSink(Path(config.timeline)))
-    # Last, because opening it empties an earlier file, and the others may yet fail to open.
-    if config.jsonl is not None:
-        outputs.add("--jsonl", JsonlSink(config.jsonl))
+def _finish(run: _Run) -> list[GainError]:
+    """Keep what was learned and complete the files; what went wrong."""
+    failures: list[GainError] = []
+    finishes: tuple[Callable[[], None], ...] = (
+        lambda: _last_snapshot(run),
+        run.outputs.close,
+        lambda: _save_state(run),
+    )
+    for finish in finishes:
+        try:
+            finish()
+        except GainError as err:
+            failures.append(err)
+    return failures
 
 
 def _actions(
-    adapter: Adapter, config: StreamConfig, stop: StopRequest
+    adapter: StreamAdapter,
+    config: StreamConfig,
+    stop: StopRequest,
+    /,
+    *,
+    keeper: SnapshotKeeper | None = None,
 ) -> Callable[[DisplayAction], None]:
     """What the window's keys do."""
 
     def act(action: DisplayAction) -> None:
-        if action == "quit":
-            stop.quit()
-        elif action == "reset":
-            adapter.reset()
-            logger.info("reset: back to the source")
-        elif action == "freeze":
-            (adapter.unfreeze if adapter.frozen else adapter.freeze)()
-            logger.info("frozen" if adapter.frozen else "learning again")
-        elif config.state_out is None:
-            logger.warning("nothing saved: name a file with --state-out")
-        else:
-            adapter.save_state(config.state_out)
-            logger.info("%s: saved", config.state_out)
+        command: Command = "unfreeze" if action == "freeze" and adapter.frozen else action
+        carry_out(command, adapter, stop, state_out=config.state_out, keeper=keeper)
 
     return act
+
+
+def _last_snapshot(run: _Run) -> None:
+    """Keep what was learned since the last snapshot."""
+    if run.keeper is not None:
+        run.keeper.tick(end=True)
 
 
 def _save_state(run: _Run) -> None:
@@ -229,10 +294,16 @@ def _nothing_classified(run: _Run) -> StreamError:
 def _summary(run: _Run) -> dict[str, Any]:
     """What `--json` prints."""
     config, record, artifact = run.config, run.record, run.adapter.artifact
+    record.reconnects = int(getattr(run.source, "reconnects", 0))
+    settings = config.to_dict() | {"gain": run.adapter.config.to_dict()}
+    if config.adaptive is not None:
+        settings |= dict.fromkeys(("preset", "update_every", "warm_up"))
     written = {
         "output": config.output,
         "jsonl": config.jsonl,
         "timeline": config.timeline,
+        "save_changed": config.save_changed,
+        "snapshots": config.snapshots,
     }
     if record.frames:
         written["state_out"] = config.state_out
@@ -249,7 +320,7 @@ def _summary(run: _Run) -> dict[str, Any]:
             "source": artifact.manifest.source,
         },
         "provider": run.adapter.provider,
-        "config": config.to_dict(),
+        "config": settings,
         "outputs": {name: path for name, path in written.items() if path is not None},
         "version": __version__,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +19,9 @@ from gain_runtime.result import FrameResult
 __all__ = ["RUN_STAGES", "RunRecord", "print_summary", "stage_percentiles"]
 
 RUN_STAGES = ("wait", *STAGES, "output")
-# Percentiles are over the last frames, so that a camera may run for months.
-STAGE_WINDOW = 65_536
+# Percentiles are over the last frames, so that a camera may run for months; few enough that the
+# windows are full before anybody looks at the memory.
+STAGE_WINDOW = 4096
 RATE_WINDOW_S = 2.0
 
 
@@ -34,6 +35,8 @@ class RunRecord:
 
     frames: int = 0
     rejected: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    reconnects: int = 0
     first_rejection: str | None = None
     changed: int = 0
     strength_sum: float = 0.0
@@ -81,6 +84,11 @@ class RunRecord:
                 condition=result.frame.condition,
             )
 
+    def note_fault(self, fault: str, /) -> bool:
+        """Count a frame that was predicted and not learned from; whether it is the first such."""
+        self.faults[fault] += 1
+        return self.faults[fault] == 1
+
     def reject(self, reason: str, /) -> bool:
         """Count a frame that could not be classified; whether it is the first."""
         self.rejected += 1
@@ -95,6 +103,8 @@ class RunRecord:
         return {
             "frames": self.frames,
             "rejected": self.rejected,
+            "not_learned": dict(self.faults),
+            "reconnects": self.reconnects,
             "seconds": round(self.seconds, 3),
             "rate_hz": round(self.rate_hz, 3),
             "changed_percent": None if count is None else 100.0 * self.changed / count,
@@ -148,6 +158,11 @@ def _run_table(summary: Mapping[str, Any]) -> Table:
         table.add_row("gain", f"{summary['gain_mean_nats']:.3f} nats on average")
     table.add_row("learned from", f"{summary['frames_learned']} frames in the state")
     artifact, config = summary["artifact"], summary["config"]
+    faults = ", ".join(f"{count} {fault}" for fault, count in summary["not_learned"].items())
+    if faults:
+        table.add_row("not learned from", faults)
+    if summary["reconnects"]:
+        table.add_row("reconnected", f"{summary['reconnects']} times")
     table.add_row("artifact", f"{artifact['path']} (sha256 {artifact['sha256'][:12]})")
     table.add_row("provider", summary["provider"])
     table.add_row("config", _settings(config))
@@ -164,7 +179,8 @@ def _settings(config: Mapping[str, Any]) -> str:
     parts = [f"{name} {config[name]}" for name in names if config[name] is not None]
     frozen = "frozen, " if config["freeze"] else ""
     half_life = f"half_life {config['gain']['half_life']}"
-    return f"{frozen}preset {config['preset']}, {half_life}, {', '.join(parts)}"
+    preset = "in the adaptive file" if config["adaptive"] else f"preset {config['preset']}"
+    return f"{frozen}{preset}, {half_life}, {', '.join(parts)}"
 
 
 def _score_table(truth: Mapping[str, Any]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,18 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import to_device
 
-from gain_core import Gain, GainConfig
+from gain_core import Gain, GainConfig, prepare_prototypes
 from gain_core._typing import Array
 from gain_core.errors import NumericsError
+from gain_runtime.adaptation_status import AdaptationStatus, status_of_state
 from gain_runtime.artifact import Artifact
 from gain_runtime.preprocess import Region, preprocess_batch
 from gain_runtime.session import Session
 from gain_runtime.state_file import load_state, save_state
 
 __all__ = ["STAGES", "AdaptedBatch", "Adapter"]
+
+logger = logging.getLogger(__name__)
 
 # What a batch passes through here, in this order; keys of `AdaptedBatch.stage_ns`.
 STAGES = ("preprocess", "forward", "adapt")
@@ -87,12 +91,17 @@ class Adapter:
         frozen: bool = False,
     ) -> None:
         self._session = session
-        self._gain = Gain(
-            session.artifact.head_weight,
+        artifact = session.artifact
+        self._prototypes = prepare_prototypes(
+            artifact.head_weight,
             config,
-            update_every=update_every,
-            warmup_frames=warmup_frames,
+            bias=artifact.head_bias,
+            mean_logits=artifact.mean_logits,
         )
+        self._gain = Gain(
+            self._prototypes, config, update_every=update_every, warmup_frames=warmup_frames
+        )
+        self._trips = 0
         if frozen:
             self._gain.freeze()
 
@@ -127,6 +136,7 @@ class Adapter:
         /,
         *,
         regions: Sequence[Region | None] | None = None,
+        learn: bool = True,
     ) -> AdaptedBatch:
         """Predict a batch of frames, then learn from it.
 
@@ -136,6 +146,8 @@ class Adapter:
             Sizes may differ.
         regions : sequence of B regions or None, optional
             The part of each image to classify.
+        learn : bool, optional
+            Whether the batch may change the state; a frame of a covered lens is predicted only.
 
         Returns
         -------
@@ -157,8 +169,10 @@ class Adapter:
         features, logits = self._session.infer(pixel_values)
         inferred = perf_counter_ns()
         prediction = self._gain.predict(features, logits)
-        # Learns nothing from a prediction that is not finite, on any device.
-        self._gain.update(features, prediction)
+        if learn:
+            # Learns nothing from a prediction that is not finite, on any device.
+            self._gain.update(features, prediction)
+            self._report_trips()
         if not _to_host(prediction.finite):
             raise NumericsError(
                 f"{self.artifact.path}: features, logits: expected finite values, got NaN or "
@@ -198,6 +212,12 @@ class Adapter:
         shape = (batch_size, 3, size.height_px, size.width_px)
         self._session.infer(np.zeros(shape, dtype=np.float32))
 
+    def status(self) -> AdaptationStatus:
+        """What the adaptation is doing; copies a few numbers to the host."""
+        return status_of_state(
+            self._gain.state, frames=self._gain.frames, guarded=self.config.guard
+        )
+
     def reset(self) -> None:
         """Return to the source: nothing learned, nothing pending."""
         self._gain.reset()
@@ -210,20 +230,24 @@ class Adapter:
         """Learn again."""
         self._gain.unfreeze()
 
-    def save_state(self, path: str | Path, /) -> None:
-        """Learn from the pending frames, then write the state, whole or not at all.
+    def save_state(self, path: str | Path, /, *, flush: bool = True) -> None:
+        """Write the state, whole or not at all.
 
         Parameters
         ----------
         path : str or Path
             Replaced if it exists.
+        flush : bool, optional
+            Learn from the pending frames first. A snapshot does not, so that taking one changes no
+            later prediction.
 
         Raises
         ------
         ArtifactError
             If it cannot be written or holds NaN or infinity.
         """
-        self._gain.flush()
+        if flush:
+            self._gain.flush()
         save_state(
             path,
             self._gain.state,
@@ -249,11 +273,27 @@ class Adapter:
         """
         loaded = load_state(
             path,
-            prototypes=self.artifact.head_weight,
+            prototypes=self._prototypes,
             config=self.config,
             artifact_sha256=self.artifact.sha256,
         )
         self._gain.load_state(loaded.state, frames=loaded.frames)
+
+    def _report_trips(self) -> None:
+        """Say once that the guard has tripped; a human may want to know why."""
+        trips = self._gain.guard_trips
+        if trips is None:
+            return
+        count = int(_to_host(trips))
+        if count > self._trips:
+            hold = self.status().guard_hold_frames
+            logger.warning(
+                "guard: the adapted prediction left what the source knows; everything learned was "
+                "dropped, the source answers for %d frames (trip %d)",
+                hold,
+                count,
+            )
+        self._trips = count
 
 
 def _to_host(array: Array) -> npt.NDArray[Any]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gain_core import GainConfig
 from gain_core.errors import ArtifactError
+from gain_runtime.adaptation_status import AdaptationStatus, status_of_state
 from gain_runtime.adapter import STAGES, AdaptedBatch
 from gain_runtime.adaptive_artifact import AdaptiveArtifact
 from gain_runtime.adaptive_session import AdaptiveSession
@@ -77,6 +78,7 @@ class AdaptiveAdapter:
         /,
         *,
         regions: Sequence[Region | None] | None = None,
+        learn: bool = True,
     ) -> AdaptedBatch:
         """Predict a batch of frames, then learn from it.
 
@@ -86,6 +88,8 @@ class AdaptiveAdapter:
             Sizes may differ.
         regions : sequence of B regions or None, optional
             The part of each image to classify.
+        learn : bool, optional
+            Whether the batch may change the state; a frame of a covered lens is predicted only.
 
         Returns
         -------
@@ -104,7 +108,8 @@ class AdaptiveAdapter:
         started = perf_counter_ns()
         pixel_values = preprocess_batch(images, self.artifact.manifest.preprocess, regions=regions)
         prepared = perf_counter_ns()
-        prediction = self._session.step(pixel_values)
+        run = self._session.step if learn else self._session.predict
+        prediction = run(pixel_values)
         finished = perf_counter_ns()
         times = (prepared - started, finished - prepared, 0)
         source_log_probs = np.asarray(prediction.source_log_probs)
@@ -135,6 +140,11 @@ class AdaptiveAdapter:
         shape = (batch_size, 3, size.height_px, size.width_px)
         self._session.predict(np.zeros(shape, dtype=np.float32))
 
+    def status(self) -> AdaptationStatus:
+        """What the adaptation is doing; copies the state's sums to the host."""
+        session = self._session
+        return status_of_state(session.state, frames=session.frames, guarded=self.config.guard)
+
     def reset(self) -> None:
         """Return to the source: nothing learned, nothing pending."""
         self._session.reset()
@@ -147,20 +157,24 @@ class AdaptiveAdapter:
         """Learn again."""
         self._session.unfreeze()
 
-    def save_state(self, path: str | Path, /) -> None:
-        """Learn from the pending frames, then write the state, whole or not at all.
+    def save_state(self, path: str | Path, /, *, flush: bool = True) -> None:
+        """Write the state, whole or not at all.
 
         Parameters
         ----------
         path : str or Path
             Replaced if it exists. An `Adapter` on the original artifact reads it as well.
+        flush : bool, optional
+            Learn from the pending frames first. A snapshot does not, so that taking one changes no
+            later prediction.
 
         Raises
         ------
         ArtifactError
             If it cannot be written or holds NaN or infinity.
         """
-        self._session.flush()
+        if flush:
+            self._session.flush()
         save_state(
             path,
             self._session.state,
@@ -186,7 +200,7 @@ class AdaptiveAdapter:
         """
         loaded = load_state(
             path,
-            prototypes=self.artifact.head_weight,
+            prototypes=self.artifact.prototypes,
             config=self.config,
             artifact_sha256=self.artifact.artifact_sha256,
         )

@@ -98,7 +98,11 @@ class CameraSource:
     Parameters
     ----------
     target : str
-        Device index in digits, device path or URL.
+        Device index in digits, device path, URL or GStreamer pipeline.
+    shown : str or None
+        What messages call it; None makes it from the target, without credentials.
+    is_pipeline : bool
+        Whether `target` is a GStreamer pipeline.
     request : CameraRequest
     capture : callable
         Opens the capture; `cv2.VideoCapture` unless replaced.
@@ -114,14 +118,18 @@ class CameraSource:
         target: str,
         /,
         *,
+        shown: str | None = None,
+        is_pipeline: bool = False,
         request: CameraRequest | None = None,
         capture: CaptureFactory = open_capture,
     ) -> None:
         self._request = request or CameraRequest()
-        self._is_network = "://" in target
-        self._source_id = redact(target) if not target.isdigit() else f"camera {target}"
+        self._is_pipeline = is_pipeline
+        self._is_network = not is_pipeline and "://" in target
+        name = redact(target) if not target.isdigit() else f"camera {target}"
+        self._source_id = name if shown is None else shown
         opened = self._open(target, capture)
-        if not self._is_network:
+        if not self._is_network and not is_pipeline:
             self._ask(opened)
         self._capture = GuardedCapture(opened)
         self._skipped = 0
@@ -169,7 +177,9 @@ class CameraSource:
         self.close()
 
     def _open(self, target: str, factory: CaptureFactory) -> Capture:
-        if self._is_network:
+        if self._is_pipeline:
+            opened = factory(target, cv2.CAP_GSTREAMER, ())
+        elif self._is_network:
             opened = factory(target, cv2.CAP_FFMPEG, NETWORK_SETTINGS)
         else:
             backend = cv2.CAP_V4L2 if sys.platform.startswith("linux") else cv2.CAP_ANY
@@ -177,7 +187,10 @@ class CameraSource:
         if opened.isOpened():
             return opened
         opened.release()
-        reason = _network_hint() if self._is_network else _device_hint(target)
+        if self._is_pipeline:
+            reason = _pipeline_hint()
+        else:
+            reason = _network_hint() if self._is_network else _device_hint(target)
         raise StreamError(f"{self._source_id}: cannot be opened; {reason}")
 
     def _ask(self, opened: Capture) -> None:
@@ -258,6 +271,16 @@ def _device_hint(target: str) -> str:
         return f"{path} exists, so another program may hold it, or it is no capture device"
     known = sorted(str(node) for node in Path("/dev").glob("video*"))
     return f"no device {path}; devices here: {', '.join(known) or 'none'}"
+
+
+def _pipeline_hint() -> str:
+    """Why a pipeline may not open."""
+    if not cv2.videoio_registry.hasBackend(cv2.CAP_GSTREAMER):
+        return (
+            f"this OpenCV ({cv2.__version__}) was built without GStreamer, as the wheels from PyPI "
+            "are; use the system's (python3-opencv, JetPack's), see docs/opencv.md"
+        )
+    return "try the same pipeline with gst-launch-1.0, fakesink in place of appsink"
 
 
 def _network_hint() -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from gain_core.errors import BackendUnavailableError, ConfigError, EngineError
 from gain_runtime.artifact import Artifact, load_artifact
 from gain_runtime.session import Session
 
-__all__ = ["Device", "open_session"]
+if TYPE_CHECKING:
+    from gain_runtime.adaptive_artifact import AdaptiveArtifact
+    from gain_runtime.adaptive_session import AdaptiveSession
+
+__all__ = ["Device", "open_adaptive_session", "open_session"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +55,7 @@ def open_session(
     EngineError
         If the graph cannot be loaded.
     """
-    if device not in get_args(Device):
-        raise ConfigError(f"device: expected {', '.join(get_args(Device))}, got {device!r}")
+    _check_device(device)
     # Imported late, so that command lines can show their help without ONNX Runtime.
     from gain_runtime.onnx_session import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
 
@@ -68,3 +71,49 @@ def open_session(
             return session
     provider = CUDA_PROVIDER if device == "cuda" else CPU_PROVIDER
     return OnnxSession(artifact, provider=provider, num_threads=num_threads)
+
+
+def open_adaptive_session(
+    artifact: AdaptiveArtifact, /, *, device: Device = "cpu", num_threads: int | None = None
+) -> AdaptiveSession:
+    """Open an adaptive file on a device.
+
+    Parameters
+    ----------
+    artifact : AdaptiveArtifact
+    device : {"cpu", "cuda", "auto"}, optional
+        As for `open_session`; `auto` takes the GPU where the graph loads on it.
+    num_threads : int, optional
+        CPU threads within one operator; None lets the library choose.
+
+    Returns
+    -------
+    AdaptiveSession
+        Close it, or use it as a context manager.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If the device cannot be used.
+    ConfigError
+        If the device is unknown or `num_threads` is below 1.
+    EngineError
+        If the graph cannot be loaded.
+    """
+    _check_device(device)
+    from gain_runtime.adaptive_session import AdaptiveSession
+    from gain_runtime.onnx_session import CPU_PROVIDER, CUDA_PROVIDER
+
+    if device == "auto":
+        try:
+            return AdaptiveSession(artifact, provider=CUDA_PROVIDER, num_threads=num_threads)
+        except (BackendUnavailableError, EngineError) as err:
+            logger.info("auto: the GPU is not used: %s", err)
+    provider = CUDA_PROVIDER if device == "cuda" else CPU_PROVIDER
+    return AdaptiveSession(artifact, provider=provider, num_threads=num_threads)
+
+
+def _check_device(device: str) -> None:
+    """The name is one of `Device`."""
+    if device not in get_args(Device):
+        raise ConfigError(f"device: expected {', '.join(get_args(Device))}, got {device!r}")

@@ -22,7 +22,8 @@ Policy = Literal["block", "drop_oldest"]
 # Every wait ends after this long to look at the stop event, so nothing can hang on a lost signal
 # between threads; notifications make the ordinary case immediate.
 POLL_S = 0.1
-JOIN_S = 5.0
+# A stop shall take less than two seconds, also where a camera hangs.
+JOIN_S = 1.0
 
 Self = TypeVar("Self", bound="FrameReader")
 

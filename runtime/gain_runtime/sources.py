@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -14,6 +16,8 @@ from gain_runtime.frame import FrameSource
 from gain_runtime.image_file import IMAGE_SUFFIXES
 from gain_runtime.image_source import open_folder, open_glob, open_image
 from gain_runtime.pattern_source import open_pattern
+from gain_runtime.pipe_source import PipeSource
+from gain_runtime.reconnecting_source import ReconnectingSource
 from gain_runtime.uri import SourceUri, parse_uri
 from gain_runtime.video_source import VideoSource
 
@@ -34,6 +38,7 @@ def open_source(
     shuffle: bool = False,
     classes: ClassList | None = None,
     camera: CameraRequest | None = None,
+    patience_s: float = 0.0,
 ) -> FrameSource:
     """Open a source of frames.
 
@@ -41,7 +46,8 @@ def open_source(
     ----------
     uri : str
         A video file, an image, a folder or glob of images, a camera (`0`, `/dev/video0`,
-        `v4l2:///dev/video0`), `rtsp://`, `http(s)://` or `test://NAME?key=value`.
+        `v4l2:///dev/video0`, `csi://0`), a GStreamer pipeline, `rtsp://`, `http(s)://`, `-` for
+        JPEGs on standard input, or `test://NAME?key=value`.
     schemes : mapping of str to callable
         More names after `test://`, each with a factory `(params, seed) -> FrameSource`.
     seed : int
@@ -52,6 +58,8 @@ def open_source(
         Gives the truth of photos by file or folder name; None uses a `classes.tsv` beside them.
     camera : CameraRequest or None
         What to ask cameras and live streams for.
+    patience_s : float
+        Seconds for which the lost signal of a camera or live stream is waited for.
 
     Returns
     -------
@@ -70,12 +78,24 @@ def open_source(
     parsed = parse_uri(uri)
     if parsed.kind == "test":
         return _open_test(parsed, schemes or {}, seed=seed)
-    if parsed.kind == "camera":
-        return CameraSource(parsed.target, request=camera)
-    if parsed.kind == "network":
-        if _is_recording(parsed.target):
-            return VideoSource(parsed.target)
-        return CameraSource(parsed.target, request=camera)
+    if parsed.kind == "network" and _is_recording(parsed.target):
+        return VideoSource(parsed.target)
+    if parsed.kind in ("camera", "network", "pipeline"):
+
+        def open_camera() -> FrameSource:
+            return CameraSource(
+                parsed.target,
+                shown=parsed.shown,
+                is_pipeline=parsed.kind == "pipeline",
+                request=camera,
+            )
+
+        if patience_s > 0.0:
+            return ReconnectingSource(open_camera, patience_s=patience_s)
+        return open_camera()
+    if parsed.kind == "pipe":
+        # Unbuffered: a thread that waits in a buffered read at exit would abort the process.
+        return PipeSource(FileIO(sys.stdin.fileno(), closefd=False))
     shuffle_seed = seed if shuffle else None
     if parsed.kind == "glob":
         return open_glob(parsed.target, classes=classes, shuffle_seed=shuffle_seed)

@@ -15,7 +15,14 @@ from array_api_compat import array_namespace, device, to_device
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from gain_core import GainConfig, GainState, __version__, state_from_arrays, state_to_arrays
+from gain_core import (
+    GainConfig,
+    GainState,
+    Prototypes,
+    __version__,
+    state_from_arrays,
+    state_to_arrays,
+)
 from gain_core._typing import Array
 from gain_core.errors import ArrayError, ArtifactError, ConfigError
 from gain_runtime.atomic_file import write_atomically
@@ -95,7 +102,7 @@ def load_state(
     path: str | Path,
     /,
     *,
-    prototypes: Array,
+    prototypes: Array | Prototypes,
     config: GainConfig,
     artifact_sha256: str,
 ) -> LoadedState:
@@ -105,7 +112,7 @@ def load_state(
     ----------
     path : str or Path
         Written by `save_state`.
-    prototypes : array, (K, D) floating
+    prototypes : array, (K, D) floating, or Prototypes
         Rows of the artifact's head; the state's arrays come to their library and device.
     config : GainConfig
         The config in use.
@@ -204,10 +211,13 @@ def _check_config(saved: Mapping[str, object], expected: Mapping[str, object], p
         )
 
 
-def _rebuild(arrays: HostArrays, prototypes: Array, config: GainConfig, *, path: Path) -> GainState:
+def _rebuild(
+    arrays: HostArrays, prototypes: Array | Prototypes, config: GainConfig, *, path: Path
+) -> GainState:
     """The state, on the prototypes' device."""
-    xp = array_namespace(prototypes)
-    place = device(prototypes)
+    rows = prototypes.centered if isinstance(prototypes, Prototypes) else prototypes
+    xp = array_namespace(rows)
+    place = device(rows)
     moved = {name: xp.asarray(array, device=place) for name, array in arrays.items()}
     try:
         return state_from_arrays(moved, prototypes=prototypes, config=config)

@@ -10,14 +10,16 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gain_core.errors import ConfigError
+from gain_runtime.csi_camera import CsiParams, csi_pipeline
 
 __all__ = ["SourceKind", "SourceUri", "has_magic", "parse_uri", "record_from_params", "redact"]
 
-SourceKind = Literal["camera", "network", "path", "glob", "test"]
+SourceKind = Literal["camera", "network", "pipeline", "pipe", "path", "glob", "test"]
 NETWORK_SCHEMES = ("rtsp", "rtsps", "http", "https")
 GRAMMAR = (
     "a file, a folder, a glob ('photos/*.jpg'), a camera index (0), /dev/video0, "
-    "v4l2:///dev/video0, rtsp://, rtsps://, http://, https://, file:// or test://NAME"
+    "v4l2:///dev/video0, csi://0, rtsp://, rtsps://, http://, https://, a GStreamer pipeline that "
+    "ends in appsink, file://, - (JPEGs on stdin) or test://NAME"
 )
 # One-letter schemes are Windows drives (C:\clip.mp4).
 SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -26,6 +28,14 @@ SECRET_PARAM = re.compile(
     r"|(?:access_?|auth_?)?token|auth|secret|sig(?:nature)?)=)[^&;#]*",
     re.IGNORECASE,
 )
+# Properties of GStreamer's elements.
+SECRET_PROPERTY = re.compile(
+    r"""\b((?:[a-z]+-)*(?:user(?:-id)?|pw|password|passwd|token|secret|key)\s*=\s*)"""
+    r"""(?:\([a-z0-9]+\)\s*)?("[^"]*"|'[^']*'|[^\s!]+)""",
+    re.IGNORECASE,
+)
+LINK = " ! "
+STDIN = "-"
 HIDDEN = "***"
 
 Record = TypeVar("Record")
@@ -38,8 +48,9 @@ class SourceUri:
     Attributes
     ----------
     kind : str
-        `camera` (a local device), `network` (a live stream or a recording behind a URL), `path`
-        (a file or folder), `glob` or `test` (frames made by code).
+        `camera` (a local device), `network` (a live stream or a recording behind a URL),
+        `pipeline` (GStreamer's), `pipe` (standard input), `path` (a file or folder), `glob` or
+        `test` (frames made by code).
     target : str
         What to open: the path, pattern, device path or index, the full URL, or the name after
         `test://`. May hold credentials; never print it.
@@ -60,7 +71,8 @@ def redact(uri: str, /) -> str:
 
     Everything between `://` and the last `@` is hidden, so that a password that holds `@`, `/` or
     `?` unescaped does not leak; the values of query parameters named like credentials too.
-    `test://` and plain paths are returned as they are.
+    A GStreamer pipeline loses what lies between its first `://` and its last `@`, and properties
+    named like credentials. `test://` and plain paths are returned as they are.
 
     Parameters
     ----------
@@ -71,6 +83,10 @@ def redact(uri: str, /) -> str:
     str
     """
     match = SCHEME.match(uri)
+    if match is None and LINK in uri:
+        uri = re.sub(r"(://).*@", rf"\1{HIDDEN}@", uri, flags=re.DOTALL)
+        uri = SECRET_PARAM.sub(rf"\g<1>{HIDDEN}", uri)
+        return SECRET_PROPERTY.sub(rf"\g<1>{HIDDEN}", uri)
     if match is None or match.group(1).lower() in ("test", "file", "v4l2"):
         return uri
     head, rest = uri[: match.end()], uri[match.end() :]
@@ -104,6 +120,10 @@ def parse_uri(uri: str, /) -> SourceUri:
         If the URI is empty, of an unknown scheme or malformed.
     """
     text = uri.strip()
+    if "\0" in text:
+        raise ConfigError(f"source: expected {GRAMMAR}, got a NUL character in it")
+    if text == STDIN:
+        return SourceUri(kind="pipe", target=text, shown="stdin")
     if not text:
         raise ConfigError(f"source: expected {GRAMMAR}, got an empty string")
     match = SCHEME.match(text)
@@ -111,11 +131,36 @@ def parse_uri(uri: str, /) -> SourceUri:
         return _parse_scheme(match.group(1).lower(), text)
     if text.isascii() and text.isdigit():
         return SourceUri(kind="camera", target=str(int(text)), shown=f"camera {int(text)}")
+    if LINK in text and not _exists(text):
+        if not text.rpartition(LINK)[2].startswith("appsink"):
+            raise ConfigError(
+                f"{redact(text)}: expected a pipeline that ends in appsink; "
+                "add ' ! videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1'"
+            )
+        return SourceUri(kind="pipeline", target=text, shown=redact(text))
     if text.startswith("/dev/"):
         return SourceUri(kind="camera", target=text, shown=text)
-    if has_magic(text) and not Path(text).exists():
+    if has_magic(text) and not _exists(text):
         return SourceUri(kind="glob", target=text, shown=text)
     return SourceUri(kind="path", target=text, shown=text)
+
+
+def _exists(text: str) -> bool:
+    """Whether a path exists; one that no file system takes does not."""
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _parse_csi(rest: str, shown: str) -> SourceUri:
+    """`csi://SENSOR?width=1280&...` as the pipeline it stands for."""
+    sensor, _, query = rest.partition("?")
+    if not (sensor.isascii() and sensor.isdigit() and len(sensor) <= 3):
+        raise ConfigError(f"{shown}: expected csi://NUMBER such as csi://0?width=1280&height=720")
+    params = record_from_params(CsiParams, _params(query, shown), owner=f"csi://{sensor}")
+    target = csi_pipeline(int(sensor), params)
+    return SourceUri(kind="pipeline", target=target, shown=f"csi://{int(sensor)}")
 
 
 def _parse_scheme(scheme: str, text: str) -> SourceUri:
@@ -127,11 +172,16 @@ def _parse_scheme(scheme: str, text: str) -> SourceUri:
         return SourceUri(kind="network", target=text, shown=shown)
     rest = text[len(scheme) + 3 :]
     if scheme == "file":
-        return SourceUri(kind="path", target=unquote(rest.removeprefix("localhost")), shown=text)
+        path = unquote(rest.removeprefix("localhost"))
+        if not path or "\0" in path:
+            raise ConfigError(f"{shown}: expected file:///PATH")
+        return SourceUri(kind="path", target=path, shown=text)
     if scheme == "v4l2":
         if not rest.startswith("/dev/"):
             raise ConfigError(f"{shown}: expected v4l2:///dev/NAME (three slashes)")
         return SourceUri(kind="camera", target=rest, shown=rest)
+    if scheme == "csi":
+        return _parse_csi(rest, shown)
     if scheme == "test":
         name, _, query = rest.partition("?")
         return SourceUri(

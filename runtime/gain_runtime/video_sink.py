@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ArrayError, StreamError
+from gain_runtime.av_writer import AV_CODEC, AvWriter
 from gain_runtime.opencv_capture import (
     check_encodable,
     open_capture,
@@ -31,13 +32,13 @@ logger = logging.getLogger(__name__)
 Render = Callable[[FrameResult], npt.NDArray[np.uint8]]
 
 DEFAULT_RATE_HZ = 30.0
-# H.264 plays everywhere, but the wheels from PyPI have no encoder for it; MPEG-4 part 2 is always
-# there. VP9 would play in browsers and takes 40 times as long.
+# H.264 plays everywhere, but OpenCV's wheels from PyPI have no encoder for it: PyAV has (extra:
+# video). MPEG-4 part 2 is always there. VP9 would play in browsers and takes 40 times as long.
 CODECS = {
-    ".mp4": ("avc1", "mp4v"),
-    ".m4v": ("avc1", "mp4v"),
-    ".mov": ("avc1", "mp4v"),
-    ".mkv": ("H264", "mp4v"),
+    ".mp4": (AV_CODEC, "avc1", "mp4v"),
+    ".m4v": (AV_CODEC, "avc1", "mp4v"),
+    ".mov": (AV_CODEC, "avc1", "mp4v"),
+    ".mkv": (AV_CODEC, "H264", "mp4v"),
     ".avi": ("XVID", "MJPG"),
 }
 PROBE_SIZE = (320, 240)
@@ -239,7 +240,9 @@ def _usable(codecs: Sequence[str], probe: Path, *, rate_hz: float) -> tuple[str,
 
 
 def _open_writer(path: Path, codec: str, *, rate_hz: float, size: tuple[int, int]) -> Any:
-    """Open `cv2.VideoWriter`, with FFmpeg where this OpenCV has it."""
+    """Open `cv2.VideoWriter`, with FFmpeg where this OpenCV has it, or PyAV for its codec."""
+    if codec == AV_CODEC:
+        return AvWriter(path, rate_hz=rate_hz, size=size)
     has_ffmpeg = cv2.videoio_registry.hasBackend(cv2.CAP_FFMPEG)
     backend = cv2.CAP_FFMPEG if has_ffmpeg else cv2.CAP_ANY
     with quiet_opencv():

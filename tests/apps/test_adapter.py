@@ -10,13 +10,14 @@ import onnx
 import pytest
 from safetensors.numpy import load_file
 
-from gain_core import Gain, GainConfig
+from gain_core import PRESETS, Gain, GainConfig
 from gain_core.errors import ArrayError, NumericsError
 from gain_runtime.adapter import STAGES, Adapter
 from gain_runtime.open_session import open_session
 from gain_runtime.preprocess import preprocess_batch
 
-CONFIG = GainConfig.preset("tracked")
+CONFIG = GainConfig()
+PRESET_CONFIGS = [pytest.param(config, id=name) for name, config in PRESETS.items()]
 
 
 def photos(count: int) -> list[np.ndarray]:
@@ -32,12 +33,15 @@ def assert_same_state(first: Path, second: Path) -> None:
         np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
+@pytest.mark.parametrize("config", PRESET_CONFIGS)
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_step_is_the_session_and_gain_by_hand(artifact_path: Path, batch_size: int) -> None:
+def test_step_is_the_session_and_gain_by_hand(
+    artifact_path: Path, batch_size: int, config: GainConfig
+) -> None:
     images = photos(6)
     with open_session(artifact_path, num_threads=1) as session:
-        adapter = Adapter(session, CONFIG)
-        gain = Gain(session.artifact.head_weight, CONFIG)
+        adapter = Adapter(session, config)
+        gain = Gain(session.artifact.head_weight, config)
         for start in range(0, 6, batch_size):
             batch = images[start : start + batch_size]
             got = adapter.step(batch)
@@ -60,9 +64,10 @@ def test_regions_are_cut_out_before_the_network_sees_them(artifact_path: Path) -
     assert not np.array_equal(region.probs, whole.probs)
 
 
-def test_a_frozen_adapter_is_the_source(artifact_path: Path) -> None:
+@pytest.mark.parametrize("config", PRESET_CONFIGS)
+def test_a_frozen_adapter_is_the_source(artifact_path: Path, config: GainConfig) -> None:
     with open_session(artifact_path, num_threads=1) as session:
-        adapter = Adapter(session, CONFIG, frozen=True)
+        adapter = Adapter(session, config, frozen=True)
         for image in photos(5):
             batch = adapter.step([image])
             np.testing.assert_array_equal(batch.probs, batch.source_probs)
@@ -83,12 +88,13 @@ def test_stage_times_add_up_to_less_than_the_call(artifact_path: Path) -> None:
     assert sum(batch.stage_ns.values()) <= elapsed
 
 
+@pytest.mark.parametrize("config", PRESET_CONFIGS)
 def test_nan_from_the_network_leaves_the_state_untouched(
-    nan_artifact_path: Path, tmp_path: Path
+    nan_artifact_path: Path, tmp_path: Path, config: GainConfig
 ) -> None:
     black = np.zeros((20, 20, 3), dtype=np.uint8)
     with open_session(nan_artifact_path, num_threads=1) as session:
-        adapter = Adapter(session, CONFIG)
+        adapter = Adapter(session, config)
         for image in photos(3):
             adapter.step([image])
         adapter.save_state(tmp_path / "before")
@@ -110,18 +116,19 @@ def test_the_warm_up_finds_out_a_fixed_batch_size(artifact_path: Path, tmp_path:
             adapter.warm_up(3)
 
 
+@pytest.mark.parametrize("config", PRESET_CONFIGS)
 @pytest.mark.parametrize("update_every", [1, 2, 4])
 def test_a_saved_state_continues_bit_for_bit(
-    artifact_path: Path, tmp_path: Path, update_every: int
+    artifact_path: Path, tmp_path: Path, update_every: int, config: GainConfig
 ) -> None:
     images = photos(12)
     with open_session(artifact_path, num_threads=1) as session:
-        whole = Adapter(session, CONFIG, update_every=update_every)
+        whole = Adapter(session, config, update_every=update_every)
         expected = [whole.step([image]).probs for image in images]
-        first = Adapter(session, CONFIG, update_every=update_every)
+        first = Adapter(session, config, update_every=update_every)
         got = [first.step([image]).probs for image in images[:8]]
         first.save_state(tmp_path / "state")
-        second = Adapter(session, CONFIG, update_every=update_every)
+        second = Adapter(session, config, update_every=update_every)
         second.load_state(tmp_path / "state")
         assert second.frames == 8
         got += [second.step([image]).probs for image in images[8:]]
@@ -141,10 +148,11 @@ def test_saving_learns_from_pending_frames_first(artifact_path: Path, tmp_path: 
         assert adapter.frames == 3
 
 
-def test_reset_and_unfreeze(artifact_path: Path) -> None:
+@pytest.mark.parametrize("config", PRESET_CONFIGS)
+def test_reset_and_unfreeze(artifact_path: Path, config: GainConfig) -> None:
     image = photos(1)[0]
     with open_session(artifact_path, num_threads=1) as session:
-        adapter = Adapter(session, CONFIG)
+        adapter = Adapter(session, config)
         fresh = adapter.step([image]).probs
         for other in photos(4):
             adapter.step([other])

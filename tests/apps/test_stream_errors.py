@@ -141,6 +141,17 @@ def test_bad_input(
         pytest.param(["--state-in", "absent"], "expected a state file, found no such", id="state"),
         pytest.param(["--truth", "absent"], "--truth absent: cannot be read", id="truth"),
         pytest.param(["--config", "absent"], "--config absent: cannot be read", id="config"),
+        pytest.param(["--camera-size", "big"], "expected WIDTHxHEIGHT", id="camera size"),
+        pytest.param(["--camera-size", "0x9"], "width_px: expected at least 1", id="no width"),
+        pytest.param(["--camera-rate", "0"], "rate_hz: expected (0, 1000]", id="camera rate"),
+        pytest.param(["--camera-format", "JPEG2"], "expected 4 characters", id="camera format"),
+        pytest.param(["--watchdog", "0"], "--watchdog: expected seconds above 0", id="watchdog"),
+        pytest.param(["--reconnect", "-1"], "--reconnect: expected at least 0", id="reconnect"),
+        pytest.param(["--reconnect", "nan"], "--reconnect: expected at least 0", id="nan"),
+        pytest.param(["--snapshot-every", "0"], "--snapshot-every: expected at", id="snapshots"),
+        pytest.param(["--sink-errors", "hope"], "expected one of stop, drop", id="sink policy"),
+        pytest.param(["--webhook", "ftp://h/"], "--webhook: expected http://", id="webhook"),
+        pytest.param(["--mqtt", "mqtt://h"], "--mqtt: expected mqtt://HOST", id="mqtt"),
     ],
 )
 def test_bad_settings(
@@ -326,7 +337,7 @@ def test_a_failing_sink_leaves_the_others_whole(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gain_apps.stream_run.JsonlSink", FailingSink)
+    monkeypatch.setattr("gain_apps.stream_outputs.JsonlSink", FailingSink)
     rows, video, state = tmp_path / "rows", tmp_path / "out.mp4", tmp_path / "state"
     flags = ["--jsonl", rows, "--output", video, "--state-out", state]
     message = fail(clip_path, "--model", artifact_path, *flags)

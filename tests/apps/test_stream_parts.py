@@ -134,6 +134,26 @@ def test_a_live_video_keeps_its_speed() -> None:
     assert inner.closed == 1
 
 
+def test_a_file_whose_rate_varies_keeps_its_speed() -> None:
+    sink = RecordingSink()
+    paced = PacedSink(sink, rate_hz=25.0)
+    # 25 Hz in whole milliseconds, a second of 12.5 Hz, then a pair closer than one period.
+    stamps_ms = [0, 40, 80, 120, 200, 280, 360, 400, 405, 440]
+    for index, stamp_ms in enumerate(stamps_ms):
+        paced.write(make_result(index, timestamp_ns=stamp_ms * 10**6))
+    assert sink.indices == [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 9]
+
+
+@pytest.mark.parametrize("rate_hz", [12.0, 23.976, 24.0, 29.97, 30.0, 59.94])
+def test_a_constant_rate_loses_and_repeats_nothing(rate_hz: float) -> None:
+    sink = RecordingSink()
+    paced = PacedSink(sink, rate_hz=rate_hz)
+    for index in range(500):
+        stamp_ms = round(1e3 * index / rate_hz)
+        paced.write(make_result(index, timestamp_ns=stamp_ms * 10**6))
+    assert sink.indices == list(range(500))
+
+
 def test_percentiles_are_per_stage() -> None:
     times = {"wait": deque(range(101)), "output": deque()}
     assert stage_percentiles(times) == {"wait": {"p50": 50.0, "p90": 90.0}}
@@ -221,7 +241,7 @@ def test_frames_before_a_lost_signal_are_all_classified() -> None:
     sizes: list[int] = []
     probs = np.full((2, 2), 0.5, dtype=np.float32)
 
-    def step(images: list, regions: list) -> SimpleNamespace:
+    def step(images: list, regions: list, learn: bool) -> SimpleNamespace:
         sizes.append(len(images))
         return SimpleNamespace(
             source_probs=probs,

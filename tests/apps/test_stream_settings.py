@@ -113,7 +113,9 @@ def test_a_file_alone_runs_a_stream(
 def test_a_state_continues_as_one_run_would(
     run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path, flags_used: list[str]
 ) -> None:
-    use = ["--model", artifact_path, "--warm-up", "1", *flags_used]
+    # The preset whose prediction moves from the first frames on.
+    preset = ["--preset", "balanced"]
+    use = ["--model", artifact_path, "--warm-up", "1", *preset, *flags_used]
     run(photo_folder, *use, "--jsonl", tmp_path / "all", "--state-out", tmp_path / "whole")
     state = tmp_path / "state"
     expected = read_rows(tmp_path / "all")
@@ -140,7 +142,7 @@ def test_a_state_continues_as_one_run_would(
 def test_a_frozen_run_keeps_to_the_state_it_was_given(
     run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path
 ) -> None:
-    use = [photo_folder, "--model", artifact_path]
+    use = [photo_folder, "--model", artifact_path, "--preset", "balanced"]
     learned = run(*use, "--state-out", tmp_path / "state")
     before = (tmp_path / "state").read_bytes()
     frozen = run(*use, "--state-in", tmp_path / "state", "--freeze")

@@ -345,3 +345,26 @@ def test_a_stream_that_does_not_answer_hides_the_password() -> None:
         open_source(f"rtsp://joe:secret@127.0.0.1:{port}/1")
     assert "secret" not in str(caught.value)
     assert "127.0.0.1" in str(caught.value)
+
+
+def test_a_pipeline_is_opened_by_gstreamer_and_asked_for_nothing() -> None:
+    camera = FakeCamera()
+    pipeline = "rtspsrc location=rtsp://joe:secret@cam/1 ! decodebin ! appsink"
+    request = CameraRequest(num_warm_up=2, rate_hz=60.0)
+    shown = "rtspsrc location=rtsp://***@cam/1 ! decodebin ! appsink"
+    with CameraSource(
+        pipeline, shown=shown, is_pipeline=True, request=request, capture=camera
+    ) as source:
+        assert source.info.live
+        assert [frame.source_id for frame in take(source, 2)] == [shown] * 2
+    assert camera.opened_with == (pipeline, cv2.CAP_GSTREAMER)
+    assert camera.asked == []
+
+
+@pytest.mark.skipif(
+    cv2.videoio_registry.hasBackend(cv2.CAP_GSTREAMER), reason="this OpenCV has GStreamer"
+)
+@pytest.mark.parametrize("uri", ["csi://0", "videotestsrc ! videoconvert ! appsink"])
+def test_without_gstreamer_the_error_says_which_opencv_has_it(uri: str) -> None:
+    with pytest.raises(StreamError, match="built without GStreamer"):
+        open_source(uri)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -132,3 +133,42 @@ def test_parameters_take_the_types_of_their_defaults() -> None:
 def test_bad_parameters_are_named(params: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         record_from_params(_Params, params, owner="test://a")
+
+
+def test_a_csi_camera_is_a_pipeline_of_its_size() -> None:
+    uri = parse_uri("csi://1?width=1920&height=1080&rate=60&flip=2")
+    assert (uri.kind, uri.shown) == ("pipeline", "csi://1")
+    assert uri.target.startswith("nvarguscamerasrc sensor-id=1 ! ")
+    assert "width=(int)1920, height=(int)1080, framerate=(fraction)60/1" in uri.target
+    assert "flip-method=2" in uri.target
+    assert uri.target.endswith("appsink drop=true max-buffers=1 sync=false")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("csi://", "csi://NUMBER"),
+        ("csi://zero", "csi://NUMBER"),
+        ("csi://0?width=0", "width: expected 1 to 16384"),
+        ("csi://0?flip=9", "flip: expected 0 to 7"),
+        ("csi://0?depth=8", "unknown parameter depth"),
+        ("videotestsrc ! autovideosink", "ends in appsink"),
+        ("clip\0.mp4", "NUL"),
+    ],
+)
+def test_malformed_cameras_are_named(text: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse_uri(text)
+
+
+def test_the_standard_input_and_pipelines_are_kinds() -> None:
+    assert parse_uri("-").kind == "pipe"
+    assert parse_uri("videotestsrc ! appsink").kind == "pipeline"
+
+
+def test_a_path_that_looks_like_a_pipeline_is_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a ! b.mp4").write_bytes(b"")
+    assert parse_uri("a ! b.mp4").kind == "path"

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from gain_core import (
+    PRESETS,
     ArtifactError,
     ConfigError,
     Gain,
@@ -75,7 +76,7 @@ def rewrite(path: Path, *, arrays=None, **metadata: str | None) -> None:
     save_file(load_file(path) if arrays is None else arrays, path, metadata=entries)
 
 
-@pytest.mark.parametrize("preset", ["tracked", "paper", "paper-l2"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_loaded_state_is_the_saved_one(tmp_path, preset):
     config = GainConfig.preset(preset)
     path = tmp_path / "street.state"
@@ -90,10 +91,12 @@ def test_loaded_state_is_the_saved_one(tmp_path, preset):
         assert got[name].dtype == array.dtype
 
 
-def test_prediction_goes_on_where_it_stopped(tmp_path):
-    gain = learned(GainConfig())
-    loaded = load(saved(tmp_path / "state"))
-    resumed = Gain(PROTOTYPES, GainConfig())
+@pytest.mark.parametrize("preset", PRESETS)
+def test_prediction_goes_on_where_it_stopped(tmp_path, preset):
+    config = GainConfig.preset(preset)
+    gain = learned(config)
+    loaded = load(saved(tmp_path / "state", config), config=config)
+    resumed = Gain(PROTOTYPES, config)
     resumed.load_state(loaded.state, frames=loaded.frames)
     for seed in (10, 11):
         expected, got = gain.step(*batch_of(3, seed)), resumed.step(*batch_of(3, seed))
@@ -102,13 +105,19 @@ def test_prediction_goes_on_where_it_stopped(tmp_path):
     assert float(np.max(expected.strength)) > 0.0
 
 
-def test_state_without_frames_loads(tmp_path):
-    path, config = tmp_path / "state", GainConfig()
+@pytest.mark.parametrize("preset", PRESETS)
+def test_state_without_frames_loads(tmp_path, preset):
+    path, config = tmp_path / "state", GainConfig.preset(preset)
     fresh = init_state(PROTOTYPES, config)
     save_state(path, fresh, config=config, artifact_sha256=ARTIFACT, frames=0)
-    loaded = load(path)
+    loaded = load(path, config=config)
     assert loaded.frames == 0
-    np.testing.assert_array_equal(loaded.state.centers, fresh.centers)
+    gain = Gain(PROTOTYPES, config)
+    gain.load_state(loaded.state)
+    result = gain.predict(*batch_of(3, 0))
+    np.testing.assert_array_equal(result.log_probs, result.source_log_probs)
+    for name, array in state_to_arrays(fresh).items():
+        np.testing.assert_array_equal(state_to_arrays(loaded.state)[name], array)
 
 
 def test_metadata_say_what_the_file_is(tmp_path):
@@ -121,20 +130,41 @@ def test_metadata_say_what_the_file_is(tmp_path):
     assert entries["gain.state.version"] == __version__
 
 
-def test_states_of_other_libraries_are_saved_and_loaded(tmp_path):
+@pytest.mark.parametrize("preset", ["tracked", "balanced"])
+def test_states_of_other_libraries_are_saved_and_loaded(tmp_path, preset):
     torch = pytest.importorskip("torch", reason="stands for any device library")
-    config, path = GainConfig(), tmp_path / "state"
+    config, path = GainConfig.preset(preset), tmp_path / "state"
     prototypes = torch.asarray(PROTOTYPES)
     gain = Gain(prototypes, config)
     features, logits = (torch.asarray(array) for array in batch_of(8, 0))
     gain.step(features, logits)
     save_state(path, gain.state, config=config, artifact_sha256=ARTIFACT, frames=8)
-    loaded = load(path, prototypes=prototypes)
+    loaded = load(path, prototypes=prototypes, config=config)
     for name, array in state_to_arrays(gain.state).items():
         got = state_to_arrays(loaded.state)[name]
         assert isinstance(got, torch.Tensor)
         assert torch.equal(got, array)
-    load(path)  # the same file serves NumPy
+    load(path, config=config)  # the same file serves NumPy
+
+
+def test_a_guard_that_holds_is_saved_and_restored(tmp_path):
+    path, config = tmp_path / "state", GainConfig()
+    gain = learned(config)
+    guard = replace(gain.state.guard, hold=np.float32(300.0), trips=np.float32(2.0))
+    gain.load_state(replace(gain.state, guard=guard), frames=32)
+    save_state(path, gain.state, config=config, artifact_sha256=ARTIFACT, frames=32)
+    loaded = load(path)
+    assert (loaded.state.guard.hold, loaded.state.guard.trips) == (300.0, 2.0)
+    resumed = Gain(PROTOTYPES, config)
+    resumed.load_state(loaded.state, frames=loaded.frames)
+    result = resumed.step(*batch_of(8, 9))
+    np.testing.assert_array_equal(result.log_probs, result.source_log_probs)
+    assert resumed.state.guard.hold == 292.0
+
+
+def test_a_state_of_another_preset_is_refused(tmp_path):
+    path = saved(tmp_path / "state", GainConfig.preset("balanced"))
+    assert "proposal: expected shift, got gaussian" in refusal(path, ConfigError)
 
 
 def test_missing_file_and_folder_are_refused(tmp_path):
@@ -186,8 +216,9 @@ def test_state_of_another_artifact_is_refused(tmp_path):
 
 
 def test_differing_config_fields_are_listed(tmp_path):
-    path = saved(tmp_path / "state")
-    config = replace(GainConfig(), half_life=float("inf"), prior_samples=0.0, anchor="prototype")
+    balanced = GainConfig.preset("balanced")
+    path = saved(tmp_path / "state", balanced)
+    config = replace(balanced, half_life=float("inf"), prior_samples=0.0, anchor="prototype")
     message = refusal(path, ConfigError, config=config)
     assert "half_life: expected inf, got 420.0" in message
     assert "prior_samples: expected 0.0, got 50.0" in message
@@ -199,11 +230,11 @@ def test_differing_config_fields_are_listed(tmp_path):
 def test_config_of_another_version_names_its_fields(tmp_path):
     path = saved(tmp_path / "state")
     config = GainConfig().to_dict()
-    del config["temper"]
+    del config["shrinkage"]
     rewrite(path, config=json.dumps(config | {"momentum": 0.5}))
     message = refusal(path, ConfigError)
     assert "momentum: expected no such field, got 0.5" in message
-    assert "temper: expected head, got no such field" in message
+    assert "shrinkage: expected 1.25, got no such field" in message
 
 
 @pytest.mark.parametrize(
@@ -234,9 +265,9 @@ def test_non_finite_state_is_not_saved_and_leaves_the_old_file(tmp_path):
     path = saved(tmp_path / "state")
     before = path.read_bytes()
     state = learned(GainConfig()).state
-    support = np.full_like(state.statistics.support, np.nan)
-    broken = replace(state, statistics=replace(state.statistics, support=support))
-    with pytest.raises(ArtifactError, match=r"state\.support: expected finite"):
+    mass = np.full_like(state.sums.window_mass, np.nan)
+    broken = replace(state, sums=replace(state.sums, window_mass=mass))
+    with pytest.raises(ArtifactError, match=r"state\.window_mass: expected finite"):
         save_state(path, broken, config=GainConfig(), artifact_sha256=ARTIFACT, frames=1)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["state"]  # noqa: PTH208
@@ -245,12 +276,12 @@ def test_non_finite_state_is_not_saved_and_leaves_the_old_file(tmp_path):
 def test_non_finite_state_is_not_loaded(tmp_path, monkeypatch):
     path = tmp_path / "state"
     state = learned(GainConfig()).state
-    support = np.full_like(state.statistics.support, np.inf)
-    broken = replace(state, statistics=replace(state.statistics, support=support))
+    mass = np.full_like(state.sums.window_mass, np.inf)
+    broken = replace(state, sums=replace(state.sums, window_mass=mass))
     with monkeypatch.context() as patch:
         patch.setattr("gain_runtime.state_file._refuse_non_finite", lambda arrays, path: None)
         save_state(path, broken, config=GainConfig(), artifact_sha256=ARTIFACT, frames=1)
-    assert "state.support: expected finite" in refusal(path)
+    assert "state.window_mass: expected finite" in refusal(path)
 
 
 def test_negative_frame_count_is_refused(tmp_path):

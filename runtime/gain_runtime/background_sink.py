@@ -1,0 +1,127 @@
+"""A sink whose deliveries may be slow or fail: they happen in a thread, behind a bounded queue."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+from gain_core.errors import GainError
+from gain_runtime.result import FrameResult
+
+__all__ = ["BackgroundSink"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+CLOSE_S = 1.0
+
+Self = TypeVar("Self", bound="BackgroundSink")
+
+
+class BackgroundSink:
+    """Hands results to a callable in a thread of its own; `write` never waits.
+
+    A delivery that fails is tried again after a pause that doubles from one second to sixty.
+    Meanwhile the queue keeps the newest results and drops the others.
+
+    Parameters
+    ----------
+    name : str
+        What messages call it; without credentials.
+    deliver : callable
+        Sends one result; raises GainError or OSError where it fails.
+    queue_size : int, optional
+        Results that wait at most.
+    """
+
+    def __init__(
+        self, name: str, deliver: Callable[[FrameResult], None], /, *, queue_size: int = 64
+    ) -> None:
+        self._name = name
+        self._deliver = deliver
+        self._waiting: deque[FrameResult] = deque(maxlen=queue_size)
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Results that were never delivered so far."""
+        return self._dropped
+
+    def write(self, result: FrameResult, /) -> None:
+        """Leave a result for the thread."""
+        with self._changed:
+            if len(self._waiting) == self._waiting.maxlen:
+                self._dropped += 1
+            self._waiting.append(result)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Deliver what waits if that takes less than a second; may be called twice."""
+        with self._changed:
+            self._closing.set()
+            self._changed.notify()
+        self._thread.join(CLOSE_S)
+        with self._changed:
+            self._dropped += len(self._waiting)
+            self._waiting.clear()
+        if self._dropped:
+            logger.warning("%s: %d results were not delivered", self._name, self._dropped)
+            self._dropped = 0
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        """Thread: deliver in order until closed and empty, or closed and failing."""
+        pause_s = FIRST_PAUSE_S
+        failing = False
+        while (result := self._take()) is not None:
+            try:
+                self._deliver(result)
+            except (GainError, OSError) as err:
+                self._put_back(result)
+                if not failing:
+                    logger.error("%s: %s; it will be tried again", self._name, err)
+                failing = True
+                self._closing.wait(pause_s)
+                pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)
+                if self._closing.is_set():
+                    return
+                continue
+            if failing:
+                logger.warning("%s: delivering again", self._name)
+            failing, pause_s = False, FIRST_PAUSE_S
+
+    def _put_back(self, result: FrameResult) -> None:
+        """Keep a result for the next try, unless newer ones have taken all the room."""
+        with self._changed:
+            if len(self._waiting) == self._waiting.maxlen:
+                self._dropped += 1
+            else:
+                self._waiting.appendleft(result)
+
+    def _take(self) -> FrameResult | None:
+        """The next result; None once closed and empty."""
+        with self._changed:
+            while not self._waiting:
+                if self._closing.is_set():
+                    return None
+                self._changed.wait()
+            return self._waiting.popleft()

@@ -1,0 +1,100 @@
+"""The tiny artifact of the application's tests, a process to kill, and small disks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from gain_core import GainConfig
+from gain_runtime.adapter import Adapter
+from gain_runtime.open_session import open_session
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+APPS = Path(__file__).resolve().parents[1] / "apps" / "conftest.py"
+
+
+@pytest.fixture(scope="session")
+def write_artifact() -> Callable[..., Path]:
+    """The application tests' own builder."""
+    spec = importlib.util.spec_from_file_location("tiny_artifacts", APPS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.write_artifact
+
+
+@pytest.fixture(scope="session")
+def artifact_path(
+    tmp_path_factory: pytest.TempPathFactory, write_artifact: Callable[..., Path]
+) -> Path:
+    return write_artifact(tmp_path_factory.mktemp("artifact") / "tiny.onnx")
+
+
+@pytest.fixture(scope="session")
+def other_artifact_path(
+    tmp_path_factory: pytest.TempPathFactory, write_artifact: Callable[..., Path]
+) -> Path:
+    """The same shapes, other weights."""
+    return write_artifact(tmp_path_factory.mktemp("artifact") / "other.onnx", seed=1)
+
+
+@pytest.fixture
+def make_adapter(artifact_path: Path) -> Iterator[Callable[..., Adapter]]:
+    """Adapters on the tiny artifact or another; their sessions are closed after the test."""
+    sessions = []
+
+    def make(path: Path = artifact_path, /, *, preset: str = "tracked") -> Adapter:
+        sessions.append(open_session(path, num_threads=1))
+        return Adapter(sessions[-1], GainConfig.preset(preset))
+
+    yield make
+    for session in sessions:
+        session.close()
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[..., subprocess.Popen[str]]:
+    """Start the command as a process of its own."""
+
+    def run(*args: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gain_apps.stream", *map(str, args)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+
+    return run
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Callable[[int], AbstractContextManager[Path]]:
+    """A tmpfs of so many KiB."""
+
+    @contextmanager
+    def mounted(kib: int) -> Iterator[Path]:
+        folder = tmp_path / "disk"
+        folder.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)],
+            capture_output=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            pytest.skip(f"no tmpfs can be mounted here: {done.stderr.decode().strip()}")
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+    return mounted

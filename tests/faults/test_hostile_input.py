@@ -1,0 +1,221 @@
+"""Whatever is read from outside ends in a result or in a `GainError`, and shows no credentials."""
+
+from __future__ import annotations
+
+import json
+import string
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gain_apps.stream_config import StreamConfig
+from gain_core.errors import ArtifactError, ConfigError, GainError
+from gain_export.adaptive import add_adaptation
+from gain_runtime.adapter import Adapter
+from gain_runtime.adaptive_artifact import load_adaptive
+from gain_runtime.artifact import load_artifact
+from gain_runtime.uri import parse_uri, redact
+
+FEW = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+# A place in a file as a share of its length, and the byte that is put there.
+HITS = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=6)
+CUT = st.one_of(st.just(1.0), st.floats(0, 1))
+
+
+def damage(data: bytes, hits: list[tuple[float, int]], cut: float) -> bytes:
+    spoiled = bytearray(data)
+    for place, value in hits:
+        spoiled[int(place * len(spoiled))] = value
+    return bytes(spoiled[: int(cut * len(spoiled))])
+
+
+@pytest.fixture(scope="module")
+def state_bytes(tmp_path_factory: pytest.TempPathFactory, artifact_path: Path) -> bytes:
+    from gain_core import GainConfig
+    from gain_runtime.open_session import open_session
+
+    path = tmp_path_factory.mktemp("state") / "state"
+    with open_session(artifact_path, num_threads=1) as session:
+        adapter = Adapter(session, GainConfig.preset("tracked"))
+        rng = np.random.default_rng(0)
+        for _ in range(4):
+            adapter.step([rng.integers(0, 256, (20, 20, 3), np.uint8)])
+        adapter.save_state(path)
+    return path.read_bytes()
+
+
+@FEW
+@given(hits=HITS, cut=CUT)
+def test_a_damaged_state_is_refused_or_the_same(
+    make_adapter: Callable[..., Adapter],
+    tmp_path: Path,
+    state_bytes: bytes,
+    hits: list,
+    cut: float,
+) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(damage(state_bytes, hits, cut))
+    adapter = make_adapter()
+    try:
+        adapter.load_state(path)
+    except GainError:
+        assert adapter.frames == 0
+    probs = adapter.step([np.full((20, 20, 3), 90, np.uint8)]).probs
+    assert np.isfinite(probs).all()
+
+
+@FEW
+@given(
+    header=st.dictionaries(st.text(max_size=8), st.text(max_size=8)), size=st.integers(0, 2**64 - 1)
+)
+def test_headers_of_any_size_are_refused(
+    make_adapter: Callable[..., Adapter], tmp_path: Path, header: dict[str, str], size: int
+) -> None:
+    text = json.dumps({"__metadata__": header}).encode()
+    path = tmp_path / "state"
+    path.write_bytes(struct.pack("<Q", size) + text)
+    with pytest.raises(GainError):
+        make_adapter().load_state(path)
+
+
+@FEW
+@given(hits=HITS, cut=CUT)
+def test_a_damaged_artifact_is_refused_or_loads(
+    artifact_path: Path, tmp_path: Path, hits: list, cut: float
+) -> None:
+    path = tmp_path / "tiny.onnx"
+    path.write_bytes(damage(artifact_path.read_bytes(), hits, cut))
+    try:
+        artifact = load_artifact(path)
+    except GainError:
+        return
+    assert artifact.head_weight.shape == (
+        artifact.manifest.num_classes,
+        artifact.manifest.feature_dim,
+    )
+
+
+@FEW
+@given(hits=HITS, cut=CUT)
+def test_a_damaged_adaptive_file_is_refused_or_loads(
+    artifact_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    hits: list,
+    cut: float,
+) -> None:
+    whole = tmp_path_factory.getbasetemp() / "whole.adaptive.onnx"
+    if not whole.exists():
+        from gain_core import GainConfig
+
+        add_adaptation(artifact_path, whole, config=GainConfig.preset("tracked"))
+    path = tmp_path / "tiny.adaptive.onnx"
+    path.write_bytes(damage(whole.read_bytes(), hits, cut))
+    try:
+        load_adaptive(path)
+    except GainError:
+        return
+
+
+@FEW
+@given(
+    st.dictionaries(
+        st.sampled_from(["gain.schema", "gain.labels", "gain.head", "gain.preprocess"]), st.text()
+    )
+)
+def test_strange_metadata_is_refused_or_loads(
+    artifact_path: Path, tmp_path: Path, entries: dict[str, str]
+) -> None:
+    model = onnx.load(artifact_path)
+    for item in model.metadata_props:
+        if item.key in entries:
+            item.value = entries[item.key]
+    path = tmp_path / "tiny.onnx"
+    path.write_bytes(model.SerializeToString())
+    try:
+        load_artifact(path)
+    except GainError:
+        return
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "weights.bin"])
+def test_external_data_is_refused_wherever_it_lies(
+    artifact_path: Path, tmp_path: Path, location: str
+) -> None:
+    model = onnx.load(artifact_path)
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    path = tmp_path / "tiny.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ArtifactError, match="expected all weights inside the file"):
+        load_artifact(path)
+
+
+SCHEMES = ["", "rtsp://", "http://", "https://", "test://", "v4l2://", "csi://", "file://", "x://"]
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.sampled_from(SCHEMES), st.text(max_size=40))
+def test_any_uri_is_parsed_or_refused(scheme: str, rest: str) -> None:
+    try:
+        uri = parse_uri(scheme + rest)
+    except ConfigError:
+        return
+    assert uri.target or uri.kind == "test"
+
+
+SAFE = string.ascii_letters + string.digits
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    scheme=st.sampled_from(["rtsp", "rtsps", "http", "https"]),
+    tail=st.text(alphabet=SAFE + "/?#:@!$&=% ", max_size=12),
+    template=st.sampled_from(
+        [
+            "{scheme}://joe:{secret}@host/1",
+            "{scheme}://joe:{secret}@host:554/1?x=1",
+            "{scheme}://host/1?password={secret}",
+            "rtspsrc location={scheme}://joe:{secret}@host/1 ! decodebin ! appsink",
+            'rtspsrc location="{scheme}://joe:{secret}@host/1" latency=0 ! appsink',
+        ]
+    ),
+)
+def test_no_password_is_shown(scheme: str, tail: str, template: str) -> None:
+    in_query = "password={secret}" in template
+    secret = "S3CRET" + ("" if in_query else tail)
+    uri = template.format(scheme=scheme, secret=secret)
+    shown = [redact(uri), json.dumps(StreamConfig(input=uri, model="m.onnx").to_dict())]
+    try:
+        shown.append(parse_uri(uri).shown)
+    except ConfigError as err:
+        shown.append(str(err))
+    assert not any("S3CRET" in text for text in shown)
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        "rtspsrc location=rtsp://host/1 user-id=joe user-pw=S3CRET ! decodebin ! appsink",
+        'souphttpsrc location=http://host/1 user-id=joe user-pw="S3 S3CRET" ! appsink',
+        "souphttpsrc location=http://host/1?token=S3CRET ! jpegdec ! appsink",
+        "rtspsrc location=rtsp://host/1 user-pw = (string)S3CRET ! decodebin ! appsink",
+    ],
+)
+def test_no_property_of_a_pipeline_shows_a_password(pipeline: str) -> None:
+    uri = parse_uri(pipeline)
+    assert uri.kind == "pipeline"
+    assert uri.target == pipeline
+    assert "S3CRET" not in uri.shown

@@ -1,0 +1,128 @@
+"""Publishing to a broker: a small real one, one that is away, and URLs that name none."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from gain_core.errors import ConfigError
+from gain_runtime.frame import Frame
+from gain_runtime.mqtt_sink import MqttSink, MqttTarget
+from gain_runtime.result import FrameResult, Ranked
+
+CONNECT, CONNACK, PUBLISH, DISCONNECT = 1, b"\x20\x02\x00\x00", 3, 14
+
+
+def make_result(index: int) -> FrameResult:
+    top = (Ranked(index=0, label="a", prob=1.0),)
+    image = np.zeros((2, 2, 3), dtype=np.uint8)
+    frame = Frame(image=image, index=index, timestamp_ns=index, source_id="cam")
+    return FrameResult(frame=frame, source_top=top, adapted_top=top, strength=0.0, gain=0.0)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class Broker:
+    """Accepts one client and keeps what it publishes (MQTT 3.1.1, QoS 0)."""
+
+    def __init__(self) -> None:
+        self.connects: list[bytes] = []
+        self.published: list[tuple[str, dict]] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        client, _ = self._socket.accept()
+        with client, client.makefile("rb") as stream:
+            while head := stream.read(1):
+                length = shift = 0
+                while True:
+                    byte = stream.read(1)[0]
+                    length |= (byte & 127) << shift
+                    shift += 7
+                    if byte < 128:
+                        break
+                body = stream.read(length)
+                if head[0] >> 4 == CONNECT:
+                    self.connects.append(body)
+                    client.sendall(CONNACK)
+                elif head[0] >> 4 == PUBLISH:
+                    size = int.from_bytes(body[:2], "big")
+                    topic = body[2 : 2 + size].decode()
+                    self.published.append((topic, json.loads(body[2 + size :])))
+                elif head[0] >> 4 == DISCONNECT:
+                    return
+
+    def close(self) -> None:
+        self._thread.join(10.0)
+        self._socket.close()
+
+
+@contextmanager
+def serving() -> Iterator[Broker]:
+    broker = Broker()
+    try:
+        yield broker
+    finally:
+        broker.close()
+
+
+def test_every_result_is_published() -> None:
+    pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
+    with serving() as broker:
+        sink = MqttSink(f"mqtt://joe:p%40ss@127.0.0.1:{broker.port}/kitchen/cam%201")
+        for index in range(5):
+            sink.write(make_result(index))
+        wait_until(lambda: len(broker.published) == 5)
+        sink.close()
+        sink.close()
+    assert {topic for topic, _ in broker.published} == {"kitchen/cam 1"}
+    assert [record["index"] for _, record in broker.published] == list(range(5))
+    assert b"joe" in broker.connects[0]
+    assert broker.connects[0].endswith(b"p@ss")
+
+
+def test_a_broker_that_is_away_stalls_nothing_and_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        started = time.monotonic()
+        sink = MqttSink(f"mqtt://joe:secret@127.0.0.1:{taken.getsockname()[1]}/t")
+        for index in range(500):
+            sink.write(make_result(index))
+        wait_until(lambda: bool(caplog.records))
+        sink.close()
+    assert time.monotonic() - started < 5.0
+    assert sum(record.levelname == "ERROR" for record in caplog.records) == 1
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://h/t", "mqtt://h", "mqtt:///t", "mqtt://h/a/#", "mqtt://h:x/t", "mqtt://h/+", "t", ""],
+)
+def test_bad_targets_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="--mqtt: expected"):
+        MqttTarget(url)
+
+
+def test_ports_and_tls_follow_the_scheme() -> None:
+    plain, secure = MqttTarget("mqtt://h/t"), MqttTarget("mqtts://h/t")
+    assert (plain.port, plain.uses_tls, plain.user) == (1883, False, None)
+    assert (secure.port, secure.uses_tls) == (8883, True)

@@ -1,0 +1,194 @@
+"""A camera that goes away and comes back: a real HTTP server that dies, and scripted ones."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import cv2
+import numpy as np
+import pytest
+
+from gain_core.errors import StreamError
+from gain_runtime.frame import Frame, SourceInfo
+from gain_runtime.reader import FrameReader
+from gain_runtime.reconnecting_source import ReconnectingSource, SignalLostError
+from gain_runtime.sources import open_source
+
+
+class ShortSource:
+    """A few frames, then a lost signal."""
+
+    def __init__(self, count: int, *, skipped: int = 0) -> None:
+        self._count = count
+        self.skipped = skipped
+        self.closed = False
+
+    @property
+    def info(self) -> SourceInfo:
+        return SourceInfo(
+            source_id="cam", width_px=4, height_px=4, rate_hz=None, num_frames=None, live=True
+        )
+
+    def __iter__(self) -> Iterator[Frame]:
+        for index in range(self._count):
+            image = np.full((4, 4, 3), index, dtype=np.uint8)
+            yield Frame(image=image, index=index, timestamp_ns=index, source_id="cam")
+        raise StreamError("cam: signal lost")
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> ShortSource:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+
+def scripted(*connections: ShortSource | Exception) -> Callable[[], ShortSource]:
+    """Opens one after another; raises what is an exception, and at the end for ever."""
+    waiting = list(connections)
+
+    def open_next() -> ShortSource:
+        item = waiting.pop(0) if waiting else StreamError("cam: cannot be opened")
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    return open_next
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gain_runtime.reconnecting_source.FIRST_PAUSE_S", 0.001)
+
+
+def test_indices_go_on_and_every_connection_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    connections = [ShortSource(3, skipped=2), ShortSource(2, skipped=1), ShortSource(1)]
+    fault = StreamError("cam: not yet")
+    source = ReconnectingSource(
+        scripted(connections[0], fault, fault, *connections[1:]), patience_s=0.05
+    )
+    frames: list[Frame] = []
+    lost = pytest.raises(SignalLostError, match=r"after 6 frames and not back within 0\.05 s")
+    with caplog.at_level(logging.WARNING), source, lost:
+        frames.extend(source)
+    assert [frame.index for frame in frames] == list(range(6))
+    assert source.reconnects == 2
+    assert source.skipped == 3
+    assert all(connection.closed for connection in connections)
+    assert sum("the signal is back" in record.message for record in caplog.records) == 2
+
+
+def test_a_first_failure_is_raised_at_once() -> None:
+    with pytest.raises(StreamError, match="cannot be opened"):
+        ReconnectingSource(scripted(), patience_s=60.0)
+
+
+def test_the_pauses_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gain_runtime.reconnecting_source.LONGEST_PAUSE_S", 0.004)
+    source = ReconnectingSource(scripted(ShortSource(1)), patience_s=0.05)
+    pauses: list[float] = []
+    wait = source._closing.wait
+    monkeypatch.setattr(source._closing, "wait", lambda s: pauses.append(s) or wait(s))
+    with pytest.raises(SignalLostError):
+        list(source)
+    assert pauses[:4] == [0.001, 0.002, 0.004, 0.004]
+
+
+def test_close_ends_the_waiting() -> None:
+    source = ReconnectingSource(scripted(ShortSource(1)), patience_s=60.0)
+    with FrameReader(source) as reader:
+        assert isinstance(reader.get(timeout_s=1.0), Frame)
+        started = time.monotonic()
+        source.close()
+    assert time.monotonic() - started < 1.0
+
+
+PART = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
+
+
+class MjpegServer:
+    """Serves a moving picture at a fixed port, and can die in the middle of it."""
+
+    def __init__(self, port: int = 0) -> None:
+        stopping = self._stopping = threading.Event()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+                self.end_headers()
+                shade = 0
+                while not stopping.wait(0.005):
+                    shade = (shade + 7) % 200
+                    image = np.full((48, 64, 3), shade, dtype=np.uint8)
+                    jpeg = cv2.imencode(".jpg", image)[1].tobytes()
+                    try:
+                        self.wfile.write(PART % len(jpeg) + jpeg + b"\r\n")
+                    except OSError:
+                        return
+                # Dies in mid-picture.
+                self.wfile.write(PART % 5000 + b"\xff\xd8")
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Keep the test's output clean."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.port = self._server.server_port
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}
+        )
+        self._thread.start()
+
+    def die(self) -> None:
+        """Break every connection and free the port."""
+        self._stopping.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def test_an_mjpeg_server_that_dies_and_returns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gain_runtime.camera_source.RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr("gain_runtime.reconnecting_source.FIRST_PAUSE_S", 0.02)
+    server = MjpegServer()
+    uri = f"http://joe:secret@127.0.0.1:{server.port}/live?token=hush"
+    indices: list[int] = []
+    with (
+        caplog.at_level(logging.DEBUG),
+        open_source(uri, patience_s=20.0) as source,
+        FrameReader(source, policy="block") as reader,
+    ):
+        for frame in reader:
+            indices.append(frame.index)
+            if len(indices) == 20:
+                port = server.port
+                server.die()
+                server = MjpegServer(port)
+            if getattr(source, "reconnects", 0) and len(indices) >= 60:
+                break
+    server.die()
+    assert source.reconnects == 1
+    assert indices == sorted(set(indices))
+    assert "secret" not in caplog.text
+    assert "hush" not in caplog.text
+
+
+def test_an_mjpeg_server_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gain_runtime.camera_source.RETRY_PAUSE_S", 0.001)
+    server = MjpegServer()
+    with open_source(f"http://joe:secret@127.0.0.1:{server.port}/live", patience_s=0.3) as source:
+        stream = iter(source)
+        next(stream)
+        server.die()
+        with pytest.raises(SignalLostError, match=r"not back within 0\.3 s") as caught:
+            list(stream)
+    assert "secret" not in str(caught.value)
+    assert caught.value.exit_status == 3
