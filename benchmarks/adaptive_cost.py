@@ -31,7 +31,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from gain_core import Gain, GainConfig, __version__
+from gain_core import Gain, GainConfig, __version__, prepare_prototypes
 from gain_export.adaptive.expressions import Tape
 from gain_export.adaptive.head_graph import prepare_head
 from gain_export.adaptive.step_graph import UPDATE, StepGraph, write_step
@@ -156,6 +156,7 @@ def build(weight: np.ndarray, config: GainConfig) -> tuple[onnx.ModelProto, Step
         layout="KD",
         data_type=TensorProto.FLOAT,
         config=config,
+        constants=prepare_prototypes(weight, config),
     )
     features, logits = tape.value("features"), tape.value("logits")
     step = write_step(features, logits, head=head, config=config, update_every=1)

@@ -1,4 +1,4 @@
-"""Every preset and every baseline on two test beds, shuffled and sorted by class, five seeds.
+"""Every preset, variant and baseline on two test beds, in several orders, five seeds.
 
     python benchmarks/beds.py --json benchmarks/results/beds.json
 
@@ -22,17 +22,23 @@ K36_DOMAINS = (
     "brightness,zoom_blur,pixelate,frost,jpeg_compression,motion_blur,snow,defocus_blur,"
     "glass_blur,elastic_transform,fog,contrast,gaussian_noise,shot_noise"
 )
-PRESETS = "tracked,paper,paper-l2"
+PRESETS = "tracked,balanced,paper,paper-l2"
+# The default with one part taken out or changed at a time.
+VARIANTS = (
+    "tracked:measured=true,tracked:label_draws=0,tracked:shrinkage=0,tracked:shrinkage=2,"
+    "tracked:half_life=256,tracked:half_life=4096,tracked:guard=false,tracked:rule=full"
+)
 BASELINES = "neo,neo-continual,neo-continual:rate=0.3,foa-shift,t3a,lame,recentre"
 K36 = [
     str(BEDS / "vit_k36.npz"),
     *("--domains", K36_DOMAINS, "--severity", "1"),
-    *("--methods", f"{PRESETS},tracked:prior_samples=0,{BASELINES},dota"),
+    *("--methods", f"{PRESETS},{VARIANTS},{BASELINES},dota"),
 ]
 RUNS = {
     "vit_k36, shuffled": [*K36, "--order", "shuffled"],
     "vit_k36, runs of one class": [*K36, "--order", "runs"],
     "vit_k36, sorted by class": [*K36, "--order", "sorted"],
+    "vit_k36, one class only": [*K36, "--order", "one-class"],
     # A thousand classes make the diagnosis of every step cost more than the step.
     "efficientnet_photos_k1000, shuffled": [
         str(BEDS / "efficientnet_photos_k1000.npz"),

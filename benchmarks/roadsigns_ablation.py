@@ -4,7 +4,7 @@
 
 ARTIFACT is `models/roadsigns/roadsigns.onnx` after `gain-export`; `make demo` leaves one. The
 signs are those of `roadsigns_adaptation.py`, under the fifteen corruptions at severity 5. Every row
-is `tracked:half_life=60` with one part exchanged, or another method; every table is a `gain-eval`
+is `balanced:half_life=60` with one part exchanged, or another method; every table is a `gain-eval`
 run. LHA has three rounds instead of the paper's ten, and there are three seeds: some ten minutes.
 """
 
@@ -22,7 +22,7 @@ from roadsigns_adaptation import SCORES, print_table, spread, write_still_signs
 
 NUM_SEEDS = 3
 ROUNDS = 3
-BASE = "tracked:half_life=60"
+BASE = "balanced:half_life=60"
 ABLATIONS = {
     "intervention": (
         "rule=retention",
