@@ -16,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = ["read_config_file"]
+__all__ = ["read_config_file", "read_toml"]
 
 KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -46,15 +46,7 @@ def read_config_file(path: str | Path, /) -> dict[str, Any]:
         If the file cannot be read, is no TOML, or holds an unknown key or a value of another
         type.
     """
-    try:
-        with Path(path).open("rb") as file:
-            record = tomllib.load(file)
-    except OSError as err:
-        raise ConfigError(
-            f"--config {path}: cannot be read ({err.strerror}); check the path"
-        ) from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
-        raise ConfigError(f"--config {path}: expected TOML, {err}") from err
+    record = read_toml(path)
     known = {item.name.replace("_", "-"): item for item in fields(StreamConfig)}
     unknown = sorted(set(record) - set(known))
     if unknown:
@@ -68,6 +60,34 @@ def read_config_file(path: str | Path, /) -> dict[str, Any]:
     }
     table = record.get("gain", {})
     return {**settings, "gain": _gain_table(table, where=f"--config {path}: gain")}
+
+
+def read_toml(path: str | Path, /) -> dict[str, Any]:
+    """Read the file that `--config` names.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read or is no TOML.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            record: dict[str, Any] = tomllib.load(file)
+    except OSError as err:
+        raise ConfigError(
+            f"--config {path}: cannot be read ({err.strerror}); check the path"
+        ) from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise ConfigError(f"--config {path}: expected TOML, {err}") from err
+    return record
 
 
 def _gain_table(table: Any, *, where: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeVar
 
-from gain_apps.corruptions import CORRUPTIONS, corrupt, image_rng
+from gain_apps.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt, image_rng
 from gain_apps.corruptions.constants import MAX_SEVERITY
 from gain_core.errors import ArrayError, ConfigError
 from gain_runtime.frame import Frame, FrameSource, SourceInfo
@@ -167,8 +167,9 @@ def _parse_entry(entry: str) -> Stretch:
             f"--corrupt: expected NAME:SEVERITY or NAME:FROM-TO (fog:3, fog:0-5), got {entry!r}"
         )
     name = match["name"]
-    if name not in CORRUPTIONS:
-        raise ConfigError(f"--corrupt: expected one of {', '.join(CORRUPTIONS)}, got {name!r}")
+    known = CORRUPTIONS + EXTRA_CORRUPTIONS
+    if name not in known:
+        raise ConfigError(f"--corrupt: expected one of {', '.join(known)}, got {name!r}")
     first = float(match["first"])
     last = first if match["last"] is None else float(match["last"])
     if max(first, last) > MAX_SEVERITY:

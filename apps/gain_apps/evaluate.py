@@ -41,6 +41,7 @@ methods:
 examples:
   gain-eval vit_b16.onnx imagenet-c/ --image-list ids.txt --methods paper,tracked,neo --json r.json
   gain-eval lite0.onnx photos/ --views 5 --severity 3 --seeds 5 --report r.html
+  gain-eval lite0.onnx photos/ --config experiment.toml --batch-size 16
   gain-eval bed.npz --order sorted --methods tracked,tracked:rule=full,neo-continual:rate=0.3
 
 exit status:
@@ -125,13 +126,15 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         help="predict among all classes, or only those with images (as for ImageNet-R)",
     )
     group.add_argument("--image-list", metavar="FILE", type=Path, help="CLASS/FILE, one a line")
-    group.add_argument("--source-data", metavar="PATH", help="clean images for foa-shift")
+    group.add_argument(
+        "--source-data", metavar="PATH", help="clean images for foa-shift, foa, eata"
+    )
     group.add_argument("--cache", metavar="DIR", type=Path, help="folder for features")
     group.add_argument("--device", choices=("cpu", "cuda", "auto"), default="cpu")
     group.add_argument(
         "--torch-model",
         metavar="NAME",
-        help="timm name of the artifact's network, to be trained by tent, sar, cotta, roid",
+        help="timm name of the artifact's network, for the methods that need it in torch",
     )
     group.add_argument(
         "--torch-weights", metavar="FILE", type=Path, help="the checkpoint it was exported from"
@@ -141,7 +144,10 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     """What is run and written."""
+    from gain_apps.evaluation.flag_defaults import add_config_flag
+
     group = parser.add_argument_group("run")
+    add_config_flag(group)
     group.add_argument(
         "--methods",
         metavar="A,B",
@@ -176,11 +182,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         "report": (_report_parser, _report),
     }
     build, run = commands.get(given[0] if given else "", (build_parser, _evaluate))
-    args = build().parse_args(given[1:] if run is not _evaluate else given)
+    debug = "--debug" in given
     try:
+        if run is _evaluate:
+            from gain_apps.evaluation.flag_defaults import parse_with_config
+
+            args = parse_with_config(build(), given)
+            debug = args.debug
+        else:
+            args = build().parse_args(given[1:])
         return run(args, given)
     except GainError as err:
-        if args.debug:
+        if debug:
             traceback.print_exc()
         print(f"gain-eval: error: {' '.join(str(err).split())}", file=sys.stderr)
         return 1

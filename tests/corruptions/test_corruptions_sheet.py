@@ -25,6 +25,21 @@ def test_sheet_has_fifteen_rows_of_six_different_tiles(photo: Any) -> None:
     assert len(np.unique(corrupted, axis=0)) == 75
 
 
+def test_sheet_of_chosen_corruptions(photo: Any) -> None:
+    sheet = contact_sheet(photo[::4, ::4], names=("low_light", "color_quant"), tile_px=40)
+    assert sheet.shape == (24 + 2 * 44, 150 + 6 * 44, 3)
+    tiles = sheet[24:, 150:].reshape(2, 44, 6, 44, 3)[:, :40, :, :40].swapaxes(1, 2)
+    assert len(np.unique(tiles[:, 1:].reshape(10, -1), axis=0)) == 10
+
+
+def test_extra_rows_come_after_the_fifteen(tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed")
+    out = tmp_path / "sheet.png"
+    assert main([str(PHOTO), "--extra", "--out", str(out)]) == 0
+    with Image.open(out) as sheet:
+        assert sheet.size == (150 + 6 * 172, 24 + 23 * 172)
+
+
 def test_command_writes_the_sheet_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "new" / "sheet.png"
     command = [sys.executable, "-m", "gain_apps.corruptions", str(PHOTO), "--out", str(out)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gain_apps.evaluate import main
+from gain_core import GainConfig
 
 METRICS = {"accuracy", "ece", "nll", "brier"}
 
@@ -32,14 +33,14 @@ def run(tmp_path, capsys):
 
 def test_bed_scores_every_method(run, colour_bed):
     result, said = run(
-        colour_bed, "--methods", "tracked,neo,foa-shift,tracked:rule=full", "--batch-size", "16"
+        colour_bed, "--methods", "tracked,neo,foa-shift,balanced:rule=full", "--batch-size", "16"
     )
     assert list(result["methods"]) == [
         "source",
         "tracked",
         "neo",
         "foa-shift",
-        "tracked:rule=full",
+        "balanced:rule=full",
     ]
     for record in result["methods"].values():
         assert set(record) >= METRICS
@@ -53,8 +54,9 @@ def test_bed_scores_every_method(run, colour_bed):
     assert result["bins"]["num_bins"] == 20
     assert result["stream"]["samples"] == 180
     assert len(result["model"]["sha256"]) == 64
-    assert result["methods"]["tracked"]["configuration"]["config"]["anchor"] == "balanced"
-    assert result["methods"]["tracked:rule=full"]["gain"]["share_at_one"] > 0.5
+    config = result["methods"]["tracked"]["configuration"]["config"]
+    assert config == GainConfig.preset("tracked").to_dict()
+    assert result["methods"]["balanced:rule=full"]["gain"]["share_at_one"] > 0.5
     assert "tracked" in said.out
     assert said.err == ""
 
@@ -369,6 +371,7 @@ BLOCKED = """
 
     sys.meta_path.insert(0, Blocker())
     from gain_apps.evaluate import main
+from gain_core import GainConfig
     sys.exit(main(sys.argv[1:]))
 """
 
@@ -407,20 +410,20 @@ class TestBeds:
     )
 
     def test_small_vit(self, run, beds_dir):
-        method = "tracked:prior_strength=300:prior_samples=0"
+        method = "balanced:prior_strength=300:prior_samples=0"
         result, _ = run(
             *(beds_dir / "vit_k36.npz", "--domains", self.DOMAINS, "--methods", method),
             "--no-diagnosis",
         )
-        source, tracked = result["methods"]["source"], result["methods"][method]
+        source, balanced = result["methods"]["source"], result["methods"][method]
         assert (source["accuracy"], source["ece"]) == pytest.approx((53.0, 13.4), abs=0.05)
-        assert (tracked["accuracy"], tracked["ece"]) == pytest.approx((57.2, 8.4), abs=0.05)
+        assert (balanced["accuracy"], balanced["ece"]) == pytest.approx((57.2, 8.4), abs=0.05)
 
     @pytest.mark.slow
     def test_photographs(self, run, beds_dir):
         result, _ = run(
-            beds_dir / "efficientnet_photos_k1000.npz", "--methods", "tracked", "--no-diagnosis"
+            beds_dir / "efficientnet_photos_k1000.npz", "--methods", "balanced", "--no-diagnosis"
         )
-        source, tracked = result["methods"]["source"], result["methods"]["tracked"]
+        source, balanced = result["methods"]["source"], result["methods"]["balanced"]
         assert (source["accuracy"], source["ece"]) == pytest.approx((23.6, 7.7), abs=0.1)
-        assert (tracked["accuracy"], tracked["ece"]) == pytest.approx((25.2, 5.6), abs=0.1)
+        assert (balanced["accuracy"], balanced["ece"]) == pytest.approx((25.2, 5.6), abs=0.1)

@@ -64,8 +64,13 @@ def batches(source):
 
 @pytest.fixture
 def build(source):
+    uncorrupted = np.random.default_rng(2).normal(size=(70, 3, 4, 4)).astype(np.float32)
     return lambda text: make_method(
-        text, None, network=lambda: TorchNetwork(lambda: copy.deepcopy(source))
+        text,
+        None,
+        network=lambda: TorchNetwork(
+            lambda: copy.deepcopy(source), source=lambda count: uncorrupted[:count]
+        ),
     )
 
 
@@ -98,7 +103,7 @@ def assert_parameters(model, expected, source):
         assert_allclose(parameter.detach(), wanted.detach(), atol=1e-6, err_msg=name)
 
 
-METHODS = ("torch-source", "tent", "sar", "cotta", "roid")
+METHODS = ("torch-source", "tent", "eata", "sar", "cotta", "roid")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -124,6 +129,81 @@ def test_tent_descends_the_mean_entropy(build, batches, source):
     expected = {name: norms[name] - 0.025 * grads[name] for name in norms}
     assert_parameters(method._network.model, expected, source)
     assert method.cost.num_parameters == sum(value.numel() for value in norms.values())
+
+
+def reliable_of(logits):
+    return (entropy(logits) < 0.4 * np.log(5)).nonzero().squeeze(1)
+
+
+def test_eata_weights_the_reliable_samples_by_how_sure_they_are(build, batches, source):
+    method = build("eata:rate=0.1:fisher=0")
+    method.predict(batches[0])
+    logits = source(torch.from_numpy(batches[0].pixel_values))
+    chosen = reliable_of(logits)
+    assert 0 < len(chosen) < 16
+    sure = entropy(logits)[chosen]
+    loss = (sure * torch.exp(0.4 * np.log(5) - sure).detach()).mean()
+    norms = norms_of(source)
+    grads = gradients(source, norms, loss)
+    expected = {name: norms[name] - 0.1 * grads[name] for name in norms}
+    assert_parameters(method._network.model, expected, source)
+    assert method.cost.num_backward == 1.0
+
+
+def test_eata_leaves_out_what_is_like_the_mean_of_what_counted(build, batches, source):
+    method = build("eata:rate=0:fisher=0:similarity=0.6")
+    method.predict(batches[0])
+    first, second = (source(torch.from_numpy(batch.pixel_values)) for batch in batches[:2])
+    mean = softmax(first)[reliable_of(first)].mean(dim=0)
+    assert_allclose(method._mean_probs, mean.detach(), rtol=1e-5)
+    reliable = reliable_of(second)
+    probs = softmax(second)[reliable]
+    cosine = (probs @ mean) / (probs.norm(dim=1) * mean.norm())
+    unlike = reliable[cosine < 0.6]
+    assert 0 < len(unlike) < len(reliable)
+    assert method._chosen(second.detach()).tolist() == unlike.tolist()
+    mean = 0.9 * mean + 0.1 * softmax(second)[unlike].mean(dim=0)
+    assert_allclose(method._mean_probs, mean.detach(), rtol=1e-5)
+
+
+def test_eata_takes_no_step_without_a_reliable_sample(build, batches, source):
+    method = build("eata:rate=0.1:fisher=0:similarity=0")
+    method.predict(batches[0])
+    before = copy.deepcopy(method._network.model)
+    method.predict(batches[1])
+    assert_parameters(method._network.model, dict(before.named_parameters()), source)
+    assert method.cost.num_backward == 0.5
+
+
+def test_eata_measures_the_fisher_information_batch_by_batch(build, source):
+    method = build("eata")
+    uncorrupted = method._network.source_pixels(70, method="eata")
+    norms = norms_of(source)
+    expected = dict.fromkeys(norms, 0.0)
+    for part in (uncorrupted[:64], uncorrupted[64:]):
+        log_probs = torch.log_softmax(source(part), dim=1)
+        grads = gradients(source, norms, -log_probs.max(dim=1).values.mean())
+        expected = {name: expected[name] + grads[name] ** 2 / 2 for name in norms}
+    for measured, by_hand in zip(method._information, expected.values(), strict=True):
+        assert_allclose(measured, by_hand, rtol=1e-4, atol=1e-9)
+
+
+def test_eata_is_held_near_the_source(build, batches):
+    def moved(text):
+        method = build(text)
+        for batch in batches:
+            method.predict(batch)
+        pairs = zip(method._trained, method._source, strict=True)
+        return sum(float(((now - then) ** 2).sum().detach()) for now, then in pairs)
+
+    free = moved("eata:rate=0.01:similarity=1:fisher=0")
+    bound = moved("eata:rate=0.01:similarity=1:fisher=50")
+    assert 0 < bound < free
+
+
+def test_eata_without_source_images_says_what_to_give(source):
+    with pytest.raises(ConfigError, match=r"eata: .* got none; give --source-data, or eata:fish"):
+        make_method("eata", None, network=lambda: TorchNetwork(lambda: copy.deepcopy(source)))
 
 
 def test_sar_steps_with_the_gradient_at_the_sharpest_point(build, batches, source):

@@ -10,12 +10,21 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.corruptions import blur, digital, glass, noise, weather
+from gain_apps.corruptions import (
+    bitstream,
+    blur,
+    digital,
+    glass,
+    noise,
+    sensor,
+    video,
+    weather,
+)
 from gain_apps.corruptions.constants import MAX_SEVERITY, REFERENCE_PX
 from gain_apps.corruptions.scaling import Field
 from gain_core.errors import ArrayError, ConfigError
 
-__all__ = ["CORRUPTIONS", "corrupt", "corrupt_float", "image_rng"]
+__all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "corrupt", "corrupt_float", "image_rng"]
 
 
 class _Corruption(Protocol):
@@ -26,7 +35,7 @@ class _Corruption(Protocol):
     ) -> Field: ...
 
 
-_FUNCTIONS: dict[str, _Corruption] = {
+_PUBLISHED: dict[str, _Corruption] = {
     "gaussian_noise": noise.gaussian_noise,
     "shot_noise": noise.shot_noise,
     "impulse_noise": noise.impulse_noise,
@@ -43,7 +52,19 @@ _FUNCTIONS: dict[str, _Corruption] = {
     "pixelate": digital.pixelate,
     "jpeg_compression": digital.jpeg_compression,
 }
-CORRUPTIONS: tuple[str, ...] = tuple(_FUNCTIONS)
+_EXTRA: dict[str, _Corruption] = {
+    "low_light": sensor.low_light,
+    "iso_noise": sensor.iso_noise,
+    "color_quant": sensor.color_quant,
+    "bit_error": bitstream.bit_error,
+    "h264_crf": video.h264_crf,
+    "h264_abr": video.h264_abr,
+    "h265_crf": video.h265_crf,
+    "h265_abr": video.h265_abr,
+}
+_FUNCTIONS = _PUBLISHED | _EXTRA
+CORRUPTIONS: tuple[str, ...] = tuple(_PUBLISHED)
+EXTRA_CORRUPTIONS: tuple[str, ...] = tuple(_EXTRA)
 
 _LEAST_SIDE_PX = 32
 # Float32 leaves k / 255 * 255 a hair below k, and the published pixels are cut, not rounded.
@@ -65,10 +86,11 @@ def corrupt(
     image : array, (H, W, 3) uint8 RGB
         Both sides at least 32 px. Not changed.
     name : str
-        One of `CORRUPTIONS`.
+        One of `CORRUPTIONS` or `EXTRA_CORRUPTIONS`.
     severity : float
         In [0, 5]. 1 to 5 are the published severities, 0 leaves the image as it is, and what
-        lies between interpolates the constants (`jpeg_compression` in whole steps of quality).
+        lies between interpolates the constants (`jpeg_compression` in whole steps of quality,
+        `color_quant` of levels).
     rng : Generator
         Everything random comes from it; see `image_rng`.
     pixel_scale : float, optional
@@ -85,13 +107,16 @@ def corrupt(
     ------
     ConfigError
         If the name is unknown, severity or scale are out of range, or `rng` is no generator.
+    BackendUnavailableError
+        If video is to be coded and PyAV (extra `video`) is missing.
     ArrayError
         If the image is not (H, W, 3) uint8 or smaller than 32 px.
 
     Notes
     -----
     ImageNet-C is made from 224 px images (resized to 256, centre crop). CIFAR-10-C has other
-    constants, for 32 px images; they are not offered here.
+    constants, for 32 px images; they are not offered here. The extra ones are named as in
+    ImageNet-3DCC, with constants of our own.
     """
     _check_image(image, np.uint8)
     _check_request(name, severity, rng=rng, pixel_scale=pixel_scale)
@@ -119,7 +144,8 @@ def corrupt_float(
     image : array, (H, W, 3) float32 RGB
         In [0, 1]; both sides at least 32 px. Not changed.
     name, severity, rng, pixel_scale
-        As for `corrupt`. `pixelate` and `jpeg_compression` work on 8-bit pixels by nature.
+        As for `corrupt`. What codes the image works on 8-bit pixels by nature, and so does
+        `pixelate`.
 
     Returns
     -------
@@ -212,7 +238,7 @@ def _check_image(image: Any, dtype: type[np.generic]) -> None:
 def _check_request(name: Any, severity: Any, *, rng: Any, pixel_scale: Any) -> None:
     """Refuse an unknown corruption, a number out of range or something else than a generator."""
     if not isinstance(name, str) or name not in _FUNCTIONS:
-        raise ConfigError(f"corruption: expected one of {', '.join(CORRUPTIONS)}, got {name!r}")
+        raise ConfigError(f"corruption: expected one of {', '.join(_FUNCTIONS)}, got {name!r}")
     if not _is_real(severity) or not 0 <= float(severity) <= MAX_SEVERITY:
         raise ConfigError(f"severity: expected a number in [0, {MAX_SEVERITY}], got {severity!r}")
     if not isinstance(rng, np.random.Generator):

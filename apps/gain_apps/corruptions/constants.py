@@ -1,8 +1,8 @@
-"""The published constants of ImageNet-C for 224 px images, and what lies between them.
+"""The published constants of ImageNet-C for 224 px images, our own, and what lies between them.
 
-Row s of a table belongs to severity s. Rows 1 to 5 are the published ones; row 0 is ours: the
-values at which the corruption has vanished. A severity between two integers interpolates the two
-rows, so that a ramp of severities is a ramp of images.
+Row s of a table belongs to severity s. Rows 1 to 5 of the fifteen are the published ones; row 0
+is ours: the values at which the corruption has vanished. A severity between two integers
+interpolates the two rows, so that a ramp of severities is a ramp of images.
 """
 
 from __future__ import annotations
@@ -67,6 +67,28 @@ _TABLES: dict[str, _Rows] = {
     "pixelate": ((1.0,), (0.6,), (0.5,), (0.4,), (0.3,), (0.25,)),
     # quality
     "jpeg_compression": ((100,), (25,), (18,), (15,), (10,), (7,)),
+    # From here on ours, none of ImageNet-C's.
+    # share of the light, noise of the photons at the image's own white, noise of the amplifier
+    "low_light": (
+        (1, 0, 0),
+        (0.30, 0.010, 0.002),
+        (0.18, 0.013, 0.002),
+        (0.10, 0.016, 0.003),
+        (0.06, 0.020, 0.003),
+        (0.03, 0.025, 0.004),
+    ),
+    # noise of the photons at white, noise of the amplifier
+    "iso_noise": ((0, 0), (0.08, 0.01), (0.12, 0.02), (0.18, 0.03), (0.26, 0.045), (0.38, 0.06)),
+    # levels of each channel: eight bits, then five to one
+    "color_quant": ((256,), (32,), (16,), (8,), (4,), (2,)),
+    # share of the coded bits that flip
+    "bit_error": ((0,), (3e-5,), (6e-5,), (1.2e-4,), (2.5e-4,), (5e-4,)),
+    # the encoder's constant rate factor
+    "h264_crf": ((10,), (31,), (36,), (41,), (46,), (51,)),
+    "h265_crf": ((10,), (31,), (36,), (41,), (46,), (51,)),
+    # bits per px of the whole clip
+    "h264_abr": ((2,), (0.4,), (0.2,), (0.1,), (0.05,), (0.025,)),
+    "h265_abr": ((2,), (0.4,), (0.2,), (0.1,), (0.05,), (0.025,)),
 }
 
 
@@ -76,9 +98,9 @@ def constants(name: str, severity: float) -> tuple[float, ...]:
     Parameters
     ----------
     name : str
-        One of the fifteen.
+        One of the fifteen or of the extra ones.
     severity : float
-        In [0, 5]. An integer gives the published row.
+        In [0, 5]. An integer gives a row of the table.
 
     Returns
     -------

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from gain_apps.corruptions.apply import CORRUPTIONS, corrupt, image_rng
+from gain_apps.corruptions.apply import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt, image_rng
 from gain_apps.corruptions.constants import MAX_SEVERITY, REFERENCE_PX
 from gain_core.errors import ConfigError, GainError
 
@@ -30,13 +30,21 @@ _QUALITY = 84
 _FORMATS = (".jpg", ".jpeg", ".png")
 
 
-def contact_sheet(photo: Pixels, *, seed: int = 0, tile_px: int = _TILE_PX) -> Pixels:
+def contact_sheet(
+    photo: Pixels,
+    *,
+    names: Sequence[str] = CORRUPTIONS,
+    seed: int = 0,
+    tile_px: int = _TILE_PX,
+) -> Pixels:
     """Draw the clean photograph and severities 1 to 5 of every corruption.
 
     Parameters
     ----------
     photo : array, (H, W, 3) uint8 RGB
         Sides of at least 32 px. A square one looks best.
+    names : sequence of str
+        Of the corruptions, top to bottom.
     seed : int
         For `image_rng`.
     tile_px : int
@@ -48,12 +56,12 @@ def contact_sheet(photo: Pixels, *, seed: int = 0, tile_px: int = _TILE_PX) -> P
         The sheet, labelled in black on white.
     """
     pitch = tile_px + _GAP_PX
-    height = _HEADER_PX + pitch * len(CORRUPTIONS)
+    height = _HEADER_PX + pitch * len(names)
     sheet = np.full((height, _LABEL_WIDTH_PX + pitch * (MAX_SEVERITY + 1), 3), 255, np.uint8)
     for severity in range(MAX_SEVERITY + 1):
         text = f"severity {severity}" if severity else "clean"
         _write(sheet, text, left=_LABEL_WIDTH_PX + severity * pitch, baseline=_HEADER_PX - 8)
-    for row, name in enumerate(CORRUPTIONS):
+    for row, name in enumerate(names):
         top = _HEADER_PX + row * pitch
         _write(sheet, name.replace("_", " "), left=6, baseline=top + tile_px // 2)
         for severity in range(MAX_SEVERITY + 1):
@@ -104,6 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("photo", type=Path, help="picture file; its middle square is used")
     parser.add_argument("--out", type=Path, required=True, help="sheet to write, .jpg or .png")
+    parser.add_argument("--extra", action="store_true", help="those of cameras and video too")
     parser.add_argument("--seed", type=int, default=0, help="seed of all random corruptions")
     return parser
 
@@ -114,7 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.out.suffix.lower() not in _FORMATS:
             raise ConfigError(f"--out: expected one of {', '.join(_FORMATS)}, got {arguments.out}")
-        _save(contact_sheet(read_photo(arguments.photo), seed=arguments.seed), arguments.out)
+        names = CORRUPTIONS + EXTRA_CORRUPTIONS if arguments.extra else CORRUPTIONS
+        photo = read_photo(arguments.photo)
+        _save(contact_sheet(photo, names=names, seed=arguments.seed), arguments.out)
     except GainError as err:
         print(f"error: {err}", file=sys.stderr)
         return 1

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_apps import corruptions
-from gain_apps.corruptions import CORRUPTIONS, corrupt, image_rng
+from gain_apps.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt, image_rng
 from gain_apps.evaluation.cache import FeatureCache
 from gain_apps.evaluation.image_data import CLEAN, Image, ImageData
 from gain_apps.evaluation.store import Outputs
@@ -108,7 +108,7 @@ class FeatureMaker:
             If a cache file or an image is damaged, or the network's outputs are not finite.
         """
         generated = self.data.domains is None
-        known = (CLEAN, *CORRUPTIONS) if generated else self.data.domains or ()
+        known = (CLEAN, *CORRUPTIONS, *EXTRA_CORRUPTIONS) if generated else self.data.domains or ()
         if domain not in known:
             raise ConfigError(f"domains: expected some of {', '.join(known)}, got {domain}")
         if generated and domain == CLEAN:

@@ -14,7 +14,7 @@ from gain_apps.evaluation.datasets import open_data
 from gain_apps.evaluation.features import FeatureMaker
 from gain_apps.evaluation.image_data import CLEAN, ImageData
 from gain_apps.evaluation.methods.protocol import Head
-from gain_apps.evaluation.methods.torch_network import TorchNetwork, timm_network
+from gain_apps.evaluation.methods.torch_network import SourcePixels, TorchNetwork, timm_network
 from gain_apps.evaluation.store import ANY_SEVERITY, FeatureStore, Outputs, PixelLoader
 from gain_apps.evaluation.streams import RAMP
 from gain_apps.evaluation.subject import OnImages, Subject
@@ -81,7 +81,7 @@ def open_images(args: Namespace, /, *, on_images: OnImages | None = None) -> Sub
             columns=columns,
             pixels=_pixels(args, maker),
         ),
-        network=_network(args, artifact, columns),
+        network=_network(args, artifact, columns, source=_source_pixels(args, maker)),
         record=_record(args, artifact, data, num_classes=len(head.bias)),
         default_order=data.default_order,
         single_severity=False,
@@ -100,7 +100,11 @@ def _pixels(args: Namespace, maker: FeatureMaker) -> PixelLoader:
 
 
 def _network(
-    args: Namespace, artifact: Artifact, columns: npt.NDArray[np.int64] | None
+    args: Namespace,
+    artifact: Artifact,
+    columns: npt.NDArray[np.int64] | None,
+    *,
+    source: SourcePixels | None,
 ) -> Callable[[], TorchNetwork] | None:
     """The network in torch, where it was named."""
     if args.torch_model is None and args.torch_weights is None:
@@ -108,7 +112,21 @@ def _network(
     if args.torch_model is None or args.torch_weights is None:
         raise ConfigError("--torch-model and --torch-weights: expected both or none")
     make = timm_network(args.torch_model, args.torch_weights, artifact.manifest.num_classes)
-    return lambda: TorchNetwork(make, columns=columns)
+    return lambda: TorchNetwork(make, columns=columns, source=source)
+
+
+def _source_pixels(args: Namespace, maker: FeatureMaker) -> SourcePixels | None:
+    """Pixel values of uncorrupted images spread over the data, where there are some."""
+    clean = _clean_maker(args, maker)
+    if clean is None:
+        return None
+
+    def pixels(count: int) -> npt.NDArray[np.float32]:
+        total = len(clean.data.labels)
+        chosen = np.linspace(0, total - 1, min(count, total)).astype(int)
+        return np.stack([clean.pixel_values(int(index), CLEAN, 0.0) for index in chosen])
+
+    return pixels
 
 
 def _open(
@@ -183,20 +201,25 @@ def _source_mean(
     """Mean feature of clean images, where a method needs it and there are some."""
     if not any(name.partition(":")[0] == FOA_SHIFT for name in args.methods):
         return None
-    if args.source_data is not None:
-        data = open_data(
-            args.source_data, maker.session.artifact.manifest.labels, class_file=args.classes
-        )
-        if data.domains is not None:
-            raise ConfigError(f"{args.source_data}: expected clean images, got a corrupted tree")
-        maker = FeatureMaker(
-            session=maker.session, data=data, cache=maker.cache, normalise=maker.normalise
-        )
-    elif maker.data.domains is not None:
+    clean_maker = _clean_maker(args, maker)
+    if clean_maker is None:
         return None
-    (clean,) = _views(maker, CLEAN, 0.0, count=1, on_images=on_images)
+    (clean,) = _views(clean_maker, CLEAN, 0.0, count=1, on_images=on_images)
     mean: npt.NDArray[np.float64] = clean.features.mean(axis=0, dtype=np.float64)
     return mean
+
+
+def _clean_maker(args: Namespace, maker: FeatureMaker) -> FeatureMaker | None:
+    """The maker for uncorrupted images: of --source-data, or of the data itself."""
+    if args.source_data is None:
+        return maker if maker.data.domains is None else None
+    labels = maker.session.artifact.manifest.labels
+    data = open_data(args.source_data, labels, class_file=args.classes)
+    if data.domains is not None:
+        raise ConfigError(f"{args.source_data}: expected clean images, got a corrupted tree")
+    return FeatureMaker(
+        session=maker.session, data=data, cache=maker.cache, normalise=maker.normalise
+    )
 
 
 def _subset(

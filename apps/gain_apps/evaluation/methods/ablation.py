@@ -13,7 +13,9 @@ from gain_apps.evaluation.methods.softmax import entropy, log_softmax
 from gain_core import (
     GainConfig,
     GainState,
+    GaussianState,
     Prediction,
+    ShiftState,
     evidence_path,
     expected_gain,
     init_state,
@@ -23,7 +25,7 @@ from gain_core import (
 )
 from gain_core.errors import ConfigError
 from gain_core.statistics import Evidence, accumulate
-from gain_core.step import collect, commit
+from gain_core.step import add_up, advance_shift, collect, commit, may_adapt
 
 __all__ = ["AblatedGain", "Ablation"]
 
@@ -51,10 +53,12 @@ class Ablation:
         `swapped`: q_bar proposes, q_hat evaluates.
     assignment : str
         What allots a sample to classes in every sum: p*, s or q_hat.
+        Gaussians only.
     reliability : bool
         Whether zeta weighs the sums (zeta = s at the assignment's own top class); without it
-        every sample weighs one.
+        every sample weighs one. Of a shift, it weighs the regression of the scale only.
     prior : str
+        Gaussians only.
         `both`: kappa / kappa_hat^2. `uniform`: 1/K. `reliability`: kappa / kappa_hat.
         `balancing`: 1 / kappa_hat.
 
@@ -110,12 +114,19 @@ class AblatedGain:
     config : GainConfig
     ablation : Ablation
         The neutral one gives what `Gain` gives.
+
+    Raises
+    ------
+    ConfigError
+        If the assignment or the prior is exchanged where a shift is proposed, which has neither.
     """
 
     def __init__(self, head: Head, config: GainConfig, ablation: Ablation, /) -> None:
+        if config.proposal == "shift":
+            _refuse_gaussian_parts(ablation)
         self._config = config
         self._ablation = ablation
-        self._prototypes = prepare_prototypes(head.weight, config)
+        self._prototypes = prepare_prototypes(head.weight, config, bias=head.bias)
         self._state: GainState = init_state(self._prototypes, config)
 
     @property
@@ -126,11 +137,7 @@ class AblatedGain:
     def predict(self, batch: Batch, /) -> Floats:
         """The ablated log p*, predicted before the batch is learned from, (B, K)."""
         step = self._step(batch)
-        evidence = self._collect(batch.features, step)
-        added = accumulate(evidence, self._state.statistics)
-        state = commit(self._state, added, prototypes=self._prototypes, config=self._config)
-        geometry = replace(state.geometry, log_prior=self._log_prior(state))
-        self._state = replace(state, geometry=geometry)
+        self._learn(self._collect(batch.features, step))
         result: Floats = np.asarray(step.prediction.log_probs)
         return result
 
@@ -147,14 +154,26 @@ class AblatedGain:
             evidence=step.evidence,
         )
 
+    def _learn(self, evidence: Evidence) -> None:
+        """Add the rows to the sums and derive what predictions read."""
+        prototypes, config = self._prototypes, self._config
+        if isinstance(self._state, ShiftState):
+            seen = add_up(evidence, self._state, prototypes=prototypes, config=config)
+            self._state = advance_shift(self._state, seen, prototypes=prototypes, config=config)
+            return
+        added = accumulate(evidence, self._state.statistics)
+        state = commit(self._state, added, prototypes=prototypes, config=config)
+        geometry = replace(state.geometry, log_prior=self._log_prior(state))
+        self._state = replace(state, geometry=geometry)
+
     def _step(self, batch: Batch) -> _Step:
-        """Propose, evaluate and intervene; without history the source answers."""
-        source = log_softmax(batch.logits.astype(self._state.geometry.centers.dtype))
-        if not bool(self._state.geometry.has_history):
+        """Propose, evaluate and intervene; where nothing may be proposed the source answers."""
+        source = log_softmax(batch.logits.astype(self._prototypes.centered.dtype))
+        if not bool(may_adapt(self._state)):
             zeros = np.zeros(len(source), dtype=source.dtype)
             prediction = _prediction(source, source, strength=zeros, gain=zeros)
             return _Step(prediction, source, np.zeros_like(source))
-        posterior = posteriors(batch.features, self._state, config=self._config)
+        posterior = posteriors(batch.features, batch.logits, self._state, config=self._config)
         proposal, evaluator = (np.asarray(log_probs) for log_probs in posterior)
         if self._ablation.role == "swapped":
             proposal, evaluator = evaluator, proposal
@@ -207,7 +226,7 @@ class AblatedGain:
             reliability=evidence.accepted,
         )
 
-    def _log_prior(self, state: GainState) -> Floats:
+    def _log_prior(self, state: GaussianState) -> Floats:
         """log pi by the ablation's prior, normalised, (K,)."""
         if self._ablation.prior == "both":
             return np.asarray(state.geometry.log_prior)
@@ -228,6 +247,18 @@ class AblatedGain:
             return log_probs
         floor = log_probs.dtype.type(math.log(self._config.prob_floor))
         return log_softmax(np.maximum(log_probs, floor))
+
+
+def _refuse_gaussian_parts(ablation: Ablation) -> None:
+    """Where a shift is proposed there are no class sums to allot and no class prior."""
+    neutral = Ablation()
+    for name in ("assignment", "prior"):
+        value, default = getattr(ablation, name), getattr(neutral, name)
+        if value != default:
+            raise ConfigError(
+                f"{name}: expected {default} where a shift is proposed, got {value}; "
+                "use balanced, paper or paper-l2, whose Gaussians it concerns"
+            )
 
 
 def jensen_shannon(first: Floats, second: Floats, /) -> Floats:

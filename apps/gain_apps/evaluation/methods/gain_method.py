@@ -6,6 +6,8 @@ import numpy as np
 
 from gain_apps.evaluation.methods.protocol import Batch, Cost, Diagnosis, Floats, Head
 from gain_core import Gain, GainConfig, posteriors
+from gain_core.errors import ConfigError
+from gain_core.step import may_adapt
 
 __all__ = ["GainMethod"]
 
@@ -19,10 +21,38 @@ class GainMethod:
     config : GainConfig
     update_every : int
         See `Gain`.
+    measured : bool
+        Measure the shift from the mean logits of clean images instead of from equal ones.
+
+    Raises
+    ------
+    ConfigError
+        If `measured` and the head comes without the clean images' mean features.
     """
 
-    def __init__(self, head: Head, config: GainConfig, /, *, update_every: int = 1) -> None:
-        self._gain = Gain(head.weight, config, update_every=update_every)
+    def __init__(
+        self,
+        head: Head,
+        config: GainConfig,
+        /,
+        *,
+        update_every: int = 1,
+        measured: bool = False,
+    ) -> None:
+        mean_logits = None
+        if measured:
+            if head.source_mean is None:
+                raise ConfigError(
+                    "measured: needs features of uncorrupted images; add --source-data"
+                )
+            mean_logits = head.logits(head.source_mean[None])[0].astype(np.float32)
+        self._gain = Gain(
+            head.weight,
+            config,
+            update_every=update_every,
+            bias=head.bias,
+            mean_logits=mean_logits,
+        )
 
     @property
     def cost(self) -> Cost:
@@ -45,8 +75,8 @@ class GainMethod:
         source = np.asarray(prediction.source_log_probs)
         evidence = np.zeros_like(source)
         state = self._gain.state
-        if bool(state.geometry.has_history):
-            proposal, _ = posteriors(batch.features, state, config=self._gain.config)
+        if bool(may_adapt(state)):
+            proposal, _ = posteriors(batch.features, batch.logits, state, config=self._gain.config)
             evidence = np.asarray(proposal) - source
         return Diagnosis(
             strength=np.asarray(prediction.strength),

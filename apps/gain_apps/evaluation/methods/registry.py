@@ -46,15 +46,18 @@ _WITHOUT_HEAD = frozenset({"lame"})
 _WITH_TORCH = {
     "torch-source": ("tent", "TorchSource"),
     "tent": ("tent", "Tent"),
+    "eata": ("eata", "Eata"),
     "sar": ("tent", "Sar"),
     "cotta": ("cotta", "Cotta"),
     "roid": ("roid", "Roid"),
+    "foa": ("foa", "Foa"),
 }
 TORCH_METHODS: tuple[str, ...] = tuple(_WITH_TORCH)
 METHODS: tuple[str, ...] = ("source", *PRESETS, *_BASELINES)
 ALL_METHODS = (*METHODS, *TORCH_METHODS)
 
 _CONFIG_KEYS = frozenset(item.name for item in fields(GainConfig))
+_GAIN_KEYS = frozenset({"update_every", "measured"})
 _ABLATION_KEYS = frozenset(item.name for item in fields(Ablation))
 
 
@@ -97,8 +100,8 @@ def make_method(
     Parameters
     ----------
     spec : MethodSpec or str
-        GAIN presets take every key of `GainConfig` and `Ablation`, and `update_every`; the
-        baselines take the keywords of their classes.
+        GAIN presets take every key of `GainConfig` and `Ablation`, `update_every` and `measured`;
+        the baselines take the keywords of their classes.
     head : Head
     network : callable, optional
         Makes the network in torch, for the methods that train it.
@@ -153,14 +156,13 @@ def describe_method(spec: MethodSpec, /) -> dict[str, Any]:
     record: dict[str, Any] = {"name": spec.name, "config": config.to_dict()}
     if not ablation.is_neutral:
         record["ablation"] = {item.name: getattr(ablation, item.name) for item in fields(ablation)}
-    if "update_every" in spec.options:
-        record["update_every"] = spec.options["update_every"]
+    record |= {key: spec.options[key] for key in _GAIN_KEYS if key in spec.options}
     return record
 
 
 def gain_settings(spec: MethodSpec, /) -> tuple[GainConfig, Ablation]:
     """The config and the ablation that a spec of a GAIN preset means."""
-    _check_options(spec, _CONFIG_KEYS | _ABLATION_KEYS | {"update_every"})
+    _check_options(spec, _CONFIG_KEYS | _ABLATION_KEYS | _GAIN_KEYS)
     changes: dict[str, Any] = {k: v for k, v in spec.options.items() if k in _CONFIG_KEYS}
     exchanged: dict[str, Any] = {k: v for k, v in spec.options.items() if k in _ABLATION_KEYS}
     try:
@@ -175,10 +177,15 @@ def _make_gain(spec: MethodSpec, head: Head) -> Method:
     update_every = spec.options.get("update_every", 1)
     if isinstance(update_every, bool) or not isinstance(update_every, int):
         raise ConfigError(f"{spec.text}: update_every: expected a whole number of frames")
+    measured = spec.options.get("measured", False)
+    if not isinstance(measured, bool):
+        raise ConfigError(f"{spec.text}: measured: expected true or false, got {measured!r}")
     if ablation.is_neutral:
-        return GainMethod(head, config, update_every=update_every)
+        return GainMethod(head, config, update_every=update_every, measured=measured)
     if update_every != 1:
         raise ConfigError(f"{spec.text}: ablations learn after every batch; drop update_every")
+    if measured:
+        raise ConfigError(f"{spec.text}: ablations have no measured mean logits; drop measured")
     return AblatedGain(head, config, ablation)
 
 

@@ -14,13 +14,16 @@ from gain_apps.evaluation.methods.protocol import Batch, Floats
 from gain_core._optional import require
 from gain_core.errors import ConfigError, NumericsError, ParityError
 
-__all__ = ["NetworkMaker", "TorchNetwork", "timm_network"]
+__all__ = ["NetworkMaker", "SourcePixels", "TorchNetwork", "timm_network"]
 
 # Of the largest logit: other kernels round differently, other weights are far beyond.
 PARITY = 0.02
 
 # Makes the source network anew, in evaluation mode.
 NetworkMaker = Callable[[], Any]
+# (number of images) to pixel values of that many uncorrupted images, or of all where there are
+# fewer, (N, 3, H, W).
+SourcePixels = Callable[[int], npt.NDArray[np.float32]]
 
 
 def timm_network(name: str, weights: Path, num_classes: int, /) -> NetworkMaker:
@@ -66,14 +69,22 @@ class TorchNetwork:
     make : NetworkMaker
     columns : array, (K,) int64, or None
         Which of the network's logits count.
+    source : SourcePixels, optional
+        Uncorrupted images, for methods that measure the source first.
     """
 
     def __init__(
-        self, make: NetworkMaker, /, *, columns: npt.NDArray[np.int64] | None = None
+        self,
+        make: NetworkMaker,
+        /,
+        *,
+        columns: npt.NDArray[np.int64] | None = None,
+        source: SourcePixels | None = None,
     ) -> None:
         self.torch = require("torch", extra="eval")
         self._make = make
         self._columns = columns
+        self._source = source
         self._checked = False
         self.model: Any = make()
 
@@ -115,6 +126,21 @@ class TorchNetwork:
                 "run them on an artifact and images, not on a bed"
             )
         return self.torch.from_numpy(batch.pixel_values)
+
+    def source_pixels(self, count: int, /, *, method: str, instead: str = "") -> Any:
+        """Pixel values of some uncorrupted images as a tensor, (N, 3, H, W).
+
+        Raises
+        ------
+        ConfigError
+            If there are none; `instead` says how to do without.
+        """
+        if self._source is None:
+            raise ConfigError(
+                f"{method}: expected uncorrupted images to measure the source on, got none; "
+                f"give --source-data{instead}"
+            )
+        return self.torch.from_numpy(self._source(count))
 
     def logits(self, pixel_values: Any, /, *, model: Any = None) -> Any:
         """The network's logits, (B, K), with gradients where parameters are trained."""

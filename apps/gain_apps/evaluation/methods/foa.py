@@ -1,0 +1,170 @@
+"""FOA: prompts found by an evolution strategy, with forward passes only, and a shifted answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gain_apps.evaluation.methods.prompted import PromptedNetwork
+from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats
+from gain_apps.evaluation.methods.torch_network import TorchNetwork
+from gain_core._optional import require
+from gain_core.errors import ConfigError
+
+__all__ = ["Foa"]
+
+FULL_BATCH = 64
+MEAN_RATE = 0.1
+
+
+class Foa:
+    """Forward-optimisation adaptation.
+
+    Each batch is shown to the network once per candidate prompt of a CMA evolution strategy. A
+    candidate's fitness is the sum of the entropies and, weighted, how far mean and deviation of
+    every block's activations are from the source's; the fittest candidate's logits are the
+    answer. Features are moved by the running distance of their batch means from the source's.
+
+    Parameters
+    ----------
+    network : TorchNetwork
+        A vision transformer of timm's, with uncorrupted images.
+    num_prompts : int
+    population : int
+        Candidates per batch: as many forward passes.
+    discrepancy : float
+        Weight of the activations' distance for a batch of 64, in proportion for others.
+    sigma : float
+        First step size of the search, which starts at zero.
+    shift : float
+        Of the features, in running distances.
+    num_source : int
+        Uncorrupted images on which the activations are measured.
+    seed : int
+
+    Notes
+    -----
+    Activations are those the head pools: the class token's, or the mean over patches. The running
+    mean that the shift follows is updated after the batch is answered, with the features of the
+    fittest candidate before the shift.
+    """
+
+    uses_pixels = True
+
+    def __init__(
+        self,
+        network: TorchNetwork,
+        /,
+        *,
+        num_prompts: int = 3,
+        population: int = 28,
+        discrepancy: float = 0.4,
+        sigma: float = 1.0,
+        shift: float = 1.0,
+        num_source: int = 32,
+        seed: int = 0,
+    ) -> None:
+        if num_prompts < 1 or population < 4:
+            raise ConfigError(
+                "foa: expected at least 1 prompt and a population of at least 4, "
+                f"got {num_prompts} and {population}"
+            )
+        self._cmaes = require("cmaes", extra="eval")
+        self._network = network
+        self._num_prompts = num_prompts
+        self._population = population
+        self._discrepancy = discrepancy
+        self._sigma = sigma
+        self._shift = shift
+        self._num_source = num_source
+        self._seed = seed
+        self._measured: Any = None
+        self._mean: Any = None
+        self.reset()
+
+    @property
+    def cost(self) -> Cost:
+        """A forward pass per candidate; the strategy's covariance is most of the state."""
+        count = self._num_prompts * self._prompted.width
+        return Cost(
+            num_forward=float(self._population),
+            num_parameters=count,
+            # Float64: covariance, its eigenvectors, eigenvalues, mean and two evolution paths;
+            # float32: the source's means and deviations, and the running mean.
+            state_bytes=8 * (2 * count * count + 4 * count) + 4 * self._num_statistics,
+        )
+
+    def predict(self, batch: Batch, /) -> Floats:
+        """Search once, answer with the fittest candidate, and follow its features, (B, K)."""
+        network, torch = self._network, self._network.torch
+        pixels = network.pixels(batch)
+        best: tuple[float, Any, Any] | None = None
+        tried = []
+        with torch.no_grad():
+            self._check_parity(pixels, batch)
+            for _ in range(self._population):
+                candidate = self._search.ask()
+                prompts = torch.from_numpy(candidate.astype(np.float32))
+                logits = self._prompted.logits(
+                    pixels, prompts=prompts.reshape(self._num_prompts, -1), shift=self._moved_by()
+                )
+                fitness = self._fitness(logits)
+                tried.append((candidate, fitness))
+                if best is None or fitness < best[0]:
+                    best = (fitness, logits, self._prompted.features.mean(dim=0))
+        self._search.tell(tried)
+        assert best is not None
+        _, answer, mean = best
+        self._mean = mean if self._mean is None else torch.lerp(self._mean, mean, MEAN_RATE)
+        return network.log_probs(answer)
+
+    def reset(self) -> None:
+        """Prompts searched from zero, nothing shifted."""
+        self._network.reset()
+        self._prompted = PromptedNetwork(self._network)
+        if self._measured is None:
+            self._measured = self._measure()
+        self._search = self._cmaes.CMA(
+            mean=np.zeros(self._num_prompts * self._prompted.width),
+            sigma=self._sigma,
+            population_size=self._population,
+            seed=self._seed,
+        )
+        self._mean = None
+        self._checked = False
+
+    @property
+    def _num_statistics(self) -> int:
+        """Numbers kept about activations."""
+        statistics, mean = self._measured
+        kept = sum(centre.numel() + spread.numel() for centre, spread in statistics)
+        return int(kept + 2 * mean.numel())
+
+    def _measure(self) -> tuple[list[tuple[Any, Any]], Any]:
+        """Mean and deviation of each block's activations, and the mean feature, on the source."""
+        pixels = self._network.source_pixels(self._num_source, method="foa")
+        with self._network.torch.no_grad():
+            self._prompted.logits(pixels)
+        return self._prompted.statistics(), self._prompted.features.mean(dim=0)
+
+    def _check_parity(self, pixels: Any, batch: Batch) -> None:
+        """One pass without prompts, on the first batch only."""
+        if not self._checked:
+            self._checked = True
+            self._network.check_parity(self._prompted.logits(pixels), batch)
+
+    def _moved_by(self) -> Any:
+        """What is added to the features; None before the first batch."""
+        return None if self._mean is None else self._shift * (self._measured[1] - self._mean)
+
+    def _fitness(self, logits: Any) -> float:
+        """Entropies and weighted distance of the activations of the pass just made."""
+        apart = sum(
+            (mean - source_mean).norm() + (spread - source_spread).norm()
+            for (mean, spread), (source_mean, source_spread) in zip(
+                self._prompted.statistics(), self._measured[0], strict=True
+            )
+        )
+        weight = self._discrepancy * len(logits) / FULL_BATCH
+        return float(self._network.entropy(logits).sum() + weight * apart)
