@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import logging
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +18,26 @@ from gain_apps.export_adaptive import (
     check_adaptive_arguments,
     write_adaptive,
 )
+from gain_apps.export_engine import (
+    add_engine_arguments,
+    check_engine_arguments,
+    write_engine,
+)
+from gain_apps.export_precision import (
+    add_precision_arguments,
+    check_precision_arguments,
+    precision_target,
+    write_precision,
+)
+from gain_apps.export_text import Written, print_json, print_text
 from gain_core import __version__
 from gain_core.errors import ArtifactError, ConfigError, GainError
 
 if TYPE_CHECKING:
     from gain_export import ExportReport, PreprocessOverrides
     from gain_export.adaptive import AdaptiveReport
+    from gain_export.engine import EngineReport
+    from gain_export.precision import PrecisionReport
     from gain_export.report import OnStep
     from gain_runtime.fitness import Fitness
 
@@ -39,6 +52,9 @@ examples:
   gain-export mine.onnx --like resnet50.a1_in1k    the file exists: written to mine.gain.onnx
   gain-export vit_b16.onnx --adaptive --update-every 16    and vit_b16.adaptive.onnx beside it
   gain-export vit_b16.gain.onnx --calibrate photos/    an artifact: adds its fitness report
+  gain-export vit_b16.gain.onnx --precision fp16 --verify-images photos/
+  gain-export vit_b16.gain.onnx --precision int8 --calibrate photos/    vit_b16.int8.gain.onnx
+  gain-export vit_b16.gain.onnx --engine --max-batch 16    an artifact: builds vit_b16.gain.engine
 """
 
 # Flags that only one of the two roads takes.
@@ -80,7 +96,9 @@ def build_parser() -> argparse.ArgumentParser:
             "a timm model's own is the default; for an ONNX file it has to be given",
         )
     )
+    add_precision_arguments(parser.add_argument_group("lower precision"))
     add_adaptive_arguments(parser.add_argument_group("an adaptive file"))
+    add_engine_arguments(parser.add_argument_group("a TensorRT engine"))
     _add_check_arguments(parser.add_argument_group("checks and output"))
     parser.add_argument("--version", action="version", version=f"gain-edge {__version__}")
     return parser
@@ -98,7 +116,8 @@ def _add_check_arguments(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="DIR",
         help="unlabelled clean images of the known classes: write a fitness report into "
-        "the artifact, which the runtime adapts by (docs/method.md); of an artifact, only that",
+        "the artifact, which the runtime adapts by (docs/method.md), and calibrate --precision "
+        "int8 on them; of an artifact, only that",
     )
     group.add_argument("--json", action="store_true", help="print the report as one JSON object")
     group.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
@@ -182,12 +201,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         with _logging(debug=args.debug):
-            check_adaptive_arguments(args)
+            check_precision_arguments(args)
+            check_adaptive_arguments(_as_adapted(args))
+            check_engine_arguments(args)
             report = None if _is_finished(args) else _export(args)
             fitness = _calibrate(args, args.target if report is None else report.path)
             if report is not None and fitness is not None:
                 report = _as_it_is_now(report)
-            adaptive = _adapt(args, report)
+            precision = _lower(args, report)
+            adaptive = _adapt(args, report, precision)
+            engine = _build_engine(args, report, precision)
     except GainError as err:
         if args.debug:
             traceback.print_exc()
@@ -196,27 +219,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("gain-export: interrupted; nothing was written", file=sys.stderr)
         return 130
-    if args.json:
-        record = {} if report is None else report.to_dict()
-        if fitness is not None:
-            record["fitness"] = asdict(fitness)
-        if adaptive is not None:
-            record["adaptive"] = adaptive.to_dict()
-        print(json.dumps(record, ensure_ascii=False))
-        return 0
-    if report is not None:
-        _print_report(report)
-    if fitness is not None:
-        _print_fitness(fitness)
-    if adaptive is not None:
-        size = f"{adaptive.size_bytes / 1e6:.1f} MB, state {adaptive.state_bytes / 1e6:.2f} MB"
-        _print_row("adaptive", f"{adaptive.path} ({size}, update every {adaptive.update_every})")
+    show = print_json if args.json else print_text
+    show(Written(report, fitness, precision, adaptive, engine))
     return 0
 
 
 def _is_finished(args: argparse.Namespace) -> bool:
     """Whether the target is an artifact already and only what is made from it is wanted."""
-    wanted = args.adaptive or args.calibrate is not None
+    wanted = args.adaptive or args.engine or args.precision or args.calibrate is not None
     if not wanted or args.output is not None or not args.target.is_file():
         return False
     from gain_export.onnx_file import is_artifact
@@ -239,11 +249,40 @@ def _as_it_is_now(report: ExportReport) -> ExportReport:
     return replace(report, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
 
 
-def _adapt(args: argparse.Namespace, report: ExportReport | None) -> AdaptiveReport | None:
+def _lower(args: argparse.Namespace, report: ExportReport | None) -> PrecisionReport | None:
+    """Write the artifact in lower precision if it is wanted."""
+    if args.precision is None:
+        return None
+    return write_precision(args, args.target if report is None else report.path)
+
+
+def _as_adapted(args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments as --adaptive sees them: it builds on the lower precision where one is."""
+    if args.precision is None:
+        return args
+    return argparse.Namespace(**vars(args) | {"target": precision_target(args), "output": None})
+
+
+def _adapt(
+    args: argparse.Namespace, report: ExportReport | None, precision: PrecisionReport | None
+) -> AdaptiveReport | None:
     """Write the adaptive file if it is wanted."""
     if not args.adaptive:
         return None
+    if precision is not None:
+        return write_adaptive(args, precision.path)
     return write_adaptive(args, args.target if report is None else report.path)
+
+
+def _build_engine(
+    args: argparse.Namespace, report: ExportReport | None, precision: PrecisionReport | None
+) -> EngineReport | None:
+    """Build or check the engine if it is wanted, of the lower precision where one is."""
+    if not args.engine:
+        return None
+    if precision is not None:
+        return write_engine(args, precision.path)
+    return write_engine(args, args.target if report is None else report.path)
 
 
 @contextmanager
@@ -354,59 +393,6 @@ def _overrides(args: argparse.Namespace) -> PreprocessOverrides:
         crop_mode=args.crop_mode,
         channel_order=args.channel_order,
     )
-
-
-def _print_report(report: ExportReport) -> None:
-    """What a person wants to know about the artifact, on standard error."""
-    spec, numbers = report.preprocess, report.verification
-    mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (spec.mean, spec.std))
-    rows = (
-        (
-            "artifact",
-            f"{report.path} ({report.size_bytes / 1e6:.1f} MB, sha256 {report.sha256[:12]})",
-        ),
-        ("source", report.source),
-        ("head", f"{report.num_classes} classes x {report.feature_dim} features"),
-        (
-            "input",
-            f"{spec.width_px} x {spec.height_px} px {spec.channel_order}, {spec.interpolation}, "
-            f"{spec.crop_mode} crop {spec.crop_fraction:g}, mean {mean}, std {std}",
-        ),
-        ("format", f"opset {report.opset}, IR {report.ir_version}"),
-        (
-            "verified",
-            f"against {numbers['reference']} on {numbers['images']} images "
-            f"({numbers['image_source']}), batches of {numbers['batch_sizes']}",
-        ),
-        (
-            "agreement",
-            f"top-1 {float(numbers['top1_agreement']):.1%}, "
-            f"largest logit difference {float(numbers['logits_max_abs_diff']):.2g} "
-            f"(allowed {float(numbers['logits_allowed_diff']):.2g}), "
-            f"smallest cosine {float(numbers['logits_cosine_min']):.7f}",
-        ),
-        ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items())),
-    )
-    for name, text in rows:
-        _print_row(name, text)
-
-
-def _print_fitness(fitness: Fitness) -> None:
-    """The fitness report, numbers and words."""
-    from gain_export.fitness import advice
-
-    _print_row(
-        "fitness",
-        f"on {fitness.num_images} images: |z| {fitness.feature_norm:.3g}, common share "
-        f"{fitness.common_share:.2f}, alignment {fitness.alignment:.2f}, "
-        f"confidence {fitness.confidence:.2f}",
-    )
-    for line in advice(fitness, len(fitness.mean_logits)):
-        _print_row("", line)
-
-
-def _print_row(name: str, text: str) -> None:
-    print(f"{name:<10} {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

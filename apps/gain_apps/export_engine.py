@@ -1,0 +1,108 @@
+"""The part of gain-export that builds the TensorRT engine beside the artifact."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gain_apps.export_progress import progress_line
+from gain_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gain_export.engine import EngineOptions, EngineReport
+
+__all__ = ["add_engine_arguments", "check_engine_arguments", "engine_row", "write_engine"]
+
+_NEEDS_ENGINE = ("compute_capability", "max_batch", "builder_level", "no_build")
+
+
+def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
+    """Add the flags."""
+    group.add_argument(
+        "--engine",
+        action="store_true",
+        help="build NAME.engine beside the artifact with TensorRT or TensorRT-RTX, unless the one "
+        "there still fits (docs/tensorrt.md); of an artifact, only that",
+    )
+    group.add_argument(
+        "--compute-capability",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="GPUs to build for, as 86 for 8.6 (default: the one here)",
+    )
+    group.add_argument("--max-batch", type=int, metavar="N", help="largest batch size (default: 8)")
+    group.add_argument(
+        "--builder-level",
+        type=int,
+        metavar="N",
+        help="0 builds fastest, 5 looks longest for fast kernels (default: the library's)",
+    )
+    group.add_argument(
+        "--no-build",
+        action="store_true",
+        default=None,
+        help="only check the engine that is there: refused if it is missing or stale",
+    )
+
+
+def check_engine_arguments(args: argparse.Namespace) -> None:
+    """Refuse what cannot be built, before anything is exported.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If no TensorRT library is installed.
+    ConfigError
+        If a flag needs --engine or is out of range.
+    """
+    if not args.engine:
+        for name in _NEEDS_ENGINE:
+            if getattr(args, name) is not None:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag}: is a setting of --engine; add that, or leave it out")
+        return
+    from gain_runtime.tensorrt_library import installed_library
+
+    _options(args)
+    installed_library()
+
+
+def write_engine(args: argparse.Namespace, artifact_path: Path, /) -> EngineReport:
+    """Build or check the engine beside an artifact.
+
+    Raises
+    ------
+    ArtifactError, BackendUnavailableError, ConfigError, EngineError
+        As `gain_export.engine.build_engine`.
+    """
+    from gain_export.engine import build_engine, check_engine
+
+    if args.no_build:
+        return check_engine(artifact_path, options=_options(args))
+    with progress_line(enabled=not args.json) as on_step:
+        return build_engine(
+            artifact_path, options=_options(args), force=args.force, on_step=on_step
+        )
+
+
+def engine_row(report: EngineReport, /) -> str:
+    """What a person wants to know about an engine, in a line."""
+    header = report.header
+    targets = " ".join(str(capability) for capability in header.compute_capabilities)
+    how = f"built in {report.seconds:.1f} s" if report.built else "still fits"
+    return (
+        f"{report.path} ({report.size_bytes / 1e6:.1f} MB, {how}, {header.library} "
+        f"{header.version}, compute capability {targets}, batches to {header.profile[-1]})"
+    )
+
+
+def _options(args: argparse.Namespace) -> EngineOptions:
+    from gain_export.engine.options import DEFAULT_MAX_BATCH, EngineOptions
+
+    return EngineOptions(
+        compute_capabilities=tuple(args.compute_capability or ()),
+        max_batch=DEFAULT_MAX_BATCH if args.max_batch is None else args.max_batch,
+        builder_level=args.builder_level,
+    )

@@ -1,0 +1,127 @@
+"""The part of gain-export that writes an artifact again in fp16, bf16 or int8."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gain_core.errors import ArtifactError, ConfigError
+
+if TYPE_CHECKING:
+    from gain_export.precision import PrecisionReport
+
+__all__ = [
+    "add_precision_arguments",
+    "check_precision_arguments",
+    "precision_rows",
+    "precision_target",
+    "write_precision",
+]
+
+# As gain_export.precision has them; spelt out because --help imports neither onnx nor onnxruntime.
+_PRECISIONS = ("fp16", "bf16", "int8")
+_CALIBRATIONS = ("minmax", "percentile")
+
+
+def add_precision_arguments(group: argparse._ArgumentGroup) -> None:
+    """Add the flags."""
+    group.add_argument(
+        "--precision",
+        choices=_PRECISIONS,
+        help="write NAME.PRECISION.gain.onnx too, verified against float32 on the images of "
+        "--verify-images or --calibrate (docs/precision.md); of an artifact, write only that",
+    )
+    group.add_argument(
+        "--calibration",
+        choices=_CALIBRATIONS,
+        help="how int8 ranges come from the images of --calibrate (default: minmax)",
+    )
+    group.add_argument(
+        "--allow-drift",
+        action="store_true",
+        default=None,
+        help="write it although it differs from float32 by more than the bar",
+    )
+
+
+def check_precision_arguments(args: argparse.Namespace) -> None:
+    """Refuse what cannot be written, before anything is exported.
+
+    Raises
+    ------
+    ArtifactError
+        If the file exists and --force is not given.
+    ConfigError
+        If a flag needs another one.
+    """
+    if args.precision is None:
+        if args.allow_drift is not None:
+            raise ConfigError("--allow-drift: is a setting of --precision; add that")
+        if args.calibration is not None:
+            raise ConfigError("--calibration: is a setting of --precision int8; add that")
+        return
+    if args.precision == "int8" and args.calibrate is None:
+        raise ConfigError(
+            "--precision int8: expected calibration images; add --calibrate DIR with clean images "
+            "of the classes the network knows"
+        )
+    if args.precision != "int8" and args.calibration is not None:
+        raise ConfigError(
+            f"--calibration: is a setting of --precision int8, got {args.precision}; leave it out"
+        )
+    path = precision_target(args)
+    if path.exists() and not args.force:
+        raise ArtifactError(f"{path}: exists already; --force replaces it")
+
+
+def precision_target(args: argparse.Namespace) -> Path:
+    """Where --precision writes."""
+    from gain_export.precision import precision_path
+
+    return precision_path(args.output or args.target, args.precision)
+
+
+def write_precision(args: argparse.Namespace, artifact_path: Path, /) -> PrecisionReport:
+    """Write an artifact in lower precision beside it.
+
+    Raises
+    ------
+    ArtifactError, ConfigError, EngineError, ParityError
+        As `gain_export.precision.convert_precision`.
+    """
+    from gain_export.precision import convert_precision
+
+    return convert_precision(
+        artifact_path,
+        args.precision,
+        calibration_images=args.calibrate,
+        calibration=args.calibration or "minmax",
+        verify_images=args.verify_images,
+        allow_drift=bool(args.allow_drift),
+        force=args.force,
+    )
+
+
+def precision_rows(report: PrecisionReport) -> list[tuple[str, str]]:
+    """What a person wants to know about the file: a name and a text a line."""
+    share = report.size_bytes / report.float32_bytes
+    rows: list[tuple[str, str]] = [
+        (
+            report.precision,
+            f"{report.path} ({report.size_bytes / 1e6:.1f} MB, {share:.0%} of float32, "
+            f"sha256 {report.sha256[:12]})",
+        )
+    ]
+    drift = report.drift
+    if drift is not None:
+        rows.append(
+            (
+                "agreement",
+                f"with float32 on {drift.images} images ({report.image_source}): top-1 "
+                f"{drift.top1_agreement:.1%}, smallest cosine of features "
+                f"{drift.features_cosine_min:.5f}, of logits {drift.logits_cosine_min:.5f}",
+            )
+        )
+    rows.extend(("accepted", text) for text in report.accepted)
+    return rows

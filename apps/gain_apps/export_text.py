@@ -1,0 +1,112 @@
+"""What gain-export tells about the files it wrote: text on standard error, or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from gain_apps.export_engine import engine_row
+from gain_apps.export_precision import precision_rows
+
+if TYPE_CHECKING:
+    from gain_export import ExportReport
+    from gain_export.adaptive import AdaptiveReport
+    from gain_export.engine import EngineReport
+    from gain_export.precision import PrecisionReport
+    from gain_runtime.fitness import Fitness
+
+__all__ = ["Written", "print_json", "print_text"]
+
+
+class Written(NamedTuple):
+    """Everything one call wrote; None for what was not asked for."""
+
+    artifact: ExportReport | None
+    fitness: Fitness | None
+    precision: PrecisionReport | None
+    adaptive: AdaptiveReport | None
+    engine: EngineReport | None
+
+
+def print_json(written: Written) -> None:
+    """Everything that was written, as one object on standard output."""
+    record = {} if written.artifact is None else written.artifact.to_dict()
+    if written.fitness is not None:
+        record["fitness"] = asdict(written.fitness)
+    for name in ("precision", "adaptive", "engine"):
+        part: PrecisionReport | AdaptiveReport | EngineReport | None = getattr(written, name)
+        if part is not None:
+            record[name] = part.to_dict()
+    print(json.dumps(record, ensure_ascii=False))
+
+
+def print_text(written: Written) -> None:
+    """Everything that was written, for a person."""
+    if written.artifact is not None:
+        _print_report(written.artifact)
+    if written.fitness is not None:
+        _print_fitness(written.fitness)
+    if written.precision is not None:
+        for name, text in precision_rows(written.precision):
+            _print_row(name, text)
+    if written.adaptive is not None:
+        adaptive = written.adaptive
+        size = f"{adaptive.size_bytes / 1e6:.1f} MB, state {adaptive.state_bytes / 1e6:.2f} MB"
+        _print_row("adaptive", f"{adaptive.path} ({size}, update every {adaptive.update_every})")
+    if written.engine is not None:
+        _print_row("engine", engine_row(written.engine))
+
+
+def _print_report(report: ExportReport) -> None:
+    """What a person wants to know about the artifact, on standard error."""
+    spec, numbers = report.preprocess, report.verification
+    mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (spec.mean, spec.std))
+    rows = (
+        (
+            "artifact",
+            f"{report.path} ({report.size_bytes / 1e6:.1f} MB, sha256 {report.sha256[:12]})",
+        ),
+        ("source", report.source),
+        ("head", f"{report.num_classes} classes x {report.feature_dim} features"),
+        (
+            "input",
+            f"{spec.width_px} x {spec.height_px} px {spec.channel_order}, {spec.interpolation}, "
+            f"{spec.crop_mode} crop {spec.crop_fraction:g}, mean {mean}, std {std}",
+        ),
+        ("format", f"opset {report.opset}, IR {report.ir_version}"),
+        (
+            "verified",
+            f"against {numbers['reference']} on {numbers['images']} images "
+            f"({numbers['image_source']}), batches of {numbers['batch_sizes']}",
+        ),
+        (
+            "agreement",
+            f"top-1 {float(numbers['top1_agreement']):.1%}, "
+            f"largest logit difference {float(numbers['logits_max_abs_diff']):.2g} "
+            f"(allowed {float(numbers['logits_allowed_diff']):.2g}), "
+            f"smallest cosine {float(numbers['logits_cosine_min']):.7f}",
+        ),
+        ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items())),
+    )
+    for name, text in rows:
+        _print_row(name, text)
+
+
+def _print_fitness(fitness: Fitness) -> None:
+    """The fitness report, numbers and words."""
+    from gain_export.fitness import advice
+
+    _print_row(
+        "fitness",
+        f"on {fitness.num_images} images: |z| {fitness.feature_norm:.3g}, common share "
+        f"{fitness.common_share:.2f}, alignment {fitness.alignment:.2f}, "
+        f"confidence {fitness.confidence:.2f}",
+    )
+    for line in advice(fitness, len(fitness.mean_logits)):
+        _print_row("", line)
+
+
+def _print_row(name: str, text: str) -> None:
+    print(f"{name:<10} {text}", file=sys.stderr)

@@ -1,0 +1,16 @@
+"""Precision passes: an artifact's network in fp16, bf16 or int8, verified against float32."""
+
+from __future__ import annotations
+
+from gain_export.precision.bars import BARS, PRECISIONS, Bar, Precision
+from gain_export.precision.convert import PrecisionReport, convert_precision, precision_path
+
+__all__ = [
+    "BARS",
+    "PRECISIONS",
+    "Bar",
+    "Precision",
+    "PrecisionReport",
+    "convert_precision",
+    "precision_path",
+]

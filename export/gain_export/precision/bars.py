@@ -1,0 +1,141 @@
+"""How far a network in lower precision may be from its float32 artifact, and measuring it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from gain_core.errors import ParityError
+from gain_runtime.artifact import Artifact
+from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.preprocess import preprocess_batch
+
+__all__ = ["BARS", "PRECISIONS", "Bar", "Drift", "Precision", "measure_drift"]
+
+Precision = Literal["fp16", "bf16", "int8"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """The least that is accepted without --allow-drift.
+
+    Attributes
+    ----------
+    top1_agreement : float
+        Share of images that get the float32 artifact's class.
+    cosine : float
+        Of the features and of the logits of every single image.
+    """
+
+    top1_agreement: float
+    cosine: float
+
+
+# bf16 keeps 8 bits of mantissa where fp16 keeps 11, hence the lower bar.
+BARS: dict[Precision, Bar] = {
+    "fp16": Bar(top1_agreement=0.99, cosine=0.999),
+    "bf16": Bar(top1_agreement=0.98, cosine=0.99),
+    "int8": Bar(top1_agreement=0.95, cosine=0.98),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """What lower precision changed on some images.
+
+    Attributes
+    ----------
+    images : int
+    top1_agreement : float
+    features_cosine_min, logits_cosine_min : float
+        Of the image that differs most.
+    logits_max_abs_diff : float
+    """
+
+    images: int
+    top1_agreement: float
+    features_cosine_min: float
+    logits_cosine_min: float
+    logits_max_abs_diff: float
+
+    def misses(self, bar: Bar, /) -> list[str]:
+        """What is below a bar, one phrase each."""
+        found = []
+        if self.top1_agreement < bar.top1_agreement:
+            found.append(
+                f"top-1 agreement {self.top1_agreement:.1%}, expected {bar.top1_agreement:.1%}"
+            )
+        for name, cosine in (
+            ("features", self.features_cosine_min),
+            ("logits", self.logits_cosine_min),
+        ):
+            if cosine < bar.cosine:
+                found.append(f"{name}: smallest cosine {cosine:.5f}, expected {bar.cosine:g}")
+        return found
+
+
+def measure_drift(
+    candidate: Artifact, reference: Artifact, /, images: Sequence[npt.NDArray[np.uint8]]
+) -> Drift:
+    """Run both artifacts over images on the CPU and compare them.
+
+    Parameters
+    ----------
+    candidate, reference : Artifact
+        In lower precision and in float32, of the same network.
+    images : sequence of arrays, (H, W, 3) uint8 RGB
+
+    Returns
+    -------
+    Drift
+
+    Raises
+    ------
+    EngineError
+        If ONNX Runtime cannot run one of them.
+    ParityError
+        If the candidate's features or logits are not finite.
+    """
+    pixel_values = preprocess_batch(list(images), reference.manifest.preprocess)
+    features, logits = _run(candidate, pixel_values)
+    for name, values in (("features", features), ("logits", logits)):
+        bad = int(np.sum(~np.isfinite(values).all(axis=1)))
+        if bad:
+            raise ParityError(
+                f"{name}: expected finite values in lower precision, got NaN or infinity on {bad} "
+                f"of {len(values)} images: values overflow; choose bf16, or stay with float32"
+            )
+    exact_features, exact_logits = _run(reference, pixel_values)
+    return Drift(
+        images=len(images),
+        top1_agreement=float(np.mean(logits.argmax(axis=1) == exact_logits.argmax(axis=1))),
+        features_cosine_min=_smallest_cosine(features, exact_features),
+        logits_cosine_min=_smallest_cosine(logits, exact_logits),
+        logits_max_abs_diff=float(np.abs(logits - exact_logits).max()),
+    )
+
+
+def _run(artifact: Artifact, pixel_values: Floats) -> tuple[Floats, Floats]:
+    """Features and logits, image by image: an artifact may be fixed to batches of one."""
+    with OnnxSession(artifact) as session:
+        found = [session.infer(pixel_values[i : i + 1]) for i in range(len(pixel_values))]
+        # The session may reuse its buffers.
+        features = np.concatenate([np.array(pair[0]) for pair in found])
+        logits = np.concatenate([np.array(pair[1]) for pair in found])
+    return features, logits
+
+
+def _smallest_cosine(got: Floats, want: Floats) -> float:
+    """The smallest cosine of matching rows; two zero rows agree."""
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    cosines = np.sum(a * b, axis=1) / np.where(lengths > 0.0, lengths, 1.0)
+    both_zero = (np.abs(a).max(axis=1) == 0.0) & (np.abs(b).max(axis=1) == 0.0)
+    return float(np.where(both_zero, 1.0, cosines).min())

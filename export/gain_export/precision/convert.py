@@ -1,0 +1,294 @@
+"""Writing an artifact again in lower precision, verified against the float32 one."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto
+
+from gain_core.errors import ArtifactError, ConfigError, EngineError, ParityError
+from gain_export.photographs import read_photographs
+from gain_export.precision.bars import BARS, PRECISIONS, Drift, Precision, measure_drift
+from gain_export.precision.calibrate import CalibrationMethod, measure_ranges
+from gain_export.precision.lower import lower, lowered_values
+from gain_export.precision.quantise import find_layers, quantise
+from gain_export.write import VerifyImages, check_output, choose_images
+from gain_runtime.adaptive_artifact import ADAPTIVE_PREFIX
+from gain_runtime.artifact import Artifact, load_artifact, read_model, write_metadata
+from gain_runtime.atomic_file import write_atomically
+from gain_runtime.preprocess import preprocess_batch
+
+__all__ = ["PrecisionReport", "convert_precision", "precision_path"]
+
+_LOW_TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+_MARK = "precision"
+_LARGEST_FP16 = 65504.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionReport:
+    """An artifact in lower precision that was written, and how far it is from float32.
+
+    Attributes
+    ----------
+    path : Path
+    sha256 : str
+        Of the file's bytes, hexadecimal.
+    precision : str
+    size_bytes, float32_bytes : int
+        Of this file and of the artifact it was made from.
+    image_source : str
+        What it was verified on.
+    drift : Drift or None
+        None where it could not be run here and was accepted all the same.
+    accepted : tuple of str
+        What missed the bar and was accepted by --allow-drift.
+    """
+
+    path: Path
+    sha256: str
+    precision: Precision
+    size_bytes: int
+    float32_bytes: int
+    image_source: str
+    drift: Drift | None
+    accepted: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values, ready for JSON."""
+        return asdict(self) | {"path": str(self.path)}
+
+
+def precision_path(artifact_path: str | Path, precision: Precision, /) -> Path:
+    """Where an artifact's copy in lower precision goes.
+
+    Parameters
+    ----------
+    artifact_path : str or Path
+        `NAME.gain.onnx` or `NAME.onnx`.
+    precision : str
+
+    Returns
+    -------
+    Path
+        `NAME.PRECISION.gain.onnx` in the same folder.
+    """
+    path = Path(artifact_path)
+    name = path.name.removesuffix(".onnx").removesuffix(".gain")
+    return path.with_name(f"{name}.{precision}.gain.onnx")
+
+
+def convert_precision(
+    artifact_path: str | Path,
+    precision: Precision,
+    /,
+    *,
+    calibration_images: str | Path | None = None,
+    calibration: CalibrationMethod = "minmax",
+    verify_images: str | Path | None = None,
+    allow_drift: bool = False,
+    force: bool = False,
+) -> PrecisionReport:
+    """Write an artifact's network in lower precision beside it; the artifact is not changed.
+
+    Parameters
+    ----------
+    artifact_path : str or Path
+        In float32.
+    precision : {"fp16", "bf16", "int8"}
+    calibration_images : str or Path, optional
+        Folder of images; `int8` needs it.
+    calibration : {"minmax", "percentile"}, optional
+        How int8 ranges come from them, see `measure_ranges`.
+    verify_images : str or Path, optional
+        Folder to verify on; the calibration images without it, drawn ones without both.
+    allow_drift : bool, optional
+        Write the file although it misses the bar, or although it cannot be run on this machine.
+    force : bool, optional
+        Replace an existing file.
+
+    Returns
+    -------
+    PrecisionReport
+
+    Raises
+    ------
+    ArtifactError
+        If a file or folder cannot be read or written, nothing in the graph can be lowered, or
+        the artifact is in lower precision or adaptive already.
+    ConfigError
+        If the precision is unknown, or int8 has no calibration images.
+    EngineError
+        If ONNX Runtime cannot run the result, or the float32 network.
+    ParityError
+        If it misses its bar. Nothing is written in any of these cases.
+    """
+    source = Path(artifact_path)
+    output = _checked_output(source, precision, calibration_images, force=force)
+    reference = load_artifact(source)
+    model, _ = read_model(source)
+    _refuse_converted(model, reference)
+    folder = verify_images or calibration_images
+    images = choose_images(None if folder is None else Path(folder))
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".gain-export-") as scratch:
+        if precision == "int8":
+            assert calibration_images is not None
+            calibrated = read_photographs(Path(calibration_images))
+            _to_int8(model, reference, calibrated, method=calibration, scratch=Path(scratch))
+        else:
+            if precision == "fp16":
+                _check_overflow(model, reference, images, scratch=Path(scratch))
+            lower(model, _LOW_TYPES[precision])
+        candidate = Path(scratch) / output.name
+        drift, accepted = _verified(
+            model, candidate, reference, images, precision=precision, allow_drift=allow_drift
+        )
+    data = _described(model, reference, precision, images, drift)
+    try:
+        write_atomically(output, data)
+    except OSError as err:
+        raise ArtifactError(f"{output}: cannot be written ({err.strerror or err})") from err
+    return PrecisionReport(
+        path=output,
+        sha256=hashlib.sha256(data).hexdigest(),
+        precision=precision,
+        size_bytes=len(data),
+        float32_bytes=source.stat().st_size,
+        image_source=images.source,
+        drift=drift,
+        accepted=accepted,
+    )
+
+
+def _checked_output(
+    source: Path, precision: Precision, calibration_images: str | Path | None, *, force: bool
+) -> Path:
+    """Where the file goes, after every refusal that needs no work."""
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision}")
+    if precision == "int8" and calibration_images is None:
+        raise ConfigError(
+            "precision int8: expected calibration images, got none; add --calibrate DIR with "
+            "clean images of the classes the network knows"
+        )
+    output = precision_path(source, precision)
+    check_output(output, force=force)
+    return output
+
+
+def _refuse_converted(model: onnx.ModelProto, artifact: Artifact) -> None:
+    """Rounding twice, or rounding GAIN's own arithmetic, is never what is meant."""
+    done = artifact.manifest.verification.get(_MARK)
+    if done is not None:
+        raise ArtifactError(
+            f"{artifact.path}: expected a float32 artifact, got one in {done}; "
+            "name the artifact it was made from"
+        )
+    if any(item.key.startswith(ADAPTIVE_PREFIX) for item in model.metadata_props):
+        raise ArtifactError(
+            f"{artifact.path}: expected an artifact, got an adaptive file; name the artifact it "
+            "was made from, and make that adaptive afterwards"
+        )
+
+
+def _check_overflow(
+    model: onnx.ModelProto, artifact: Artifact, images: VerifyImages, /, *, scratch: Path
+) -> None:
+    """Refuse values that float16 cannot hold.
+
+    ONNX Runtime's CPU provider computes float16 products in float32 and drops the casts between
+    them, so that running the result here would not show what overflows on a device.
+    """
+    ranges = measure_ranges(
+        model,
+        lowered_values(model, TensorProto.FLOAT16),
+        preprocess_batch(list(images.images), artifact.manifest.preprocess),
+        method="minmax",
+        folder=scratch,
+    )
+    name = max(ranges, key=ranges.__getitem__, default="")
+    if name and ranges[name] > _LARGEST_FP16:
+        raise ParityError(
+            f"{artifact.path}: {name}: expected at most {_LARGEST_FP16:g}, the largest "
+            f"fp16 number, got {ranges[name]:.3g} on {images.source}; "
+            "choose bf16, or stay with float32"
+        )
+
+
+def _to_int8(
+    model: onnx.ModelProto,
+    artifact: Artifact,
+    images: Sequence[npt.NDArray[np.uint8]],
+    /,
+    *,
+    method: CalibrationMethod,
+    scratch: Path,
+) -> None:
+    """Calibrate on images and put the model into int8, in place."""
+    layers = find_layers(model, head_weight=artifact.manifest.head.weight)
+    ranges = measure_ranges(
+        model,
+        sorted({layer.value for layer in layers}),
+        preprocess_batch(list(images), artifact.manifest.preprocess),
+        method=method,
+        folder=scratch,
+    )
+    quantise(model, layers, ranges)
+
+
+def _verified(
+    model: onnx.ModelProto,
+    candidate: Path,
+    reference: Artifact,
+    images: VerifyImages,
+    /,
+    *,
+    precision: Precision,
+    allow_drift: bool,
+) -> tuple[Drift | None, tuple[str, ...]]:
+    """The drift measured, and what of it is accepted although it misses the bar."""
+    candidate.write_bytes(model.SerializeToString())
+    try:
+        drift = measure_drift(load_artifact(candidate), reference, images.images)
+    except EngineError as err:
+        reason = " ".join(str(err).replace(str(candidate), candidate.name).split())
+        if not allow_drift:
+            raise EngineError(
+                f"{candidate.name}: {precision} cannot be verified, because ONNX Runtime's CPU "
+                f"provider cannot run it ({reason[:200]}); nothing was written; --allow-drift "
+                "writes it unverified for a device that can"
+            ) from err
+        return None, (f"not verified: {reason[:200]}",)
+    missed = drift.misses(BARS[precision])
+    if missed and not allow_drift:
+        raise ParityError(
+            f"{candidate.name}: {precision} is too far from float32 on {drift.images} images "
+            f"({images.source}): {'; '.join(missed)}; nothing was written; --allow-drift accepts it"
+        )
+    return drift, tuple(missed)
+
+
+def _described(
+    model: onnx.ModelProto,
+    reference: Artifact,
+    precision: Precision,
+    images: VerifyImages,
+    drift: Drift | None,
+) -> bytes:
+    """The finished file's bytes: the manifest as it was, but for what was verified."""
+    numbers: dict[str, float | int | str] = {
+        _MARK: precision,
+        "reference": reference.path.name,
+        "reference_sha256": reference.sha256,
+        "image_source": images.source,
+    }
+    numbers |= {"verified": "no"} if drift is None else asdict(drift)
+    write_metadata(model, replace(reference.manifest, verification=numbers))
+    return bytes(model.SerializeToString())

@@ -1,0 +1,239 @@
+"""The mixed-precision pass: matrix products in fp16 or bf16, everything delicate in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import TensorProto, helper
+
+from gain_core.errors import ArtifactError
+from gain_export.graph import free_name, subgraphs
+from gain_export.precision.tensors import fits_low, hoist_constants, low_tensor
+
+__all__ = ["lower", "lowered_values"]
+
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Conv"})
+# Operators that move values or cut them off: exact in any precision, so a cast passes through.
+_MOVES = frozenset(
+    {
+        "Clip",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Identity",
+        "Relu",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+# With one constant operand these are the bias and the scale of a product; with two computed ones
+# they are a residual sum or a gate, which stays in float32.
+_AFFINE = frozenset({"Add", "Mul"})
+# Conv takes bfloat16 from opset 22 only, which is newer than what devices read.
+_NOT_IN_BFLOAT16 = frozenset({"Conv"})
+
+
+def lower(model: onnx.ModelProto, low_type: int, /) -> int:
+    """Move a float32 graph's MatMul, Gemm and Conv into a 16-bit type.
+
+    LayerNormalization and its decomposed form, Softmax, reductions, residual sums, inputs and
+    outputs stay float32. A value is cast at most once in either direction, and no cast follows
+    another. A constant that is used in low precision only is stored in it, under its own name.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Changed in place; opset, format version and metadata stay.
+    low_type : int
+        `TensorProto.FLOAT16` or `TensorProto.BFLOAT16`. At the opsets devices read, Conv has no
+        bfloat16 form and stays float32.
+
+    Returns
+    -------
+    int
+        How many matrix products are in low precision now.
+
+    Raises
+    ------
+    ArtifactError
+        If there is none that could be lowered.
+    """
+    hoist_constants(model)
+    chosen = _choose(model, low_type)
+    products = sum(model.graph.node[position].op_type in _PRODUCTS for position in chosen)
+    if not products:
+        raise ArtifactError(
+            "precision: expected MatMul, Gemm or Conv of float32 arrays, found none that can be "
+            "lowered; keep the float32 artifact"
+        )
+    _Rewriter(model, chosen, low_type).run()
+    del model.graph.value_info[:]  # states types that have changed
+    return products
+
+
+def lowered_values(model: onnx.ModelProto, low_type: int, /) -> list[str]:
+    """Name the computed values that `lower` would hold in low precision, inputs of products too.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        In float32; its Constant nodes become initializers, in place.
+    low_type : int
+        As for `lower`.
+
+    Returns
+    -------
+    list of str
+        Sorted.
+    """
+    hoist_constants(model)
+    computed = _float_values(model) - {tensor.name for tensor in model.graph.initializer}
+    found: set[str] = set()
+    for position in _choose(model, low_type):
+        node = model.graph.node[position]
+        found |= {*node.input, *node.output} & computed
+    return sorted(found)
+
+
+def _choose(model: onnx.ModelProto, low_type: int) -> set[int]:
+    """Positions of the nodes that go into low precision."""
+    floats = _float_values(model)
+    fits = {
+        tensor.name: fits_low(tensor, low_type)
+        for tensor in model.graph.initializer
+        if tensor.data_type == TensorProto.FLOAT
+    }
+    low_values: set[str] = set()
+    chosen: set[int] = set()
+    for position, node in enumerate(model.graph.node):
+        if node.domain not in ("", "ai.onnx") or not all(name in floats for name in node.output):
+            continue
+        if low_type == TensorProto.BFLOAT16 and node.op_type in _NOT_IN_BFLOAT16:
+            continue
+        if _goes_low(node, floats, fits=fits, low_values=low_values):
+            chosen.add(position)
+            low_values.update(node.output)
+    return chosen
+
+
+def _goes_low(
+    node: onnx.NodeProto, floats: set[str], *, fits: dict[str, bool], low_values: set[str]
+) -> bool:
+    """Whether a node with float32 results belongs in low precision."""
+    inputs = [name for name in node.input if name]
+    if not all(fits.get(name, True) for name in inputs):
+        return False
+    if node.op_type in _PRODUCTS:
+        return all(name in floats for name in inputs)
+    if node.op_type in _MOVES:
+        return inputs[0] in low_values
+    if node.op_type in _AFFINE:
+        return any(name in low_values for name in inputs) and any(name in fits for name in inputs)
+    return False
+
+
+def _float_values(model: onnx.ModelProto) -> set[str]:
+    """Names of the values known to be float32 tensors."""
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    values = (*inferred.input, *inferred.output, *inferred.value_info)
+    names = {item.name for item in values if item.type.tensor_type.elem_type == TensorProto.FLOAT}
+    return names | {
+        item.name for item in inferred.initializer if item.data_type == TensorProto.FLOAT
+    }
+
+
+class _Rewriter:
+    """Writes the graph anew; a value keeps its name in float32 and gets a second one in low."""
+
+    def __init__(self, model: onnx.ModelProto, chosen: set[int], low_type: int) -> None:
+        self._model = model
+        self._chosen = chosen
+        self._type = low_type
+        self._suffix = "fp16" if low_type == TensorProto.FLOAT16 else "bf16"
+        self._constants = {
+            tensor.name: position for position, tensor in enumerate(model.graph.initializer)
+        }
+        self._floats = _float_values(model)
+        self._full_uses = self._used_in_full()
+        self._low_names: dict[str, str] = {}
+        self._only_low: set[str] = set()
+        self._nodes: list[onnx.NodeProto] = []
+
+    def run(self) -> None:
+        """Rewrite nodes and constants in place."""
+        graph = self._model.graph
+        originals = [(position in self._chosen, node) for position, node in enumerate(graph.node)]
+        for is_low, node in originals:
+            if is_low:
+                self._write_low(node)
+            else:
+                for name in _reads(node):
+                    self._in_full(name)
+                self._nodes.append(node)
+        for value in graph.output:
+            self._in_full(value.name)
+        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self._nodes]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+    def _used_in_full(self) -> set[str]:
+        """Values that a float32 node or the caller reads."""
+        graph = self._model.graph
+        used = {value.name for value in graph.output}
+        for position, node in enumerate(graph.node):
+            if position not in self._chosen:
+                used.update(_reads(node))
+        return used
+
+    def _write_low(self, node: onnx.NodeProto) -> None:
+        """One node with its floating-point values in low precision."""
+        low = onnx.NodeProto()
+        low.CopyFrom(node)
+        for position, name in enumerate(node.input):
+            if name in self._floats:
+                low.input[position] = self._in_low(name)
+        for position, name in enumerate(node.output):
+            low.output[position] = self._low_names[name] = self._name(name)
+            self._only_low.add(name)
+        self._nodes.append(low)
+
+    def _in_low(self, name: str) -> str:
+        """The low-precision form of a value, made where there is none yet."""
+        if name in self._low_names:
+            return self._low_names[name]
+        if name in self._constants and name not in self._full_uses:
+            tensor = self._model.graph.initializer[self._constants[name]]
+            tensor.CopyFrom(low_tensor(tensor, self._type))
+            self._low_names[name] = name
+            return name
+        self._low_names[name] = self._name(name)
+        self._cast(name, self._low_names[name], self._type)
+        return self._low_names[name]
+
+    def _in_full(self, name: str) -> None:
+        """See that a value exists in float32, under its own name."""
+        if name in self._only_low:
+            self._only_low.remove(name)
+            self._cast(self._low_names[name], name, TensorProto.FLOAT)
+
+    def _cast(self, source: str, target: str, data_type: int) -> None:
+        self._nodes.append(
+            helper.make_node("Cast", [source], [target], name=f"{target}.cast", to=data_type)
+        )
+
+    def _name(self, name: str) -> str:
+        return free_name(self._model, f"{name}.{self._suffix}")
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Every value a node reads, those its subgraphs capture included."""
+    yield from (name for name in node.input if name)
+    for graph in subgraphs(node):
+        yield from (value.name for value in graph.output)
+        for inner in graph.node:
+            yield from _reads(inner)

@@ -1,0 +1,191 @@
+"""The int8 pass: QuantizeLinear and DequantizeLinear around the layers with constant weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from gain_core.errors import ArtifactError
+from gain_export.graph import attribute, free_name, subgraphs
+from gain_export.precision.tensors import hoist_constants
+
+__all__ = ["Layer", "find_layers", "quantise"]
+
+_LARGEST_INT8 = 127
+# The output channel of a weight, by operator: Gemm's depends on transB.
+_CHANNEL_AXES = {"MatMul": -1, "Conv": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A MatMul, Gemm or Conv whose weight is constant.
+
+    Attributes
+    ----------
+    position : int
+        Of its node in the graph.
+    value, weight : str
+        What it reads: a computed float32 value, and an initializer.
+    axis : int
+        The weight's axis of output channels.
+    """
+
+    position: int
+    value: str
+    weight: str
+    axis: int
+
+
+def find_layers(model: onnx.ModelProto, /, *, head_weight: str) -> list[Layer]:
+    """Find the layers that int8 is worth its error for, all but the head.
+
+    Products of two computed values (attention) stay float32, and so does the head: adaptation
+    starts from its exact rows.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Its float32 Constant nodes become initializers, in place.
+    head_weight : str
+        Name of the head's weight.
+
+    Returns
+    -------
+    list of Layer
+        In graph order.
+
+    Raises
+    ------
+    ArtifactError
+        If there is none.
+    """
+    hoist_constants(model)
+    weights = {
+        tensor.name: len(tensor.dims)
+        for tensor in model.graph.initializer
+        if tensor.data_type == TensorProto.FLOAT
+    }
+    layers = []
+    for position, node in enumerate(model.graph.node):
+        if node.domain not in ("", "ai.onnx") or node.op_type not in (*_CHANNEL_AXES, "Gemm"):
+            continue
+        value, weight = node.input[0], node.input[1]
+        if weight == head_weight or weight not in weights or value in weights:
+            continue
+        if weights[weight] < 2:
+            continue
+        axis = _CHANNEL_AXES.get(node.op_type, 0 if attribute(node, "transB", 0) else 1)
+        layer = Layer(position=position, value=value, weight=weight, axis=axis % weights[weight])
+        layers.append(layer)
+    if not layers:
+        raise ArtifactError(
+            "precision int8: expected MatMul, Gemm or Conv with constant float32 weights before "
+            "the head, found none; keep the float32 artifact"
+        )
+    return layers
+
+
+def quantise(model: onnx.ModelProto, layers: list[Layer], ranges: Mapping[str, float], /) -> None:
+    """Store the layers' weights as int8 and round what they read to int8.
+
+    Weights are symmetric with one scale a channel, what the layers read is symmetric int8 with
+    one scale: TensorRT takes no zero point other than zero. Biases stay float32.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Changed in place; opset, format version, metadata, inputs and outputs stay.
+    layers : list of Layer
+        Of this very graph.
+    ranges : mapping
+        Magnitude of every value the layers read; one that is always zero is left alone.
+    """
+    graph = model.graph
+    before: dict[int, list[onnx.NodeProto]] = {}
+    rounded: dict[str, str] = {}
+    stored: dict[tuple[str, int], str] = {}
+    for layer in layers:
+        if ranges[layer.value] <= 0.0:
+            continue
+        made = before.setdefault(layer.position, [])
+        if layer.value not in rounded:
+            rounded[layer.value] = _round_value(model, layer.value, ranges[layer.value], made)
+        key = (layer.weight, layer.axis)
+        if key not in stored:
+            stored[key] = _store_weight(model, layer, made)
+        graph.node[layer.position].input[0] = rounded[layer.value]
+        graph.node[layer.position].input[1] = stored[key]
+    nodes = []
+    for position, node in enumerate(graph.node):
+        nodes += before.get(position, [])
+        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    _drop_unused(graph)
+
+
+def _round_value(
+    model: onnx.ModelProto, value: str, magnitude: float, made: list[onnx.NodeProto]
+) -> str:
+    """Nodes that round a value to int8 and back; returns the rounded value's name."""
+    scale = np.array(magnitude / _LARGEST_INT8, dtype=np.float32)
+    names = [free_name(model, f"{value}.{end}") for end in ("scale", "zero", "int8", "rounded")]
+    model.graph.initializer.extend(
+        [
+            numpy_helper.from_array(scale, names[0]),
+            numpy_helper.from_array(np.array(0, dtype=np.int8), names[1]),
+        ]
+    )
+    made.append(helper.make_node("QuantizeLinear", [value, *names[:2]], [names[2]], name=names[2]))
+    made.append(
+        helper.make_node("DequantizeLinear", [names[2], *names[:2]], [names[3]], name=names[3])
+    )
+    return names[3]
+
+
+def _store_weight(model: onnx.ModelProto, layer: Layer, made: list[onnx.NodeProto]) -> str:
+    """An int8 copy of a weight and the node that restores it; returns that value's name."""
+    tensor = next(item for item in model.graph.initializer if item.name == layer.weight)
+    integers, scales = _to_int8(numpy_helper.to_array(tensor), layer.axis)
+    names = [
+        free_name(model, f"{layer.weight}.{end}") for end in ("int8", "scales", "zeros", "restored")
+    ]
+    zeros = np.zeros(scales.shape, dtype=np.int8)
+    for name, array in zip(names, (integers, scales, zeros), strict=False):
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    made.append(
+        helper.make_node("DequantizeLinear", names[:3], [names[3]], name=names[3], axis=layer.axis)
+    )
+    return names[3]
+
+
+def _to_int8(
+    weight: npt.NDArray[np.generic], axis: int
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """Symmetric int8 with one scale a channel; an all-zero channel has scale one."""
+    array = np.asarray(weight, dtype=np.float32)
+    others = tuple(position for position in range(array.ndim) if position != axis)
+    largest = np.abs(array).max(axis=others, keepdims=True)
+    scales = np.where(largest > 0.0, largest / _LARGEST_INT8, 1.0).astype(np.float32)
+    integers = np.clip(np.rint(array / scales), -_LARGEST_INT8, _LARGEST_INT8).astype(np.int8)
+    return integers, scales.reshape(-1)
+
+
+def _drop_unused(graph: onnx.GraphProto) -> None:
+    """Remove the initializers that no node reads any more."""
+    used = {value.name for value in graph.output}
+    pending = [graph]
+    while pending:
+        inner = pending.pop()
+        for node in inner.node:
+            used.update(node.input)
+            pending.extend(subgraphs(node))
+        used.update(value.name for value in inner.output)
+    for position in reversed(range(len(graph.initializer))):
+        if graph.initializer[position].name not in used:
+            del graph.initializer[position]

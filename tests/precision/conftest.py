@@ -1,0 +1,126 @@
+"""Networks the precision passes are tested on: the road-sign ViT and a small conv net."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+from gain_apps.roadsigns.sample import render_labelled
+from gain_export import PreprocessOverrides, export_onnx
+from gain_runtime.artifact import write_metadata
+from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
+
+ROADSIGNS = Path(__file__).resolve().parents[2] / "models" / "roadsigns"
+SIZE_PX, WIDTH, CLASSES = 16, 12, 7
+
+
+@pytest.fixture(scope="session")
+def roadsigns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The road-sign ViT as an artifact; read only."""
+    path = tmp_path_factory.mktemp("roadsigns") / "roadsigns.gain.onnx"
+    half = (0.5, 0.5, 0.5)
+    spec = PreprocessOverrides(
+        img_size=(64, 64), mean=half, std=half, crop_fraction=1.0, interpolation="bicubic"
+    )
+    export_onnx(
+        ROADSIGNS / "roadsigns.onnx",
+        output=path,
+        labels=ROADSIGNS / "labels.txt",
+        preprocess=spec,
+    )
+    return path
+
+
+@pytest.fixture(scope="session")
+def signs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """A folder of 24 drawn signs, the same for the same seed."""
+
+    def draw(seed: int) -> Path:
+        folder = tmp_path_factory.mktemp("signs")
+        for index in range(24):
+            image, _ = render_labelled(index, seed=seed)
+            Image.fromarray(image).save(folder / f"{index:02}.png")
+        return folder
+
+    return draw
+
+
+def conv_net(scale: float = 1.0) -> onnx.ModelProto:
+    """Conv, Relu, residual Conv, mean, decomposed LayerNorm, Gemm head; `scale` its first maps."""
+    rng = np.random.default_rng(11)
+    arrays = {
+        "first": scale * rng.normal(size=(WIDTH, 3, 3, 3)) / 5.0,
+        "first.bias": rng.normal(size=WIDTH),
+        "second": rng.normal(size=(WIDTH, WIDTH, 3, 3)) / 10.0,
+        "epsilon": np.array(1e-5),
+        "gamma": rng.normal(size=WIDTH),
+        "head.weight": rng.normal(size=(CLASSES, WIDTH)),
+        "head.bias": rng.normal(size=CLASSES),
+    }
+    nodes = [
+        helper.make_node("Conv", ["pixel_values", "first", "first.bias"], ["c1"], pads=[1] * 4),
+        helper.make_node("Relu", ["c1"], ["r1"]),
+        helper.make_node("Conv", ["r1", "second"], ["c2"], pads=[1] * 4),
+        helper.make_node("Add", ["c2", "r1"], ["sum"]),
+        helper.make_node("GlobalAveragePool", ["sum"], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"]),
+        helper.make_node("ReduceMean", ["flat"], ["mean"], axes=[-1]),
+        helper.make_node("Sub", ["flat", "mean"], ["centered"]),
+        helper.make_node("Mul", ["centered", "centered"], ["square"]),
+        helper.make_node("ReduceMean", ["square"], ["variance"], axes=[-1]),
+        helper.make_node("Add", ["variance", "epsilon"], ["safe"]),
+        helper.make_node("Sqrt", ["safe"], ["deviation"]),
+        helper.make_node("Div", ["centered", "deviation"], ["unit"]),
+        helper.make_node("Mul", ["unit", "gamma"], ["features"]),
+        helper.make_node("Gemm", ["features", "head.weight", "head.bias"], ["logits"], transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "conv",
+        [helper.make_tensor_value_info("pixel_values", 1, ["batch", 3, SIZE_PX, SIZE_PX])],
+        [
+            helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", WIDTH]),
+            helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", CLASSES]),
+        ],
+        [numpy_helper.from_array(a.astype(np.float32), name) for name, a in arrays.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture
+def conv_artifact(tmp_path: Path) -> Callable[..., Path]:
+    """Writes `conv_net` as an artifact into this test's folder."""
+
+    def write(scale: float = 1.0) -> Path:
+        model = conv_net(scale)
+        model.metadata_props.add(key="author", value="tests")
+        half = (0.5, 0.5, 0.5)
+        manifest = Manifest(
+            source="conv",
+            weights_sha256="0" * 64,
+            input_name="pixel_values",
+            features_name="features",
+            logits_name="logits",
+            num_classes=CLASSES,
+            feature_dim=WIDTH,
+            labels=tuple(f"class {k}" for k in range(CLASSES)),
+            head=HeadLocation(weight="head.weight", layout="KD", bias="head.bias"),
+            preprocess=Preprocess(height_px=SIZE_PX, width_px=SIZE_PX, mean=half, std=half),
+        )
+        write_metadata(model, manifest)
+        path = tmp_path / "conv.gain.onnx"
+        path.write_bytes(model.SerializeToString())
+        return path
+
+    return write
+
+
+@pytest.fixture
+def plain_conv() -> onnx.ModelProto:
+    return conv_net()

@@ -1,0 +1,192 @@
+"""Artifacts in lower precision: verified, refused, described, made adaptive."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+
+from gain_apps.export import main
+from gain_apps.roadsigns.sample import render_labelled
+from gain_core import GainConfig
+from gain_core.errors import ArtifactError, ConfigError, EngineError, ParityError
+from gain_export.adaptive import add_adaptation
+from gain_export.precision import BARS, convert_precision, precision_path
+from gain_export.precision.bars import Drift
+from gain_runtime.adaptive_session import AdaptiveSession
+from gain_runtime.artifact import load_artifact
+from gain_runtime.preprocess import preprocess_batch
+
+
+@pytest.fixture(scope="module")
+def converted(roadsigns, signs):
+    """The road-sign ViT in fp16 and int8, calibrated on other signs than it is verified on."""
+    calibration, check = signs(1), signs(2)
+    return {
+        precision: convert_precision(
+            roadsigns, precision, calibration_images=calibration, verify_images=check
+        )
+        for precision in ("fp16", "int8")
+    }
+
+
+@pytest.mark.parametrize(("precision", "share"), [("fp16", 0.52), ("int8", 0.29)])
+def test_road_sign_vit_passes_its_bar_and_shrinks(converted, roadsigns, precision, share):
+    report = converted[precision]
+    assert report.drift is not None
+    assert report.drift.misses(BARS[precision]) == []
+    assert report.drift.images == 24
+    assert report.accepted == ()
+    assert report.path == precision_path(roadsigns, precision)
+    assert report.size_bytes < share * report.float32_bytes
+    manifest, source = (load_artifact(path).manifest for path in (report.path, roadsigns))
+    assert manifest.verification["precision"] == precision
+    assert manifest.labels == source.labels
+    assert manifest.head == source.head
+
+
+def test_int8_keeps_the_head_exactly(converted, roadsigns):
+    weights = [load_artifact(path).head_weight for path in (converted["int8"].path, roadsigns)]
+    np.testing.assert_array_equal(*weights)
+
+
+@pytest.mark.parametrize(("precision", "atol"), [("fp16", 0.01), ("int8", 0.15)])
+def test_adaptive_file_follows_the_float32_one(converted, roadsigns, tmp_path, precision, atol):
+    frames = [render_labelled(index, seed=5)[0] // 2 for index in range(80)]
+    spec = load_artifact(roadsigns).manifest.preprocess
+    pixel_values = preprocess_batch(frames, spec)
+    labels, probs, states = [], [], []
+    for path in (roadsigns, converted[precision].path):
+        target = tmp_path / f"{path.name}.adaptive.onnx"
+        add_adaptation(path, target, config=GainConfig.preset("tracked"))
+        with AdaptiveSession(target) as session:
+            found = [session.step(pixel_values[i : i + 1]).probs[0] for i in range(80)]
+            states.append({name: np.array(array) for name, array in session.arrays().items()})
+        probs.append(np.stack(found))
+        labels.append(probs[-1].argmax(axis=1))
+    assert np.mean(labels[0] == labels[1]) >= 0.97
+    assert np.abs(probs[0] - probs[1]).mean() < atol / 10
+    for name, exact in states[0].items():
+        got = states[1][name]
+        assert got.dtype == exact.dtype
+        np.testing.assert_allclose(got, exact, atol=atol * max(1.0, np.abs(exact).max()))
+
+
+def test_conv_net_in_fp16_and_int8(conv_artifact, signs, capsys):
+    path, folder = conv_artifact(), str(signs(3))
+    flags = ["--calibrate", folder, "--json"]
+    for precision in ("fp16", "int8"):
+        assert main([str(path), "--precision", precision, *flags]) == 0
+        record = json.loads(capsys.readouterr().out)["precision"]
+        assert record["drift"]["top1_agreement"] >= BARS[precision].top1_agreement
+        target = path.with_name(f"conv.{precision}.gain.onnx")
+        assert record["path"] == str(target)
+        model = onnx.load(target)
+        assert {item.key: item.value for item in model.metadata_props}["author"] == "tests"
+        assert main([str(path), "--precision", precision, *flags]) == 1
+        assert "exists already" in capsys.readouterr().err
+        assert main([str(target), "--precision", "fp16"]) == 1
+        assert f"expected a float32 artifact, got one in {precision}" in capsys.readouterr().err
+
+
+def test_overflow_is_refused_even_where_drift_is_allowed(conv_artifact):
+    path = conv_artifact(scale=5e4)
+    with pytest.raises(ParityError, match="the largest fp16 number"):
+        convert_precision(path, "fp16", allow_drift=True)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_below_the_bar_is_refused_unless_allowed(conv_artifact, monkeypatch, capsys):
+    path = conv_artifact()
+    impossible = {"fp16": type(BARS["fp16"])(top1_agreement=1.0, cosine=1.0001)}
+    monkeypatch.setattr("gain_export.precision.convert.BARS", impossible)
+    assert main([str(path), "--precision", "fp16"]) == 1
+    error = capsys.readouterr().err
+    assert "smallest cosine" in error
+    assert "--allow-drift" in error
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert main([str(path), "--precision", "fp16", "--allow-drift"]) == 0
+    assert "accepted   features: smallest cosine" in capsys.readouterr().err
+
+
+def test_bars():
+    drift = Drift(
+        images=9,
+        top1_agreement=0.94,
+        features_cosine_min=0.99,
+        logits_cosine_min=0.97,
+        logits_max_abs_diff=1.0,
+    )
+    missed = drift.misses(BARS["int8"])
+    assert [text.split()[0] for text in missed] == ["top-1", "logits:"]
+
+
+def test_bfloat16_that_cannot_run_here_says_so(roadsigns):
+    target = precision_path(roadsigns, "bf16")
+    with pytest.raises(EngineError, match="bf16 cannot be verified"):
+        convert_precision(roadsigns, "bf16")
+    assert not target.exists()
+    report = convert_precision(roadsigns, "bf16", allow_drift=True)
+    assert report.drift is None
+    assert report.accepted[0].startswith("not verified")
+    assert load_artifact(target).manifest.verification["verified"] == "no"
+    target.unlink()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        pytest.param(["--precision", "int8"], "add --calibrate DIR", id="no images"),
+        pytest.param(["--allow-drift"], "--allow-drift: is a setting", id="drift"),
+        pytest.param(["--calibration", "minmax"], "--calibration: is a setting", id="method"),
+        pytest.param(
+            ["--precision", "fp16", "--calibration", "minmax"], "got fp16", id="fp16 method"
+        ),
+    ],
+)
+def test_flags_are_checked_before_anything_is_written(conv_artifact, capsys, flags, words):
+    path = conv_artifact()
+    before = path.read_bytes()
+    assert main([str(path), *flags]) == 1
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert path.read_bytes() == before
+
+
+def test_python_callers_get_the_same_refusals(conv_artifact, tmp_path):
+    path = conv_artifact()
+    with pytest.raises(ConfigError, match="calibration images"):
+        convert_precision(path, "int8")
+    with pytest.raises(ConfigError, match="expected one of"):
+        convert_precision(path, "fp8")
+    adaptive = tmp_path / "conv.adaptive.onnx"
+    add_adaptation(path, adaptive, config=GainConfig())
+    with pytest.raises(ArtifactError):
+        convert_precision(adaptive, "fp16")
+
+
+def test_adaptive_is_made_of_the_lower_precision(conv_artifact, capsys):
+    path = conv_artifact()
+    assert main([str(path), "--precision", "fp16", "--adaptive", "--json"]) == 0
+    target = path.with_name("conv.fp16.adaptive.onnx")
+    assert json.loads(capsys.readouterr().out)["adaptive"]["path"] == str(target)
+    assert target.is_file()
+
+
+def test_help_needs_no_onnx():
+    script = (
+        "import sys\n"
+        "sys.modules['onnx'] = sys.modules['onnxruntime'] = sys.modules['torch'] = None\n"
+        "from gain_apps.export import main\n"
+        "main(['--help'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--allow-drift" in done.stdout
