@@ -18,7 +18,7 @@ __all__ = ["Device", "open_adaptive_session", "open_session"]
 
 logger = logging.getLogger(__name__)
 
-Device = Literal["cpu", "cuda", "auto"]
+Device = Literal["cpu", "cuda", "auto", "tensorrt"]
 
 
 def open_session(
@@ -33,9 +33,10 @@ def open_session(
     Parameters
     ----------
     artifact : Artifact, str or Path
-    device : {"cpu", "cuda", "auto"}, optional
-        `auto` takes the GPU where a forward pass on it succeeds, the CPU otherwise, and logs
-        which and why. The other two are never replaced.
+    device : {"cpu", "cuda", "auto", "tensorrt"}, optional
+        `auto` takes the GPU (by CUDA) where a forward pass on it succeeds, the CPU otherwise, and
+        logs which and why. The others are never replaced. `tensorrt` runs the `.engine` file
+        beside the artifact; nothing is built here.
     num_threads : int, optional
         CPU threads within one operator; None lets the library choose.
 
@@ -53,9 +54,13 @@ def open_session(
     ConfigError
         If the device is unknown or `num_threads` is below 1.
     EngineError
-        If the graph cannot be loaded.
+        If the graph cannot be loaded, or the engine is missing, stale or foreign.
     """
     _check_device(device)
+    if device == "tensorrt":
+        from gain_runtime.tensorrt_session import TensorRTSession
+
+        return TensorRTSession(artifact)
     # Imported late, so that command lines can show their help without ONNX Runtime.
     from gain_runtime.onnx_session import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
 
@@ -82,7 +87,8 @@ def open_adaptive_session(
     ----------
     artifact : AdaptiveArtifact
     device : {"cpu", "cuda", "auto"}, optional
-        As for `open_session`; `auto` takes the GPU where the graph loads on it.
+        As for `open_session`, without `tensorrt`, which runs no adaptive files; `auto` takes the
+        GPU where the graph loads on it.
     num_threads : int, optional
         CPU threads within one operator; None lets the library choose.
 
@@ -101,6 +107,11 @@ def open_adaptive_session(
         If the graph cannot be loaded.
     """
     _check_device(device)
+    if device == "tensorrt":
+        raise ConfigError(
+            "device: tensorrt runs artifacts, not adaptive files; give the artifact, whose "
+            "adaptation then runs beside the engine, or the device cuda"
+        )
     from gain_runtime.adaptive_session import AdaptiveSession
     from gain_runtime.onnx_session import CPU_PROVIDER, CUDA_PROVIDER
 

@@ -1,0 +1,258 @@
+"""Building the engine of an ONNX file beside it, and telling whether the one there still fits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from gain_core import errors
+from gain_core.errors import EngineError, GainError
+from gain_export.engine.options import EngineOptions
+from gain_export.report import OnStep
+from gain_runtime.artifact import read_model
+from gain_runtime.engine_file import (
+    EngineHeader,
+    engine_path,
+    header_from_dict,
+    read_engine,
+    write_engine,
+)
+from gain_runtime.tensorrt_library import (
+    current_gpu,
+    expected_header,
+    installed_library,
+    load_library,
+)
+
+__all__ = ["EngineReport", "build_engine", "check_engine"]
+
+logger = logging.getLogger(__name__)
+
+_STDERR_LINES = 3
+_SECONDS_TO_STOP = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """An engine that lies beside its ONNX file.
+
+    Attributes
+    ----------
+    path : Path
+    size_bytes : int
+    header : EngineHeader
+    built : bool
+        Whether this call built it; False where the one there still fitted.
+    seconds : float
+        Wall-clock time of the build.
+    """
+
+    path: Path
+    size_bytes: int
+    header: EngineHeader
+    built: bool
+    seconds: float
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values, ready for JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def build_engine(
+    onnx_path: str | Path,
+    /,
+    *,
+    options: EngineOptions | None = None,
+    force: bool = False,
+    on_step: OnStep | None = None,
+) -> EngineReport:
+    """Build the engine of an artifact or adaptive file, unless the one beside it still fits.
+
+    Parameters
+    ----------
+    onnx_path : str or Path
+        The engine is written beside it, with the suffix `.engine`, whole or not at all.
+    options : EngineOptions, optional
+    force : bool, optional
+        Build even if the engine there fits.
+    on_step : callable, optional
+        Takes the name and progress of each phase.
+
+    Returns
+    -------
+    EngineReport
+
+    Raises
+    ------
+    ArtifactError
+        If the file is missing or no ONNX model.
+    BackendUnavailableError
+        If no TensorRT library is installed.
+    ConfigError
+        If an option does not suit the library or the machine.
+    EngineError
+        If the library cannot read or build the network, or its process is killed.
+    """
+    onnx_path, options = Path(onnx_path), options or EngineOptions()
+    sha256, profile = _identify(onnx_path, options)
+    path = engine_path(onnx_path)
+    if not force:
+        try:
+            return _report(path, sha256, profile, options=options)
+        except EngineError as err:
+            logger.info("%s", err)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="gain-engine-") as folder:
+        plan_file = Path(folder) / "plan"
+        request = {
+            "onnx": str(onnx_path),
+            "sha256": sha256,
+            "plan": str(plan_file),
+            "options": asdict(options),
+        }
+        header = _run(request, onnx_path, on_step or (lambda step: None))
+        write_engine(path, header, plan_file.read_bytes())
+    return EngineReport(
+        path=path,
+        size_bytes=path.stat().st_size,
+        header=header,
+        built=True,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def check_engine(onnx_path: str | Path, /, *, options: EngineOptions | None = None) -> EngineReport:
+    """Check that the engine beside an ONNX file fits it, the library here and the options.
+
+    Parameters
+    ----------
+    onnx_path : str or Path
+    options : EngineOptions, optional
+
+    Returns
+    -------
+    EngineReport
+
+    Raises
+    ------
+    ArtifactError
+        If the ONNX file is missing or no ONNX model.
+    BackendUnavailableError
+        If no TensorRT library is installed.
+    EngineError
+        If the engine is missing, damaged, or differs; the message names the field.
+    """
+    onnx_path, options = Path(onnx_path), options or EngineOptions()
+    sha256, profile = _identify(onnx_path, options)
+    return _report(engine_path(onnx_path), sha256, profile, options=options)
+
+
+def _identify(onnx_path: Path, options: EngineOptions) -> tuple[str, tuple[int, int, int]]:
+    """The file's hash, and the batch sizes an engine of it takes."""
+    model, sha256 = read_model(onnx_path)
+    shapes = [value.type.tensor_type.shape.dim for value in model.graph.input]
+    first = next((shape[0] for shape in shapes if shape), None)
+    fixed_batch = first.dim_value if first is not None and first.dim_value > 0 else None
+    return sha256, options.profile(fixed_batch)
+
+
+def _report(
+    path: Path, sha256: str, profile: tuple[int, int, int], *, options: EngineOptions
+) -> EngineReport:
+    """The engine that lies there, if it is what the options ask for."""
+    library = load_library(options.library or installed_library())
+    header = read_engine(path).header
+    # An engine for named GPUs is for elsewhere: the one here says nothing about it.
+    gpu = None if options.compute_capabilities else current_gpu()
+    expected = expected_header(sha256, library, gpu)
+    if options.compute_capabilities:
+        expected["compute_capabilities"] = tuple(sorted(set(options.compute_capabilities)))
+    expected["profile"] = profile
+    expected["builder_level"] = options.builder_level
+    difference = header.difference(expected)
+    if difference is not None:
+        raise EngineError(f"{path}: does not fit: {difference}; build it again")
+    return EngineReport(
+        path=path, size_bytes=path.stat().st_size, header=header, built=False, seconds=0.0
+    )
+
+
+def _run(request: dict[str, Any], onnx_path: Path, on_step: OnStep) -> EngineHeader:
+    """Let a process of its own build; returns the header of its plan."""
+    with tempfile.TemporaryFile("w+") as stderr, _process(stderr) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # A process that dies at once never reads its request; its exit says why.
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(request))
+            process.stdin.close()
+        last: dict[str, Any] = {}
+        for line in process.stdout:
+            last = _record(line) or last
+            if "phase" in last:
+                on_step(f"{last['phase']} {last['step']}/{last['of']}")
+        status = process.wait()
+        stderr.seek(0)
+        said = stderr.read().split("\n")
+    if "header" in last and status == 0:
+        return header_from_dict(last["header"], onnx_path)
+    if "message" in last:
+        kind = getattr(errors, last["error"], EngineError)
+        assert issubclass(kind, GainError)
+        raise kind(last["message"])
+    raise EngineError(f"{onnx_path}: {_cause(status, [line for line in said if line.strip()])}")
+
+
+@contextlib.contextmanager
+def _process(stderr: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """The building process, which does not outlive this context: Ctrl-C ends it."""
+    command = [sys.executable, "-m", "gain_export.engine.build_process"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_SECONDS_TO_STOP)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    """A line of the process, unless the library printed it."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _cause(status: int, said: list[str]) -> str:
+    """Why a process ended without an answer, and what to do about it."""
+    if status < 0:
+        name = signal.Signals(-status).name
+        memory = "; the system ran out of memory" if name == "SIGKILL" else ""
+        return (
+            f"the building process was killed ({name}{memory}); close other programs, add swap "
+            "or build with a smaller --max-batch or --builder-level 2"
+        )
+    tail = " ".join(" ".join(said[-_STDERR_LINES:]).split()) or "it said nothing"
+    return f"the building process failed with status {status}: {tail}"

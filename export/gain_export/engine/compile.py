@@ -1,0 +1,241 @@
+"""From an ONNX file to a plan, by either TensorRT library; runs in a process of its own.
+
+One path over TensorRT 10.3 to 11 and TensorRT-RTX: what only some of them have is asked for with
+`hasattr`, never by a version number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gain_core.errors import ConfigError, EngineError
+from gain_export.engine.options import EngineOptions
+from gain_runtime.atomic_file import write_atomically
+from gain_runtime.engine_file import EngineHeader
+from gain_runtime.tensorrt_library import (
+    Gpu,
+    cache_file,
+    create,
+    current_gpu,
+    installed_library,
+    library_version,
+    load_library,
+    make_log,
+)
+
+__all__ = ["OnPhase", "compile_plan"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_PARSER_ERRORS = 3
+
+# The name of a phase of the build, the step it is at and how many it has.
+OnPhase = Callable[[str, int, int], None]
+
+
+def compile_plan(
+    onnx_path: Path, sha256: str, options: EngineOptions, /, *, on_phase: OnPhase
+) -> tuple[EngineHeader, bytes]:
+    """Build the plan of an ONNX file.
+
+    Parameters
+    ----------
+    onnx_path : Path
+    sha256 : str
+        Of its bytes, for the header.
+    options : EngineOptions
+    on_phase : callable
+        Called as the build goes on, from the library's threads.
+
+    Returns
+    -------
+    EngineHeader, bytes
+        The header and its plan.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If the library is missing.
+    ConfigError
+        If the GPU to build for is not known, not there, or unknown to the library.
+    EngineError
+        If the library cannot read or build the network; with the library's reason.
+    """
+    library = load_library(options.library or installed_library())
+    log, gpu = make_log(library), current_gpu()
+    builder = create(library.Builder, log)
+    network = _parse(library, builder, onnx_path, log)
+    config = builder.create_builder_config()
+    capabilities = _set_target(library, config, options, gpu)
+    profile = _set_profile(builder, network, config, options)
+    _set_limits(library, config, options, gpu)
+    if hasattr(config, "progress_monitor"):
+        config.progress_monitor = _monitor(library, on_phase)
+    cache = _load_timing_cache(library, config, gpu)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise EngineError(
+            f"{onnx_path}: {library.__name__} {library_version(library)} cannot build it: "
+            f"{log.first_error()}"
+        )
+    if cache is not None:
+        _store_timing_cache(cache, cache_file(library, gpu, "timing"))
+    plan = bytes(plan)
+    header = EngineHeader(
+        artifact_sha256=sha256,
+        library=library.__name__,
+        version=library_version(library),
+        gpu=None if gpu is None else gpu.name,
+        compute_capabilities=capabilities,
+        profile=profile,
+        builder_level=options.builder_level,
+        flags=_set_flags(library, config),
+        plan_sha256=hashlib.sha256(plan).hexdigest(),
+        log_tail=tuple(log.tail),
+    )
+    return header, plan
+
+
+def _parse(library: Any, builder: Any, onnx_path: Path, log: Any) -> Any:
+    """The network in the file, strongly typed: every tensor keeps the type the file gives it."""
+    flag = library.NetworkDefinitionCreationFlag.STRONGLY_TYPED
+    network = builder.create_network(1 << int(flag))
+    parser = library.OnnxParser(network, log)
+    if not parser.parse_from_file(str(onnx_path)):
+        errors = [parser.get_error(index) for index in range(parser.num_errors)]
+        reason = "; ".join(_parser_error(error) for error in errors[:_MAX_PARSER_ERRORS])
+        raise EngineError(
+            f"{onnx_path}: {library.__name__} {library_version(library)} cannot read it: "
+            f"{reason or log.first_error()}"
+        )
+    return network
+
+
+def _parser_error(error: Any) -> str:
+    """What the parser did not like, and at which node."""
+    text = " ".join(str(error.desc()).split())
+    return f"{error.node_operator()} {error.node_name()}: {text}"
+
+
+def _set_target(
+    library: Any, config: Any, options: EngineOptions, gpu: Gpu | None
+) -> tuple[int, ...]:
+    """Choose the GPUs to build for; returns their compute capabilities, ascending."""
+    here = None if gpu is None else gpu.compute_capability
+    wanted = tuple(sorted(set(options.compute_capabilities))) or ((here,) if here else ())
+    if not wanted:
+        raise ConfigError(
+            "compute capability: none given, and no GPU can be asked here (that needs a driver "
+            "and CuPy); give one, as --compute-capability 86"
+        )
+    if not hasattr(config, "set_compute_capability"):
+        if wanted != (here,):
+            raise ConfigError(
+                f"compute capability: {library.__name__} builds for the GPU at hand only "
+                f"({here or 'none found'}), got {' '.join(map(str, wanted))}; build on the device"
+            )
+        return wanted
+    config.num_compute_capabilities = len(wanted)
+    for index, capability in enumerate(wanted):
+        member = getattr(library.ComputeCapability, f"SM{capability}", None)
+        if member is None:
+            known = library.ComputeCapability.__members__
+            names = " ".join(name[2:] for name in known if name.startswith("SM"))
+            raise ConfigError(
+                f"compute capability: {library.__name__} {library_version(library)} builds for "
+                f"{names}, got {capability}"
+            )
+        if not config.set_compute_capability(member, index) and wanted != (here,):
+            raise ConfigError(
+                f"compute capability: {library.__name__} {library_version(library)} does not "
+                f"build for {capability} here; build on the device"
+            )
+    return wanted
+
+
+def _set_profile(
+    builder: Any, network: Any, config: Any, options: EngineOptions
+) -> tuple[int, int, int]:
+    """Set the batch sizes the engine takes; returns the smallest, best and largest."""
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    profile = builder.create_optimization_profile()
+    fixed_batch = next((tensor.shape[0] for tensor in inputs if len(tensor.shape)), -1)
+    batches = options.profile(None if fixed_batch == -1 else fixed_batch)
+    for tensor in inputs:
+        shape = tuple(tensor.shape)
+        if -1 not in shape:
+            continue
+        if shape.index(-1) != 0 or shape.count(-1) != 1:
+            raise EngineError(
+                f"input {tensor.name}: expected a dynamic batch axis at most, got {shape}; "
+                "export the model with fixed sizes"
+            )
+        profile.set_shape(tensor.name, *((batch, *shape[1:]) for batch in batches))
+    config.add_optimization_profile(profile)
+    return batches
+
+
+def _set_limits(library: Any, config: Any, options: EngineOptions, gpu: Gpu | None) -> None:
+    """Scratch memory and the effort of the search."""
+    workspace = options.workspace_bytes
+    if workspace is None and gpu is not None:
+        # On a Jetson the GPU's memory is everybody's: the builder must not take it all.
+        workspace = gpu.free_bytes // 2
+    if workspace is not None:
+        config.set_memory_pool_limit(library.MemoryPoolType.WORKSPACE, workspace)
+    if options.builder_level is not None:
+        config.builder_optimization_level = options.builder_level
+
+
+def _set_flags(library: Any, config: Any) -> tuple[str, ...]:
+    """The names of the builder flags that are set."""
+    members = library.BuilderFlag.__members__
+    return tuple(name for name, flag in members.items() if config.get_flag(flag))
+
+
+def _monitor(library: Any, on_phase: OnPhase) -> Any:
+    """A progress monitor that hands every step on."""
+
+    class Monitor(library.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            library.IProgressMonitor.__init__(self)
+            self._lengths: dict[str, int] = {}
+
+        def phase_start(self, name: str, parent: str | None, num_steps: int) -> None:
+            self._lengths[name] = num_steps
+
+        def step_complete(self, name: str, step: int) -> bool:
+            on_phase(name, step + 1, self._lengths.get(name, step + 1))
+            return True
+
+        def phase_finish(self, name: str) -> None:
+            self._lengths.pop(name, None)
+
+    return Monitor()
+
+
+def _load_timing_cache(library: Any, config: Any, gpu: Gpu | None) -> Any:
+    """Give the builder the measurements of earlier builds, where the library measures."""
+    # TensorRT-RTX measures nothing while it builds: its timing cache is a deprecated no-op, its
+    # kernels are cached by the session that runs them.
+    if hasattr(library, "IRuntimeCache") or not hasattr(config, "create_timing_cache"):
+        return None
+    file = cache_file(library, gpu, "timing")
+    cache = config.create_timing_cache(file.read_bytes() if file.is_file() else b"")
+    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+        logger.info("%s: does not fit here; kernels are measured again", file)
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, ignore_mismatch=False)
+    return cache
+
+
+def _store_timing_cache(cache: Any, file: Path) -> None:
+    """Write the cache; a disk that cannot take it costs time at the next build and nothing else."""
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, bytes(cache.serialize()))

@@ -1,0 +1,87 @@
+"""Artifacts small enough to build engines of in a second, and the road-sign network."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gain_export import PreprocessOverrides, export_onnx
+
+ROADSIGNS = Path(__file__).resolve().parents[2] / "models" / "roadsigns" / "roadsigns.onnx"
+IMG_SIZE = 32
+NUM_CLASSES = 5
+
+
+def convolutional_net() -> onnx.ModelProto:
+    """Convolution, ReLU, global mean and a linear head of seeded weights, dynamic batch."""
+    rng = np.random.default_rng(7)
+    arrays = {
+        "kernel": rng.normal(0, 0.3, (8, 3, 3, 3)),
+        "kernel_bias": rng.normal(0, 0.1, 8),
+        "head.weight": rng.normal(0, 1, (NUM_CLASSES, 8)),
+        "head.bias": rng.normal(0, 0.1, NUM_CLASSES),
+    }
+    nodes = [
+        helper.make_node(
+            "Conv", ["pixel_values", "kernel", "kernel_bias"], ["conv"], strides=[2, 2]
+        ),
+        helper.make_node("Relu", ["conv"], ["relu"]),
+        helper.make_node("GlobalAveragePool", ["relu"], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"]),
+        helper.make_node("Gemm", ["flat", "head.weight", "head.bias"], ["logits"], transB=1),
+    ]
+    shape = ["batch", 3, IMG_SIZE, IMG_SIZE]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", NUM_CLASSES])],
+        [numpy_helper.from_array(a.astype(np.float32), name) for name, a in arrays.items()],
+    )
+    opsets = [helper.make_opsetid("", 18)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def exported(source: Path, img_size: int) -> Path:
+    overrides = PreprocessOverrides(
+        img_size=(img_size, img_size),
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        crop_fraction=1.0,
+        interpolation="bilinear",
+    )
+    return export_onnx(source, preprocess=overrides).path
+
+
+@pytest.fixture(scope="session")
+def made_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("net") / "net.onnx"
+    source.write_bytes(convolutional_net().SerializeToString())
+    return exported(source, IMG_SIZE)
+
+
+@pytest.fixture
+def artifact_path(made_artifact: Path, tmp_path: Path) -> Path:
+    """The convolutional artifact, alone in the test's own folder."""
+    return Path(shutil.copy(made_artifact, tmp_path / "net.onnx"))
+
+
+@pytest.fixture
+def roadsigns_path(tmp_path: Path) -> Path:
+    """The road-sign vision transformer as an artifact."""
+    return exported(Path(shutil.copy(ROADSIGNS, tmp_path / "roadsigns.onnx")), 64)
+
+
+@pytest.fixture
+def rtx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """The name of TensorRT-RTX, where it is installed; its caches go to the test's folder."""
+    if importlib.util.find_spec("tensorrt_rtx") is None:
+        pytest.skip("tensorrt_rtx is not installed (Python 3.10 to 3.13 on x86-64 only)")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return "tensorrt_rtx"

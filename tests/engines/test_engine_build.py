@@ -1,0 +1,192 @@
+"""Engines built for real by TensorRT-RTX, which needs no GPU for that."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import helper
+
+from gain_core.config import GainConfig
+from gain_core.errors import ArtifactError, ConfigError, EngineError
+from gain_export.adaptive import add_adaptation
+from gain_export.engine import EngineOptions, build_engine, check_engine
+from gain_runtime.artifact import load_artifact
+from gain_runtime.engine_file import plan_version, read_engine, write_engine
+
+SM89 = EngineOptions(compute_capabilities=(89,), max_batch=4, builder_level=0)
+
+
+def children() -> set[int]:
+    """Processes this one started and has not waited for."""
+    lists = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(pid) for children in lists for pid in children.read_text().split()}
+
+
+def test_engine_states_what_it_was_made_from(artifact_path, rtx):
+    steps: list[str] = []
+    report = build_engine(artifact_path, options=SM89, on_step=steps.append)
+    engine = read_engine(artifact_path.with_suffix(".engine"))
+    library = pytest.importorskip(rtx)
+    assert report.built
+    assert report.header == engine.header
+    assert engine.header.artifact_sha256 == load_artifact(artifact_path).sha256
+    assert (engine.header.library, engine.header.version) == (rtx, library.__version__)
+    assert engine.header.compute_capabilities == (89,)
+    assert engine.header.profile == (1, 1, 4)
+    assert engine.header.builder_level == 0
+    assert plan_version(engine.plan, rtx) == library.__version__
+    assert report.size_bytes == report.path.stat().st_size > len(engine.plan)
+    assert any("/" in step for step in steps)
+    assert {file.name for file in artifact_path.parent.iterdir()} == {"net.onnx", "net.engine"}
+
+
+@pytest.mark.parametrize("capability", [86, 89])
+def test_vision_transformer_with_dynamic_batch(roadsigns_path, rtx, capability):
+    options = EngineOptions(compute_capabilities=(capability,), opt_batch=4, max_batch=8)
+    header = build_engine(roadsigns_path, options=options).header
+    assert (header.compute_capabilities, header.profile) == ((capability,), (1, 4, 8))
+    assert header.log_tail == ()
+
+
+def test_fixed_batch_is_the_whole_profile(artifact_path, rtx):
+    model = onnx.load(artifact_path)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 3
+    onnx.save(model, artifact_path)
+    assert build_engine(artifact_path, options=SM89).header.profile == (3, 3, 3)
+    assert not build_engine(artifact_path, options=SM89).built
+
+
+def test_two_gpus_in_one_engine(artifact_path, rtx):
+    options = EngineOptions(compute_capabilities=(89, 86, 89))
+    assert build_engine(artifact_path, options=options).header.compute_capabilities == (86, 89)
+
+
+def test_adaptive_graph(artifact_path, rtx):
+    path = artifact_path.with_name("net.adaptive.onnx")
+    config = GainConfig.preset("tracked")
+    add_adaptation(artifact_path, path, config=config, update_every=1, features_only=False)
+    report = build_engine(path, options=SM89)
+    assert report.path == path.with_suffix(".engine")
+    assert read_engine(report.path).header.profile == (1, 1, 4)
+
+
+def test_fitting_engine_is_kept(artifact_path, rtx):
+    built = build_engine(artifact_path, options=SM89)
+    before = built.path.stat().st_mtime_ns
+    again = build_engine(artifact_path, options=SM89)
+    assert (built.built, again.built) == (True, False)
+    assert built.path.stat().st_mtime_ns == before
+    assert check_engine(artifact_path, options=SM89).header == built.header
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        pytest.param({"artifact_sha256": "0" * 64}, "artifact_sha256", id="artifact"),
+        pytest.param({"compute_capabilities": (75,)}, "compute_capabilities", id="capability"),
+        pytest.param({"profile": (1, 1, 2)}, "profile", id="profile"),
+        pytest.param({"builder_level": 5}, "builder_level", id="level"),
+    ],
+)
+def test_stale_engine_is_named_and_rebuilt(artifact_path, rtx, changes, field):
+    built = build_engine(artifact_path, options=SM89)
+    plan = read_engine(built.path).plan
+    write_engine(built.path, replace(built.header, **changes), plan)
+    with pytest.raises(EngineError, match=f"does not fit: {field}: "):
+        check_engine(artifact_path, options=SM89)
+    again = build_engine(artifact_path, options=SM89)
+    assert again.built
+    assert getattr(again.header, field) == getattr(built.header, field)
+
+
+def test_damaged_engine_is_rebuilt(artifact_path, rtx):
+    path = artifact_path.with_suffix(".engine")
+    path.write_bytes(b"\xff" * 100)
+    assert build_engine(artifact_path, options=SM89).built
+    assert check_engine(artifact_path, options=SM89).path == path
+
+
+def test_missing_engine_is_refused_by_the_check(artifact_path, rtx):
+    with pytest.raises(EngineError, match="no such file"):
+        check_engine(artifact_path, options=SM89)
+
+
+def test_unreadable_operator_is_reported(artifact_path, rtx):
+    model = onnx.load(artifact_path)
+    output = model.graph.node[-1].output[0]
+    model.graph.node[-1].output[0] = "before"
+    model.graph.node.append(helper.make_node("Nonsense", ["before"], [output], domain="nowhere"))
+    model.opset_import.append(helper.make_opsetid("nowhere", 1))
+    onnx.save(model, artifact_path)
+    with pytest.raises(EngineError, match=r"cannot read it: .*Nonsense") as caught:
+        build_engine(artifact_path, options=SM89)
+    assert "\n" not in str(caught.value)
+    assert not artifact_path.with_suffix(".engine").exists()
+
+
+def test_unknown_gpu_is_refused(artifact_path, rtx):
+    options = EngineOptions(compute_capabilities=(90,))
+    with pytest.raises(ConfigError, match=r"builds for .*86 89.*, got 90"):
+        build_engine(artifact_path, options=options)
+
+
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU to build for")
+def test_gpu_must_be_named_where_there_is_none(artifact_path, rtx):
+    with pytest.raises(ConfigError, match="--compute-capability 86"):
+        build_engine(artifact_path)
+
+
+def test_missing_artifact_is_refused(tmp_path, rtx):
+    with pytest.raises(ArtifactError, match="no such file"):
+        build_engine(tmp_path / "net.onnx", options=SM89)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the process by /proc")
+def test_killed_process_is_reported(artifact_path, rtx):
+    before = children()
+
+    def kill(step: str) -> None:
+        for pid in children() - before:
+            os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(EngineError, match=r"killed \(SIGKILL; .*out of memory\)") as caught:
+        build_engine(artifact_path, options=SM89, on_step=kill)
+    assert "--max-batch" in str(caught.value)
+    assert {file.name for file in artifact_path.parent.iterdir()} == {"net.onnx"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the process by /proc")
+def test_interrupt_ends_the_process_and_leaves_nothing(artifact_path, rtx):
+    before = children()
+    running: set[int] = set()
+
+    def interrupt(step: str) -> None:
+        running.update(children() - before)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(artifact_path, options=SM89, on_step=interrupt)
+    assert running
+    assert not children() - before
+    assert {file.name for file in artifact_path.parent.iterdir()} == {"net.onnx"}
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        pytest.param({"max_batch": 0}, "max_batch", id="no-batch"),
+        pytest.param({"opt_batch": 9, "max_batch": 8}, "opt_batch", id="order"),
+        pytest.param({"builder_level": 6}, "builder_level", id="level"),
+        pytest.param({"workspace_bytes": 0}, "workspace_bytes", id="workspace"),
+        pytest.param({"compute_capabilities": (8,)}, "compute_capabilities", id="capability"),
+    ],
+)
+def test_options_are_checked(values, name):
+    with pytest.raises(ConfigError, match=name):
+        EngineOptions(**values)

@@ -1,0 +1,82 @@
+"""gain-export --engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gain_apps.export import main
+from gain_runtime.engine_file import read_engine
+
+BUILD = ["--engine", "--compute-capability", "89", "--builder-level", "0"]
+
+
+def test_engine_of_an_artifact(artifact_path, rtx, capsys):
+    before = artifact_path.read_bytes()
+    assert main([str(artifact_path), *BUILD, "--max-batch", "2"]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"engine     {artifact_path.with_suffix('.engine')} (")
+    assert "compute capability 89, batches to 2" in said.err
+    assert read_engine(artifact_path.with_suffix(".engine")).header.profile == (1, 1, 2)
+    assert artifact_path.read_bytes() == before
+
+
+def test_json_holds_the_header_and_a_second_run_builds_nothing(artifact_path, rtx, capsys):
+    records = []
+    for _ in range(2):
+        assert main([str(artifact_path), *BUILD, "--json"]) == 0
+        records.append(json.loads(capsys.readouterr().out)["engine"])
+    assert [record["built"] for record in records] == [True, False]
+    assert records[0]["header"] == records[1]["header"]
+    assert records[0]["header"]["compute_capabilities"] == [89]
+
+
+def test_force_builds_again(artifact_path, rtx, capsys):
+    for flags in ([], ["--force"]):
+        assert main([str(artifact_path), *BUILD, *flags, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["engine"]["built"]
+
+
+def test_no_build_only_checks(artifact_path, rtx, capsys):
+    assert main([str(artifact_path), *BUILD, "--no-build"]) == 1
+    assert "no such file" in capsys.readouterr().err
+    assert not artifact_path.with_suffix(".engine").exists()
+    assert main([str(artifact_path), *BUILD]) == 0
+    assert main([str(artifact_path), *BUILD, "--no-build"]) == 0
+    assert "still fits" in capsys.readouterr().err
+    assert main([str(artifact_path), *BUILD, "--no-build", "--max-batch", "3"]) == 1
+    assert "profile: built with 1, 1, 8, expected 1, 1, 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        pytest.param(["--max-batch", "2"], "--max-batch: is a setting of --engine", id="batch"),
+        pytest.param(["--no-build"], "--no-build: is a setting of --engine", id="no-build"),
+        pytest.param(["--engine", "--max-batch", "0"], "max_batch: expected", id="zero"),
+    ],
+)
+def test_flags_are_checked_before_anything_is_written(flags, words, artifact_path, capsys):
+    assert main([str(artifact_path), *flags]) == 1
+    assert words in capsys.readouterr().err
+    assert [file.name for file in artifact_path.parent.iterdir()] == ["net.onnx"]
+
+
+def test_without_a_library_one_line_says_what_to_install(artifact_path):
+    script = (
+        "import importlib.util as util, sys\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if 'tensorrt' in name else find(name, *rest)\n"
+        "from gain_apps.export import main\n"
+        f"sys.exit(main([{str(artifact_path)!r}, '--engine']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "gain-edge[tensorrt-rtx]" in done.stderr

@@ -1,0 +1,217 @@
+"""Engine files: what is written is read, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from gain_core.errors import EngineError
+from gain_runtime.engine_file import (
+    MAX_HEADER_BYTES,
+    EngineHeader,
+    engine_path,
+    plan_version,
+    read_engine,
+    write_engine,
+)
+
+PLAN = b"vtrt" + bytes(20) + bytes([1, 7, 1, 116]) + b"the rest of the plan"
+HEADER = EngineHeader(
+    artifact_sha256="ab" * 32,
+    library="tensorrt_rtx",
+    version="1.7.1.116",
+    gpu=None,
+    compute_capabilities=(86, 89),
+    profile=(1, 1, 8),
+    builder_level=None,
+    flags=("TF32",),
+    plan_sha256=hashlib.sha256(PLAN).hexdigest(),
+    log_tail=("a warning",),
+)
+
+
+def with_header(values: object, plan: bytes = PLAN) -> bytes:
+    text = json.dumps(values).encode()
+    return struct.pack("<I", len(text)) + text + plan
+
+
+def with_fields(**changes: object) -> bytes:
+    return with_header({**asdict(HEADER), **changes})
+
+
+def refusal(data: bytes, folder: Path) -> str:
+    path = folder / "net.engine"
+    path.write_bytes(data)
+    with pytest.raises(EngineError) as caught:
+        read_engine(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    return message
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "net.engine"
+    write_engine(path, HEADER, PLAN)
+    engine = read_engine(path)
+    assert (engine.path, engine.header, engine.plan) == (path, HEADER, PLAN)
+    assert [file.name for file in tmp_path.iterdir()] == ["net.engine"]
+
+
+def test_layout_is_length_header_plan(tmp_path):
+    path = tmp_path / "net.engine"
+    write_engine(path, HEADER, PLAN)
+    data = path.read_bytes()
+    (length,) = struct.unpack("<I", data[:4])
+    assert json.loads(data[4 : 4 + length])["artifact_sha256"] == HEADER.artifact_sha256
+    assert data[4 + length :] == PLAN
+
+
+def test_failed_write_leaves_nothing(tmp_path):
+    folder = tmp_path / "net.engine"
+    folder.mkdir()
+    (folder / "kept").touch()
+    with pytest.raises(EngineError, match="cannot be written"):
+        write_engine(folder, HEADER, PLAN)
+    assert [file.name for file in tmp_path.iterdir()] == ["net.engine"]
+
+
+def test_too_long_a_header_is_not_written(tmp_path):
+    path = tmp_path / "net.engine"
+    with pytest.raises(EngineError, match="header: expected at most"):
+        write_engine(path, replace(HEADER, log_tail=("x" * MAX_HEADER_BYTES,)), PLAN)
+    assert not list(tmp_path.iterdir())
+
+
+def test_engine_lies_beside_its_artifact():
+    assert engine_path(Path("a/net.gain.onnx")) == Path("a/net.gain.engine")
+
+
+def test_missing_file_names_the_command(tmp_path):
+    with pytest.raises(EngineError, match=r"no such file; .*net\.onnx --engine"):
+        read_engine(tmp_path / "net.engine")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        pytest.param(b"", "a header of 2 to", id="empty"),
+        pytest.param(b"\x10", "a header of 2 to", id="no-length"),
+        pytest.param(b"\xff\xff\xff\xff{}", "4294967295", id="huge-length"),
+        pytest.param(struct.pack("<I", MAX_HEADER_BYTES + 1), "a header of 2 to", id="too-long"),
+        pytest.param(struct.pack("<I", 500) + b"{}", "truncated", id="truncated-header"),
+        pytest.param(struct.pack("<I", 2) + b"{{", "a header in JSON", id="bad-json"),
+        pytest.param(struct.pack("<I", 4) + b"\xff\xfe\xfd\xfc", "in JSON", id="no-unicode"),
+        pytest.param(struct.pack("<I", 9000) + b"[" * 9000, "in JSON", id="deep-json"),
+        pytest.param(struct.pack("<I", 5000) + b"9" * 5000, "in JSON", id="long-number"),
+        pytest.param(with_header([1]), "names and values", id="list"),
+        pytest.param(with_header({}), "schema 1", id="no-schema"),
+        pytest.param(with_fields(schema=2), "schema 1, got 2", id="newer-schema"),
+        pytest.param(with_fields(schema=True), "schema 1, got True", id="schema-bool"),
+        pytest.param(with_fields(extra=1), "others: extra", id="unknown-field"),
+        pytest.param(with_fields(version=3), "valid version", id="version-number"),
+        pytest.param(with_fields(gpu=[]), "valid gpu", id="gpu-list"),
+        pytest.param(with_fields(library=None), "valid library", id="library-null"),
+        pytest.param(with_fields(compute_capabilities=86), "compute_capab", id="cc-number"),
+        pytest.param(with_fields(compute_capabilities=[]), "compute_capab", id="cc-empty"),
+        pytest.param(with_fields(compute_capabilities=[True]), "compute_capab", id="cc-bool"),
+        pytest.param(with_fields(profile=[1, 8]), "valid profile", id="profile-short"),
+        pytest.param(with_fields(profile=[1, 8, 4]), "valid profile", id="profile-order"),
+        pytest.param(with_fields(profile=[0, 1, 4]), "valid profile", id="profile-zero"),
+        pytest.param(with_fields(flags=[1]), "valid flags", id="flags-numbers"),
+        pytest.param(with_fields(log_tail="x"), "valid log_tail", id="log-text"),
+        pytest.param(with_fields(builder_level="3"), "valid builder_level", id="level-text"),
+        pytest.param(with_fields(artifact_sha256="a\nb", gpu=1), "valid gpu", id="newline"),
+        pytest.param(with_header(asdict(HEADER), PLAN[:-1]), "other bytes", id="truncated-plan"),
+        pytest.param(with_fields(version="1.6.0.1"), "one of 1.7.1.116", id="plan-version"),
+    ],
+)
+def test_hostile_file_is_one_clear_line(data, words, tmp_path):
+    assert words in refusal(data, tmp_path)
+
+
+def test_flipped_bit_in_the_plan_is_noticed(tmp_path):
+    data = bytearray(with_header(asdict(HEADER)))
+    data[-1] ^= 1
+    assert "damaged" in refusal(bytes(data), tmp_path)
+
+
+@given(data=st.binary(max_size=200) | st.binary(max_size=80).map(lambda b: b"\x10\0\0\0" + b))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_arbitrary_bytes_are_refused(data, tmp_path):
+    refusal(data, tmp_path)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@given(name=st.sampled_from(sorted(asdict(HEADER))), value=json_values)
+@example(name="flags", value=[])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_field_of_any_value_is_read_or_refused(name, value, tmp_path):
+    path = tmp_path / "net.engine"
+    path.write_bytes(with_fields(**{name: value}))
+    try:
+        header = read_engine(path).header
+    except EngineError as err:
+        message = str(err)
+    else:
+        message = str(path)
+        read = getattr(header, name)
+        assert (list(read) if isinstance(read, tuple) else read) == value
+    assert message.startswith(str(path))
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("expected", "words"),
+    [
+        pytest.param({"artifact_sha256": "cd" * 32}, "artifact_sha256: built with ab", id="sha"),
+        pytest.param({"library": "tensorrt"}, "library: built with tensorrt_rtx", id="library"),
+        pytest.param(
+            {"version": "1.8.0.1"}, "version: built with 1.7.1.116, expected 1.8.0.1", id="version"
+        ),
+        pytest.param({"gpu": "Orin"}, "gpu: built with None, expected Orin", id="gpu"),
+        pytest.param(
+            {"compute_capability": 87},
+            "compute_capability: built for 86, 89, expected 87",
+            id="capability",
+        ),
+        pytest.param({"profile": (1, 1, 16)}, "profile: built with 1, 1, 8", id="profile"),
+    ],
+)
+def test_difference_names_the_field(expected, words):
+    difference = HEADER.difference({"flags": ("TF32",), **expected})
+    assert difference is not None
+    assert difference.startswith(words)
+
+
+def test_same_header_has_no_difference():
+    assert HEADER.difference({**asdict(HEADER), "compute_capability": 89}) is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "library", "version"),
+    [
+        pytest.param(PLAN, "tensorrt_rtx", "1.7.1.116", id="rtx"),
+        pytest.param(
+            b"ftrt" + bytes(20) + bytes([10, 3, 0, 26]), "tensorrt", "10.3.0.26", id="tensorrt"
+        ),
+        pytest.param(PLAN, "tensorrt", None, id="other-library"),
+        pytest.param(PLAN, "other", None, id="unknown-library"),
+        pytest.param(PLAN[:27], "tensorrt_rtx", None, id="short"),
+    ],
+)
+def test_plan_version(plan, library, version):
+    assert plan_version(plan, library) == version

@@ -1,0 +1,139 @@
+"""Sessions on engines: refused clearly where they cannot run, exact where they can."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gain_core.errors import ArtifactError, BackendUnavailableError, ConfigError, EngineError
+from gain_export.engine import EngineOptions, build_engine
+from gain_runtime.engine_file import read_engine, write_engine
+from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.open_session import open_adaptive_session, open_session
+from gain_runtime.tensorrt_library import (
+    cache_file,
+    create,
+    installed_library,
+    load_library,
+    make_log,
+)
+from gain_runtime.tensorrt_session import TensorRTSession
+
+SM89 = EngineOptions(compute_capabilities=(89,), builder_level=0)
+HAS_GPU = Path("/dev/nvidia0").exists()
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a driver")
+def test_missing_driver_is_one_clear_line(artifact_path, rtx):
+    build_engine(artifact_path, options=SM89)
+    with pytest.raises(BackendUnavailableError, match="no usable NVIDIA driver") as caught:
+        open_session(artifact_path, device="tensorrt")
+    assert str(caught.value).startswith("tensorrt_rtx: ")
+    assert "CUDA driver version is insufficient" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"artifact_sha256": "0" * 64}, "artifact_sha256: built with 000", id="stale"),
+        pytest.param({"library": "other"}, "expected tensorrt or tensorrt_rtx", id="library"),
+    ],
+)
+def test_foreign_engine_is_refused_before_the_library_reads_it(artifact_path, rtx, changes, words):
+    built = build_engine(artifact_path, options=SM89)
+    plan = read_engine(built.path).plan
+    write_engine(built.path, replace(built.header, **changes), plan)
+    with pytest.raises((EngineError, ConfigError), match=words):
+        open_session(artifact_path, device="tensorrt")
+
+
+def test_engine_of_another_version_is_refused(artifact_path, rtx):
+    built = build_engine(artifact_path, options=SM89)
+    plan = b"unknown layout, so that only the header tells"
+    digest = hashlib.sha256(plan).hexdigest()
+    write_engine(built.path, replace(built.header, version="1.0.0", plan_sha256=digest), plan)
+    with pytest.raises(EngineError, match=r"version: built with 1\.0\.0, expected .*--engine"):
+        open_session(artifact_path, device="tensorrt")
+
+
+def test_missing_engine_names_the_command(artifact_path):
+    with pytest.raises(EngineError, match=r"no such file; .*gain-export .*net\.onnx --engine"):
+        open_session(artifact_path, device="tensorrt")
+
+
+def test_missing_artifact_is_refused(tmp_path):
+    with pytest.raises(ArtifactError, match="no such file"):
+        open_session(tmp_path / "net.onnx", device="tensorrt")
+
+
+def test_adaptive_files_are_refused():
+    with pytest.raises(ConfigError, match="tensorrt runs artifacts"):
+        open_adaptive_session(None, device="tensorrt")
+
+
+def test_missing_library_names_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    with pytest.raises(BackendUnavailableError, match=r"gain-edge\[tensorrt-rtx\]"):
+        load_library("tensorrt_rtx")
+
+
+def test_no_library_at_all_names_both(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BackendUnavailableError, match="neither tensorrt nor tensorrt_rtx"):
+        installed_library()
+
+
+def test_object_the_library_cannot_make_is_one_clear_line(rtx):
+    library = load_library(rtx)
+    log = make_log(library)
+    log.log(log.ERROR, "no driver\nat all")
+    with pytest.raises(
+        BackendUnavailableError, match=r"^tensorrt_rtx: cannot start here: no driver at all; "
+    ):
+        # An abstract class of the library: the bindings answer with the same TypeError.
+        create(library.IHostMemory, log)
+
+
+def test_log_keeps_the_loud_lines_and_the_first_error(rtx):
+    log = make_log(load_library(rtx))
+    assert log.first_error() == "no reason was given"
+    for severity, line in (
+        (log.VERBOSE, "chatter"),
+        (log.WARNING, "slow"),
+        (log.ERROR, "the cause"),
+        (log.INTERNAL_ERROR, "what followed"),
+    ):
+        log.log(severity, line)
+    assert list(log.tail) == ["slow", "the cause", "what followed"]
+    assert log.first_error() == "the cause"
+
+
+def test_cache_lies_in_the_users_folder_by_library_and_version(rtx, tmp_path):
+    library = load_library(rtx)
+    name = f"tensorrt_rtx-{library.__version__}-no-gpu.timing"
+    assert cache_file(library, None, "timing") == tmp_path / "cache/gain-edge/tensorrt" / name
+
+
+@pytest.mark.gpu
+@pytest.mark.trt
+def test_engine_agrees_with_onnx_runtime(artifact_path, rtx):
+    build_engine(artifact_path, options=EngineOptions(max_batch=4))
+    rng = np.random.default_rng(0)
+    with TensorRTSession(artifact_path) as session, OnnxSession(artifact_path) as reference:
+        session.warm_up()
+        for batch_size in (0, 1, 3, 4):
+            pixel_values = rng.normal(size=(batch_size, 3, 32, 32)).astype(np.float32)
+            for got, expected in zip(
+                session.infer(pixel_values), reference.infer(pixel_values), strict=True
+            ):
+                np.testing.assert_allclose(got, expected, rtol=1e-2, atol=1e-2)
+        with pytest.raises(ValueError, match="--max-batch 5"):
+            session.infer(np.zeros((5, 3, 32, 32), np.float32))
+    with pytest.raises(EngineError, match="closed"):
+        session.infer(np.zeros((1, 3, 32, 32), np.float32))
