@@ -76,9 +76,9 @@ def _add_adaptation(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="adaptive file instead, made by gain-export --adaptive: its graph learns by itself",
     )
-    group.add_argument("--device", help="cpu (default), cuda, or auto")
+    group.add_argument("--device", help="cpu (default), cuda, tensorrt, or auto")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads for the network")
-    group.add_argument("--preset", help="tracked (default), paper or paper-l2")
+    group.add_argument("--preset", help="tracked (default), balanced, paper or paper-l2")
     group.add_argument(
         "--half-life", type=float, metavar="FRAMES", help="how fast old frames are forgotten"
     )

@@ -1,0 +1,163 @@
+"""`gain-bench`: what a frame costs on this device, stage by stage, frozen against adapted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gain_core.errors import GainError
+
+__all__ = ["build_parser", "main"]
+
+EPILOG = """\
+examples:
+  gain-bench vit_b16.onnx
+  gain-bench roadsigns.gain.onnx test://drive --batch 4 --update-every 16 --json result.json
+  gain-bench vit_b16.onnx --compare --torch-model vit_b16 --torch-weights vit_b16.safetensors
+
+Stages run one after another here. gain-stream decodes in a thread of its own and may be faster.
+
+exit status:
+  0 success, 1 an error (one line says which), 2 wrong usage, 130 Ctrl-C.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line; flags that are not given are absent from the result.
+
+    Returns
+    -------
+    argparse.ArgumentParser
+    """
+    parser = argparse.ArgumentParser(
+        prog="gain-bench",
+        description="Measure what a frame costs, stage by stage, frozen against adapted.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("artifact", metavar="ARTIFACT", help=".onnx file made by gain-export")
+    parser.add_argument(
+        "input",
+        metavar="INPUT",
+        nargs="?",
+        help="test://pattern (default), test://drive, a video, a photo or a folder; "
+        "read again from its start when it ends",
+    )
+    _add_measurement(parser)
+    _add_comparison(parser)
+    parser.add_argument("--json", metavar="FILE", help="result file; - for stdout")
+    parser.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
+    return parser
+
+
+def _add_measurement(parser: argparse.ArgumentParser) -> None:
+    """What runs, and how long."""
+    group = parser.add_argument_group("measurement")
+    group.add_argument(
+        "--frames", type=int, metavar="N", help="frames measured, in whole batches (default 200)"
+    )
+    group.add_argument(
+        "--warm-up", type=int, metavar="N", help="frames before them, not measured (default 20)"
+    )
+    group.add_argument("--batch", type=int, metavar="N", help="frames per forward pass (default 1)")
+    group.add_argument(
+        "--update-every", type=int, metavar="N", help="frames between two updates (default 1)"
+    )
+    group.add_argument("--preset", help="tracked (default), balanced, paper or paper-l2")
+    group.add_argument("--seed", type=int, metavar="N", help="of the test sources (default 0)")
+    group.add_argument("--device", help="cpu (default), cuda, tensorrt, or auto")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads for the network")
+
+
+def _add_comparison(parser: argparse.ArgumentParser) -> None:
+    """Other libraries."""
+    group = parser.add_argument_group("comparison")
+    group.add_argument(
+        "--compare",
+        action="store_true",
+        help="time the forward pass in the other libraries too; what is not there is named",
+    )
+    group.add_argument(
+        "--torch-model", metavar="NAME", help="timm model for PyTorch eager and torch.compile"
+    )
+    group.add_argument(
+        "--torch-weights", metavar="FILE", help="its checkpoint; random weights without"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments; `sys.argv` without the program name by default.
+
+    Returns
+    -------
+    int
+        Exit status.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    flags = vars(build_parser().parse_args(given))
+    debug = bool(flags.pop("debug", False))
+    try:
+        return _run(flags, command=shlex.join(["gain-bench", *given]), debug=debug)
+    except GainError as err:
+        if debug:
+            traceback.print_exc()
+        print(f"gain-bench: error: {' '.join(str(err).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("gain-bench: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(flags: dict[str, Any], *, command: str, debug: bool) -> int:
+    """Measure, print the tables and write the result."""
+    # Imported late, so that --help and wrong usage do not wait for OpenCV and ONNX Runtime.
+    from rich.console import Console
+
+    from gain_apps.benchmarking.bench_config import STDOUT, BenchConfig
+    from gain_apps.benchmarking.bench_table import print_benchmark
+    from gain_apps.benchmarking.run_bench import run_benchmark
+    from gain_apps.evaluation.results import write_results
+
+    config = BenchConfig.from_flags(flags)
+    console = Console(stderr=True)
+    if debug:
+        logging.basicConfig(level=logging.DEBUG, format="%(levelname)s: %(message)s")
+    on_batch = _progress(console, frames=config.warm_up + config.frames, batch=config.batch)
+    result = run_benchmark(config, command=command, on_batch=on_batch)
+    if config.json == STDOUT:
+        print(json.dumps(result, allow_nan=False))
+    elif config.json is not None:
+        write_results(Path(config.json), result)
+    print_benchmark(result, console if config.json == STDOUT else Console())
+    return 0
+
+
+def _progress(console: Any, /, *, frames: int, batch: int) -> Callable[[], None]:
+    """What counts frames on a terminal; no thread draws it, which would be measured too."""
+    done = 0
+
+    def on_batch() -> None:
+        nonlocal done
+        done = min(done + batch, frames)
+        if console.is_terminal:
+            console.print(f"{done} of {frames} frames", end="\r", highlight=False)
+
+    return on_batch
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Measuring what a frame costs, stage by stage: the parts of `gain-bench`."""

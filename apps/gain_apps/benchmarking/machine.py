@@ -1,0 +1,178 @@
+"""The machine a benchmark ran on, read from its files alone: no driver library, no tool."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from gain_apps.thermal import ThermalWatch
+from gain_core import __version__
+
+__all__ = ["Machine", "peak_memory_bytes", "tool_versions"]
+
+MODEL_FILES = ("sys/firmware/devicetree/base/model", "sys/class/dmi/id/product_name")
+GPU_CARDS = "proc/driver/nvidia/gpus/*/information"
+CPU_CLOCKS = "sys/devices/system/cpu/cpu[0-9]*/cpufreq"
+# Jetson's GPU and memory controller, and other boards' alike.
+OTHER_CLOCKS = "sys/class/devfreq/*"
+# The daemon of Jetson's power modes keeps the one in use here.
+JETSON_MODE = "var/lib/nvpmodel/status"
+PROFILE = "sys/firmware/acpi/platform_profile"
+VRAM_USED = "sys/class/drm/card*/device/mem_info_vram_used"
+DISTRIBUTIONS = ("numpy", "onnx", "opencv-python-headless", "pillow", "torch", "timm")
+
+
+class Machine:
+    """What can be known of the device without asking its vendor's libraries.
+
+    Whatever cannot be read is None or absent, never guessed.
+
+    Parameters
+    ----------
+    root : Path, optional
+        Where `sys`, `proc` and `var` lie.
+    """
+
+    def __init__(self, *, root: Path = Path("/")) -> None:
+        self._root = root
+        self._thermal = ThermalWatch(root=root / "sys")
+
+    def facts(self) -> dict[str, Any]:
+        """What does not change: board, processor, cores, memory, graphics cards."""
+        return {
+            "board": self._first(MODEL_FILES),
+            "cpu": self._cpu(),
+            "architecture": platform.machine(),
+            "system": platform.platform(),
+            "cores": os.cpu_count(),
+            "cores_allowed": _cores_allowed(),
+            "memory_bytes": self._memory_bytes(),
+            "gpus": [
+                name
+                for path in sorted(self._root.glob(GPU_CARDS))
+                if (name := _entry(_text(path), "Model")) is not None
+            ],
+        }
+
+    def now(self) -> dict[str, Any]:
+        """What does: clocks in MHz, power mode, temperature in degrees Celsius, throttling."""
+        self._thermal.tick()
+        return {
+            "cpu_clocks_mhz": self._cpu_clocks(),
+            "other_clocks_mhz": self._other_clocks(),
+            "governors": sorted(
+                {_text(path / "scaling_governor") for path in self._root.glob(CPU_CLOCKS)} - {""}
+            ),
+            "power_mode": self._first((JETSON_MODE, PROFILE)),
+            "celsius": self._thermal.celsius,
+            "throttled": self._thermal.throttled,
+            "device_memory_used_bytes": self._vram_used(),
+        }
+
+    def _first(self, names: Iterable[str]) -> str | None:
+        """The text of the first file that says something."""
+        return next((text for name in names if (text := _text(self._root / name))), None)
+
+    def _cpu(self) -> str | None:
+        """The processor's name; ARM kernels give only the core's part number."""
+        text = _text(self._root / "proc" / "cpuinfo")
+        keys = ("model name", "Model", "Hardware", "CPU part")
+        return next((name for key in keys if (name := _entry(text, key)) is not None), None)
+
+    def _memory_bytes(self) -> int | None:
+        """Installed memory, as the kernel counts it."""
+        entry = _entry(_text(self._root / "proc" / "meminfo"), "MemTotal")
+        kib = _number((entry or "").partition(" ")[0])
+        return None if kib is None else kib * 1024
+
+    def _cpu_clocks(self) -> dict[str, float]:
+        """Lowest and highest clock now, and the highest allowed."""
+        folders = list(self._root.glob(CPU_CLOCKS))
+        now = _numbers(folder / "scaling_cur_freq" for folder in folders)
+        limit = _numbers(folder / "scaling_max_freq" for folder in folders)
+        clocks = {"lowest": min(now), "highest": max(now)} if now else {}
+        if limit:
+            clocks["allowed"] = max(limit)
+        return {name: khz / 1e3 for name, khz in clocks.items()}
+
+    def _other_clocks(self) -> dict[str, float]:
+        """Clocks of GPU and memory where the kernel manages them."""
+        clocks = {}
+        for folder in sorted(self._root.glob(OTHER_CLOCKS)):
+            hz = _number(_text(folder / "cur_freq"))
+            if hz is not None:
+                clocks[folder.name] = hz / 1e6
+        return clocks
+
+    def _vram_used(self) -> int | None:
+        """Memory of the graphics cards in use, by every process, where the kernel tells."""
+        used = _numbers(self._root.glob(VRAM_USED))
+        return sum(used) if used else None
+
+
+def peak_memory_bytes() -> int:
+    """The most memory this process has held at once (resident set size)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts in KiB, macOS in bytes.
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def tool_versions() -> dict[str, str | None]:
+    """Versions of what takes part in the measurement; None where a library is not installed."""
+    versions: dict[str, str | None] = {
+        "gain-edge": __version__,
+        "python": platform.python_version(),
+        # Several distributions bring this module, so the module is asked.
+        "onnxruntime": str(onnxruntime.__version__),
+    }
+    for name in DISTRIBUTIONS:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def _cores_allowed() -> int | None:
+    """Cores this process may use; a container may see more than it gets."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def _text(path: Path) -> str:
+    """What a kernel file says; nothing where it cannot be read."""
+    try:
+        return path.read_text("ascii", "replace").strip().rstrip("\0")
+    except OSError:
+        return ""
+
+
+def _entry(text: str, key: str) -> str | None:
+    """The first value of `key : value` lines."""
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name.strip() == key and value.strip():
+            return value.strip()
+    return None
+
+
+def _number(text: str) -> int | None:
+    """A whole number, or None."""
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _numbers(paths: Iterable[Path]) -> list[int]:
+    """The numbers that can be read."""
+    return [value for path in paths if (value := _number(_text(path))) is not None]

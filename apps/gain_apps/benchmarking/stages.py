@@ -1,0 +1,247 @@
+"""Frozen source and adapted stream, batch about, each stage timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from time import perf_counter_ns
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import to_device
+
+from gain_apps.app_sources import app_schemes
+from gain_apps.benchmarking.bench_config import BenchConfig
+from gain_apps.stream_loop import rank
+from gain_core.errors import ConfigError, NumericsError, StreamError
+from gain_runtime.adapter import STAGES, AdaptedBatch, Adapter
+from gain_runtime.frame import Frame
+from gain_runtime.preprocess import preprocess_batch
+from gain_runtime.result import FrameResult, Sink
+from gain_runtime.session import Session
+from gain_runtime.sources import open_source
+
+__all__ = [
+    "BENCH_STAGES",
+    "VARIANTS",
+    "StageTimes",
+    "frame_batches",
+    "frozen_step",
+    "measure_stages",
+    "percentiles",
+]
+
+Variant = Literal["frozen", "adapted"]
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+BENCH_STAGES = ("decode", *STAGES, "sink", "total")
+TOP_K = 3
+PERCENTS = (50, 90, 99)
+
+Step = Callable[[Sequence[Frame]], AdaptedBatch]
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """Nanoseconds of every measured batch in each of `BENCH_STAGES`."""
+
+    batch_size: int
+    stage_ns: dict[str, list[int]] = field(
+        default_factory=lambda: {stage: [] for stage in BENCH_STAGES}
+    )
+
+    def add(self, times: Mapping[str, int], /) -> None:
+        """Note one batch."""
+        for stage, spent in times.items():
+            self.stage_ns[stage].append(spent)
+
+    @property
+    def rate_hz(self) -> float:
+        """Frames per second, one stage after another and decoding included."""
+        total = self.stage_ns["total"]
+        return 1e9 * len(total) * self.batch_size / sum(total)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Percentiles of every stage in milliseconds per frame, and the rate."""
+        per_frame = 1e-6 / self.batch_size
+        return {
+            "rate_hz": round(self.rate_hz, 3),
+            "stages_ms": {
+                stage: percentiles([spent * per_frame for spent in values])
+                for stage, values in self.stage_ns.items()
+            },
+        }
+
+
+def percentiles(values: Sequence[float], /) -> dict[str, float]:
+    """p50, p90, p99 and max of what was measured, at least one value, in its unit."""
+    found = np.percentile(values, PERCENTS)
+    named = {f"p{percent}": float(value) for percent, value in zip(PERCENTS, found, strict=True)}
+    return {name: round(value, 4) for name, value in (named | {"max": max(values)}).items()}
+
+
+def measure_stages(
+    session: Session,
+    sink: Sink,
+    config: BenchConfig,
+    /,
+    *,
+    on_batch: Callable[[], None] | None = None,
+) -> dict[Variant, StageTimes]:
+    """Run both variants over the same batches and time their stages.
+
+    Each batch is decoded once and then passes both variants, which take turns in going first, so
+    that neither profits from caches or clocks.
+
+    Parameters
+    ----------
+    session : Session
+    sink : Sink
+        Receives every result of both; not closed.
+    config : BenchConfig
+    on_batch : callable, optional
+        Called after every batch, outside what is timed.
+
+    Returns
+    -------
+    dict
+        `StageTimes` of each of `VARIANTS`.
+
+    Raises
+    ------
+    GainError
+        If the source cannot be opened or ends in error, or a batch cannot be classified.
+    """
+    adapter = Adapter(session, config.gain_config(), update_every=config.update_every)
+    steps: dict[Variant, Step] = {
+        "frozen": lambda frames: frozen_step(session, frames),
+        "adapted": lambda frames: adapter.step(
+            [frame.image for frame in frames], regions=[frame.region for frame in frames]
+        ),
+    }
+    adapter.warm_up(config.batch)
+    times = {variant: StageTimes(config.batch) for variant in VARIANTS}
+    labels = session.artifact.manifest.labels
+    warm, measured = (-(-count // config.batch) for count in (config.warm_up, config.frames))
+    with closing(frame_batches(config)) as batches:
+        for number in range(warm + measured):
+            started = perf_counter_ns()
+            frames = next(batches)
+            decoded = perf_counter_ns() - started
+            for variant in VARIANTS if number % 2 else reversed(VARIANTS):
+                spent = _timed(steps[variant], frames, sink, labels=labels)
+                if number >= warm:
+                    total = spent["total"] + decoded
+                    times[variant].add(spent | {"decode": decoded, "total": total})
+            if on_batch is not None:
+                on_batch()
+    return times
+
+
+def _timed(
+    step: Step, frames: Sequence[Frame], sink: Sink, *, labels: Sequence[str]
+) -> dict[str, int]:
+    """Nanoseconds of one batch in each stage but decoding."""
+    started = perf_counter_ns()
+    batch = step(frames)
+    stepped = perf_counter_ns()
+    for row, frame in enumerate(frames):
+        sink.write(
+            FrameResult(
+                frame=frame,
+                source_top=rank(batch.source_probs[row], labels, top_k=TOP_K),
+                adapted_top=rank(batch.probs[row], labels, top_k=TOP_K),
+                strength=float(batch.strength[row]),
+                gain=float(batch.gain[row]),
+            )
+        )
+    ended = perf_counter_ns()
+    return {**batch.stage_ns, "sink": ended - stepped, "total": ended - started}
+
+
+def frozen_step(session: Session, frames: Sequence[Frame], /) -> AdaptedBatch:
+    """The source alone, as a stream without the method would run: a forward pass and a softmax.
+
+    Parameters
+    ----------
+    session : Session
+    frames : sequence of B frames
+
+    Returns
+    -------
+    AdaptedBatch
+        Source and adapted prediction are the same; the stage `adapt` is the softmax.
+
+    Raises
+    ------
+    ArrayError
+        If a frame cannot be preprocessed.
+    EngineError
+        If the forward pass fails.
+    NumericsError
+        If the network returned NaN or infinity.
+    """
+    started = perf_counter_ns()
+    pixel_values = preprocess_batch(
+        [frame.image for frame in frames],
+        session.artifact.manifest.preprocess,
+        regions=[frame.region for frame in frames],
+    )
+    prepared = perf_counter_ns()
+    logits = session.infer(pixel_values).logits
+    inferred = perf_counter_ns()
+    scores: npt.NDArray[np.float32] = np.asarray(to_device(logits, "cpu"))
+    if not np.all(np.isfinite(scores)):
+        raise NumericsError(
+            f"{session.artifact.path}: logits: expected finite values, got NaN or infinity; "
+            "export the model again"
+        )
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    probs = np.exp(log_probs)
+    nothing = np.zeros(len(frames), dtype=np.float32)
+    ended = perf_counter_ns()
+    times = (prepared - started, inferred - prepared, ended - inferred)
+    return AdaptedBatch(
+        source_probs=probs,
+        source_log_probs=log_probs,
+        probs=probs,
+        log_probs=log_probs,
+        strength=nothing,
+        gain=nothing,
+        stage_ns=dict(zip(STAGES, times, strict=True)),
+    )
+
+
+def frame_batches(config: BenchConfig, /) -> Generator[list[Frame], None, None]:
+    """Whole batches without end: a source that is over is opened again.
+
+    Raises
+    ------
+    ConfigError
+        If the source is a live one.
+    StreamError
+        If it cannot be opened or yields nothing.
+    """
+    with closing(_endless(config)) as frames:
+        while True:
+            yield list(islice(frames, config.batch))
+
+
+def _endless(config: BenchConfig) -> Generator[Frame, None, None]:
+    """Every frame of the source, again and again."""
+    while True:
+        count = 0
+        with open_source(config.input, schemes=app_schemes(), seed=config.seed) as source:
+            if source.info.live:
+                raise ConfigError(
+                    f"{source.info.source_id}: a live source sets the pace itself, so its rate "
+                    "would be measured and not the device's; use a file or test://pattern"
+                )
+            for frame in source:
+                count += 1
+                yield frame
+        if not count:
+            raise StreamError(f"{source.info.source_id}: expected at least one frame, got none")

@@ -1,0 +1,135 @@
+"""The command as it is typed: result, exit status, one line per error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gain_apps.bench import main
+from gain_apps.benchmarking.bench_config import BenchConfig
+from gain_core.errors import ConfigError
+from gain_runtime.artifact import load_artifact
+
+SMALL = ("--frames", "6", "--warm-up", "2", "--threads", "1")
+PATTERN = "test://pattern?width=48&height=32"
+HEAVY = ("torch", "timm", "cupy", "tensorrt", "matplotlib", "cv2", "onnxruntime", "rich")
+
+
+def run(capsys, *args):
+    """Exit status, stdout and stderr."""
+    status = main([str(arg) for arg in args])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_json_on_stdout_says_everything(artifact_path, capsys):
+    args = (artifact_path, PATTERN, *SMALL, "--batch", 2, "--update-every", 4, "--json", "-")
+    status, out, err = run(capsys, *args)
+    assert status == 0
+    result = json.loads(out)
+    assert "adapted over frozen" in err
+    assert result["artifact"]["sha256"] == load_artifact(artifact_path).sha256
+    assert result["measured_frames"] == 6
+    assert result["config"]["update_every"] == 4
+    assert result["config"]["gain"]["proposal"] == "shift"
+    assert result["command"].startswith("gain-bench ")
+    assert result["compare"] is None
+    assert result["memory_bytes"]["process_peak"] > 2**20
+    for variant in ("frozen", "adapted"):
+        total = result[variant]["stages_ms"]["total"]
+        assert 0 < total["p50"] <= total["p90"] <= total["p99"] <= total["max"]
+        assert result[variant]["rate_hz"] > 0
+    rates = [result[variant]["rate_hz"] for variant in ("frozen", "adapted")]
+    ratio = result["adapted_over_frozen"]["throughput_ratio"]
+    assert ratio == pytest.approx(rates[1] / rates[0], rel=1e-3)
+    assert result["device"]["cores"] >= 1
+
+
+def test_json_file_and_a_table_on_stdout(artifact_path, tmp_path, capsys):
+    path = tmp_path / "result.json"
+    status, out, _ = run(
+        capsys, artifact_path, PATTERN, *SMALL, "--preset", "paper", "--compare", "--json", path
+    )
+    assert status == 0
+    result = json.loads(path.read_text())
+    assert result["config"]["preset"] == "paper"
+    assert "frames/s" in out
+    assert "not measured: tensorrt" in out
+    assert result["compare"][0]["name"] == "onnxruntime cpu"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        pytest.param(("--frames", "0"), "--frames: expected at least 1, got 0", id="frames"),
+        pytest.param(("--batch", "0"), "--batch", id="batch"),
+        pytest.param(("--warm-up", "-1"), "--warm-up", id="warm-up"),
+        pytest.param(("--update-every", "0"), "--update-every", id="update-every"),
+        pytest.param(("--preset", "none"), "none", id="preset"),
+        pytest.param(("--device", "tpu"), "got 'tpu'", id="device"),
+        pytest.param(("--torch-model", "x"), "--compare", id="torch-model"),
+        pytest.param(("--compare", "--torch-weights", "x"), "--torch-model", id="torch-weights"),
+        pytest.param(
+            ("--compare", "--torch-model", "x", "--torch-weights", "no.pt"), "no.pt", id="weights"
+        ),
+        pytest.param(("--json", "no/such/folder/r.json"), "--json", id="json"),
+        pytest.param(("test://nothing",), "unknown test source", id="source"),
+        pytest.param(("no-such-clip.mp4",), "no-such-clip.mp4", id="clip"),
+    ],
+)
+def test_an_error_is_one_line_and_status_1(artifact_path, capsys, args, said):
+    status, out, err = run(capsys, artifact_path, *args)
+    assert status == 1
+    assert out == ""
+    assert err.startswith("gain-bench: error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_a_file_that_is_no_artifact_is_one_line(tmp_path, capsys):
+    path = tmp_path / "text.onnx"
+    path.write_text("not a network")
+    status, _, err = run(capsys, path)
+    assert (status, err.count("\n")) == (1, 1)
+    assert "text.onnx" in err
+
+
+def test_the_artifact_is_not_overwritten(artifact_path):
+    with pytest.raises(ConfigError, match="overwritten"):
+        BenchConfig(artifact=str(artifact_path), json=str(artifact_path))
+
+
+def test_wrong_usage_is_status_2(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--nonsense"])
+    assert stopped.value.code == 2
+    assert "usage: gain-bench" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_status_130(artifact_path, capsys, monkeypatch):
+    def interrupted(*_args, **_settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gain_apps.benchmarking.run_bench.run_benchmark", interrupted)
+    status, _, err = run(capsys, artifact_path)
+    assert (status, err) == (130, "gain-bench: interrupted\n")
+
+
+def test_help_needs_no_library():
+    script = "\n".join(
+        [
+            "import sys",
+            *(f"sys.modules[{name!r}] = None" for name in HEAVY),
+            "from gain_apps.bench import main",
+            "main(['--help'])",
+        ]
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--update-every" in done.stdout

@@ -1,0 +1,75 @@
+"""The kernels compiled as host C++, and launched on NumPy arrays as CuPy launches them."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SHIM = Path(__file__).with_name("host_shim.cpp")
+
+
+class HostKernels:
+    """`Kernels` on the host: every block is `width` real threads around a barrier."""
+
+    def __init__(self, libraries: dict[str, ctypes.CDLL], width: int) -> None:
+        self._libraries, self._width = libraries, width
+        self.launched: list[str] = []
+
+    def launch(
+        self, name: str, arguments: Sequence[Any], /, *, blocks: int, threads: int, dtype: Any
+    ) -> None:
+        """Run one kernel to its end."""
+        holders = [self._holder(argument, dtype) for argument in arguments]
+        packed = (ctypes.c_void_p * len(holders))(*(ctypes.addressof(item) for item in holders))
+        columns = name.endswith("_sums")
+        total = blocks * threads
+        width = self._width
+        function = getattr(self._libraries[str(dtype)], f"host_{name}")
+        function(-(-total // width) if columns else blocks, width, packed)
+        self.launched.append(name)
+
+    @staticmethod
+    def _holder(argument: Any, dtype: Any) -> Any:
+        """The argument by value: a pointer, an int or a real, and nothing else."""
+        if isinstance(argument, np.ndarray):
+            assert argument.flags.c_contiguous
+            assert argument.dtype in (dtype, np.bool_)
+            return ctypes.c_void_p(argument.ctypes.data)
+        if isinstance(argument, np.int32):
+            return ctypes.c_int(int(argument))
+        assert argument.dtype == dtype
+        kind = ctypes.c_double if dtype == np.float64 else ctypes.c_float
+        return kind(float(argument))
+
+
+@pytest.fixture(scope="session")
+def host_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
+    """The kernels for both dtypes."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not installed")
+    from gain_runtime.cuda import kernel_source
+
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "step_kernels.cuh").write_text(kernel_source(), encoding="utf-8")
+    libraries = {}
+    for dtype, real in (("float32", "float"), ("float64", "double")):
+        target = folder / f"step_{real}.so"
+        command = [compiler, "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+        command += ["-pthread", f"-DREAL={real}", f"-I{folder}", "-o", str(target), str(SHIM)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        libraries[dtype] = ctypes.CDLL(str(target))
+    return libraries
+
+
+@pytest.fixture
+def host_kernels(host_libraries: dict[str, ctypes.CDLL]) -> Callable[[int], HostKernels]:
+    """Kernels whose blocks have that many threads."""
+    return lambda width: HostKernels(host_libraries, width)
