@@ -268,6 +268,11 @@ def test_rows_of_another_layout_and_precision(host_kernels, name):
         assert_predictions_equal(strided, expected, 0.0)
 
 
+def test_config_of_another_kind():
+    with pytest.raises(ConfigError, match=r"^config: expected a GainConfig, got 'balanced'"):
+        CudaGain(np.eye(3, dtype=np.float32), "balanced")
+
+
 def test_frames_below_one():
     with pytest.raises(ConfigError, match=r"^update_every: expected at least 1 frame, got 0"):
         CudaGain(np.eye(3, dtype=np.float32), update_every=0)

@@ -34,12 +34,14 @@ class CudaGain:
 
     Nothing is read on the host, so a rejected batch raises nothing: read `Prediction.finite`
     together with the outputs. The geometry and the shift are derived by `gain_core` on CuPy.
-    For the array-API path choose `gain_core.Gain`; nothing falls back to it.
+    For the array-API path choose `gain_core.Gain`; nothing falls back to it. Pending frames wait
+    as sums, not as rows, so that before the first update the origin of the sums is the mean of
+    the first batch rather than of all pending frames.
 
     Parameters
     ----------
     prototypes : cupy array, (K, D) floating
-        Rows of the frozen classifier head, K at most 100,000.
+        Rows of the frozen classifier head.
     config : GainConfig
         Default: the preset `tracked`.
     update_every, warmup_frames : int
@@ -55,7 +57,7 @@ class CudaGain:
         If the prototypes are no floating (K, D) matrix with K >= 2, or `bias` or `mean_logits`
         do not fit it.
     ConfigError
-        If `update_every` or `warmup_frames` is below 1.
+        If `config` is no `GainConfig`, or `update_every` or `warmup_frames` is below 1.
     BackendUnavailableError
         If CuPy is not installed.
     """
@@ -71,6 +73,10 @@ class CudaGain:
         mean_logits: Array | None = None,
         kernels: Kernels | None = None,
     ) -> None:
+        if not isinstance(config, GainConfig | None):
+            raise ConfigError(
+                f"config: expected a GainConfig, got {config!r}; use GainConfig.preset(name)"
+            )
         for name, frames in (("update_every", update_every), ("warmup_frames", warmup_frames)):
             if frames < 1:
                 raise ConfigError(f"{name}: expected at least 1 frame, got {frames}")

@@ -121,7 +121,6 @@ def gaussian_added(
     """
     rows = _rows(features, state, config=config)
     like = _like(state)
-    xp = array_namespace(like)
     batch_size, (num_classes, feature_dim) = rows.shape[0], like.shape
     probs, source, finite = _predicted(prediction, batch_size, like)
     responsibilities = _empty((batch_size, num_classes), like=like)
@@ -133,29 +132,13 @@ def gaussian_added(
         threads=row_threads(num_classes),
         dtype=like.dtype,
     )
-    old = state.statistics
-    known, origin = old.sample_count > 0, old.origin
-    if before is not None:
-        origin = xp.where(known, origin, before.origin)
-        known = known | (before.sample_count > 0)
-    shapes = {
-        "support": (num_classes,),
-        "predicted_mass": (num_classes,),
-        "squared_support": (num_classes,),
-        "second_moment": (feature_dim,),
-        "sample_count": (),
-        "feature_sum": (feature_dim,),
-        "feature_square_sum": (feature_dim,),
-        "origin": (feature_dim,),
-    }
-    sums = {name: _empty(shape, like=like) for name, shape in shapes.items()}
+    sums = _empty_sums(like=like)
     centered = _empty((batch_size, feature_dim), like=like)
-    inputs = (rows, probs, responsibilities, reliability, finite, origin, xp.asarray(known))
+    inputs = (rows, probs, responsibilities, reliability, finite, *_origin(state, before))
     sizes = (np.int32(batch_size), np.int32(num_classes), np.int32(feature_dim))
-    _launch_columns(
-        kernels, "gaussian_sums", (*inputs, *sizes, *sums.values(), centered), like=like,
-        columns=num_classes + feature_dim,
-    )  # fmt: skip
+    outputs = (*sums.values(), centered)
+    columns = num_classes + feature_dim
+    _launch_columns(kernels, "gaussian_sums", (*inputs, *sizes, *outputs), columns=columns)
     return Statistics(**sums, first_moment=responsible_sum(responsibilities, centered))
 
 
@@ -206,10 +189,10 @@ def shift_added(
     logits, mass = (_empty((num_classes,), like=like) for _ in range(2))
     totals = _empty((_TOTALS,), like=like)
     sizes = (np.int32(batch_size), np.int32(num_classes))
-    _launch_columns(
-        kernels, "shift_sums", (probs, source, finite, mean_logits, row_sums, *sizes, logits,
-        mass, totals), like=like, columns=num_classes + _TOTALS,
-    )  # fmt: skip
+    inputs = (probs, source, finite, mean_logits, row_sums)
+    outputs = (logits, mass, totals)
+    columns = num_classes + _TOTALS
+    _launch_columns(kernels, "shift_sums", (*inputs, *sizes, *outputs), columns=columns)
     count = totals[3]
     sums = ShiftSums(
         window_count=xp.reshape(count, (1,)),
@@ -244,13 +227,40 @@ def _scores(rows: Array, logits: Array, state: GainState) -> tuple[str, tuple[An
     return "predict_gaussian", (*(_contiguous(array) for array in inputs), adapt)
 
 
+def _empty_sums(*, like: Array) -> dict[str, Array]:
+    """Memory for the sums that are no (K, D) array, in the kernel's order."""
+    num_classes, feature_dim = like.shape
+    shapes: dict[str, tuple[int, ...]] = {
+        "support": (num_classes,),
+        "predicted_mass": (num_classes,),
+        "squared_support": (num_classes,),
+        "second_moment": (feature_dim,),
+        "sample_count": (),
+        "feature_sum": (feature_dim,),
+        "feature_square_sum": (feature_dim,),
+        "origin": (feature_dim,),
+    }
+    return {name: _empty(shape, like=like) for name, shape in shapes.items()}
+
+
+def _origin(state: GaussianState, before: Statistics | None) -> tuple[Array, Array]:
+    """The origin in use, (D,), and whether there is one yet, () bool."""
+    old = state.statistics
+    xp = array_namespace(old.origin)
+    known, origin = old.sample_count > 0, old.origin
+    if before is not None:
+        origin = xp.where(known, origin, before.origin)
+        known = known | (before.sample_count > 0)
+    return origin, xp.asarray(known)
+
+
 def _launch_columns(
-    kernels: Kernels, name: str, arguments: tuple[Any, ...], *, like: Array, columns: int
+    kernels: Kernels, name: str, arguments: tuple[Any, ...], *, columns: int
 ) -> None:
-    """Launch one thread per column."""
+    """Launch one thread per column; the first argument has the dtype."""
     threads = MAX_THREADS // 2
     blocks = -(-columns // threads)
-    kernels.launch(name, arguments, blocks=blocks, threads=threads, dtype=like.dtype)
+    kernels.launch(name, arguments, blocks=blocks, threads=threads, dtype=arguments[0].dtype)
 
 
 def _predicted(prediction: Prediction, num_rows: int, like: Array) -> tuple[Array, Array, Array]:
