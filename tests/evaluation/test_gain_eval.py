@@ -371,7 +371,6 @@ BLOCKED = """
 
     sys.meta_path.insert(0, Blocker())
     from gain_apps.evaluate import main
-from gain_core import GainConfig
     sys.exit(main(sys.argv[1:]))
 """
 

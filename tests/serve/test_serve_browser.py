@@ -167,6 +167,7 @@ def test_reset_asks_first(serve, page, stream, until):
     page.click("#ask-no")
     until(lambda: not page.run("return document.getElementById('ask').open"))
     page.click("#reset")
+    until(lambda: page.run("return document.getElementById('ask').open"))
     page.click("#ask-yes")
     until(lambda: stream.done == ["reset"])
 

@@ -126,9 +126,10 @@ function confirmed(text, yes) {
   at("ask-yes").textContent = yes;
   dialog.showModal();
   return new Promise((resolve) => {
+    // Not by the close event: it comes later, and would answer a dialog opened meanwhile.
     at("ask-yes").onclick = () => { dialog.close(); resolve(true); };
-    at("ask-no").onclick = () => dialog.close();
-    dialog.onclose = () => resolve(false);
+    at("ask-no").onclick = () => { dialog.close(); resolve(false); };
+    dialog.oncancel = () => resolve(false);
   });
 }
 
