@@ -16,7 +16,15 @@ from gain_core._checks import scalar
 from gain_core._typing import Array
 from gain_core.statistics import Evidence, decay_factor
 
-__all__ = ["Guard", "GuardSums", "armed_guard", "no_guard_sums", "observe", "watch"]
+__all__ = [
+    "Guard",
+    "GuardSums",
+    "armed_guard",
+    "combine_guard_sums",
+    "no_guard_sums",
+    "observe",
+    "watch",
+]
 
 # Memory of the test, in frames, and the decayed count it wants to have before it judges, which
 # some 440 frames make: a run of one class that only the source or only adapting gets right is
@@ -76,6 +84,15 @@ def no_guard_sums(*, like: Array) -> GuardSums:
     """Sums over no frame."""
     zero = scalar(0.0, like=like, xp=array_namespace(like))
     return GuardSums(count=zero, agreement=zero, confidence=zero)
+
+
+def combine_guard_sums(first: GuardSums, second: GuardSums, /) -> GuardSums:
+    """Sums over the frames of both."""
+    return GuardSums(
+        count=first.count + second.count,
+        agreement=first.agreement + second.agreement,
+        confidence=first.confidence + second.confidence,
+    )
 
 
 def observe(evidence: Evidence, /) -> GuardSums:

@@ -11,7 +11,7 @@ estimate is steady in calm and fast after a jump. `docs/method.md` has the deriv
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from array_api_compat import array_namespace, device
 
@@ -145,9 +145,7 @@ def shift_posteriors(source_log_probs: Array, shift: Shift, /) -> tuple[Array, A
     return log_proposal, log_softmax(log_proposal / spread, xp=xp)
 
 
-def accumulate_shift(
-    evidence: Evidence, shift: Shift, /, *, prototypes: Prototypes, config: GainConfig
-) -> ShiftSums:
+def accumulate_shift(evidence: Evidence, shift: Shift, /, *, prototypes: Prototypes) -> ShiftSums:
     """What a batch adds.
 
     Parameters
@@ -156,7 +154,6 @@ def accumulate_shift(
     shift : Shift
         The one the batch was predicted with.
     prototypes : Prototypes
-    config : GainConfig
 
     Returns
     -------
@@ -182,14 +179,11 @@ def accumulate_shift(
 
 def combine_sums(first: ShiftSums, second: ShiftSums, /) -> ShiftSums:
     """Sums over the frames of both."""
-    return ShiftSums(
-        window_count=first.window_count + second.window_count,
-        window_logits=first.window_logits + second.window_logits,
-        window_squares=first.window_squares + second.window_squares,
-        window_mass=first.window_mass + second.window_mass,
-        scale_numerator=first.scale_numerator + second.scale_numerator,
-        scale_denominator=first.scale_denominator + second.scale_denominator,
-    )
+    sums = {
+        item.name: getattr(first, item.name) + getattr(second, item.name)
+        for item in fields(ShiftSums)
+    }
+    return ShiftSums(**sums)
 
 
 def forget_and_add(old: ShiftSums, added: ShiftSums, /, *, config: GainConfig) -> ShiftSums:
@@ -247,18 +241,18 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
     # 1/n_eff: the label noise of a mean in units of one draw's. Draws from all K classes alike
     # leave 1/count; a memory that holds one class leaves 1, however long it is.
     inverse_draws = xp.maximum(xp.sum(share * share, axis=1) - 1.0 / num_classes, 1.0 / count)
-    spread = sums.window_squares / count - xp.sum(mean * mean, axis=1)
-    spread = xp.maximum(spread, zero)
+    length = xp.sum(mean * mean, axis=1)
+    spread = xp.maximum(sums.window_squares / count - length, zero)
     weight = xp.minimum(config.label_draws * inverse_draws, one)
     held = xp.maximum(LEAST_POWER * spread, tiny)
-    weight = weight * xp.minimum(xp.sum(mean * mean, axis=1) / held, one)
+    weight = weight * xp.minimum(length / held, one)
     explained = _explained(share - 1.0 / num_classes, prototypes) * scale_of(sums)
     moved = mean - weight[:, None] * explained
     moved = moved - _within_thresholds(moved, prototypes)
     seen = sums.window_count > 0
     vector, trust = xp.zeros_like(mean[0, :]), zero
     variance = None
-    for window in range(NUM_WINDOWS - 1, -1, -1):
+    for window in _reversed_windows():
         step = moved[window, :] - vector
         power = xp.sum(step * step)
         alike = 1.0 - spread[window] / xp.maximum(LEAST_SPREAD * power, tiny)
@@ -303,5 +297,5 @@ def _explained(share: Array, prototypes: Prototypes) -> Array:
 
 
 def _reversed_windows() -> range:
-    """J - 1 - j for j = 0 ... J - 1."""
+    """J - 1, ..., 0: the windows from the longest, and how often each halves the half-life."""
     return range(NUM_WINDOWS - 1, -1, -1)

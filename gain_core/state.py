@@ -22,6 +22,7 @@ __all__ = [
     "GainState",
     "GaussianState",
     "ShiftState",
+    "array_like",
     "copy_state",
     "init_state",
     "settled",
@@ -88,6 +89,11 @@ class ShiftState:
 
 
 GainState: TypeAlias = GaussianState | ShiftState
+
+
+def array_like(state: GainState, /) -> Array:
+    """An array of K rows in the state's dtype and on its device."""
+    return state.shift.vector if isinstance(state, ShiftState) else state.geometry.centers
 
 
 def init_state(prototypes: Array | Prototypes, config: GainConfig, /) -> GainState:
@@ -215,8 +221,7 @@ def settled(geometry: Geometry, statistics: Statistics, /, *, fallback: Geometry
 
 def copy_state(state: GainState, /) -> GainState:
     """A state that shares no memory with `state`."""
-    like = state.shift.vector if isinstance(state, ShiftState) else state.geometry.centers
-    xp = array_namespace(like)
+    xp = array_namespace(array_like(state))
 
     def copied(record: Any) -> dict[str, Array]:
         return {

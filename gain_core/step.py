@@ -14,7 +14,14 @@ from gain_core._typing import Array
 from gain_core.config import GainConfig
 from gain_core.errors import ArrayError
 from gain_core.geometry import ScaleMemory, derive
-from gain_core.guard import Guard, GuardSums, no_guard_sums, observe, watch
+from gain_core.guard import (
+    Guard,
+    GuardSums,
+    combine_guard_sums,
+    no_guard_sums,
+    observe,
+    watch,
+)
 from gain_core.intervention import evidence_path, expected_gain, solve_strength
 from gain_core.posterior import log_posteriors
 from gain_core.prototypes import Prototypes, prepare_prototypes, unit_rows
@@ -27,7 +34,14 @@ from gain_core.shift import (
     forget_and_add,
     shift_posteriors,
 )
-from gain_core.state import GainState, GaussianState, ShiftState, init_state, settled
+from gain_core.state import (
+    GainState,
+    GaussianState,
+    ShiftState,
+    array_like,
+    init_state,
+    settled,
+)
 from gain_core.statistics import Evidence, Statistics, about, accumulate, combine
 
 __all__ = [
@@ -36,10 +50,12 @@ __all__ = [
     "add_up",
     "advance",
     "advance_shift",
+    "checked_rows",
     "collect",
     "commit",
     "may_adapt",
     "merge_states",
+    "on_top",
     "posteriors",
     "predict",
     "update",
@@ -105,11 +121,11 @@ def predict(
     ArrayError
         If a shape, dtype, device or namespace does not fit the state.
     """
-    like, num_classes = _like(state)
+    like = array_like(state)
     xp = array_namespace(like)
-    rows = _rows(features, state, config=config)
+    rows = checked_rows(features, state, config=config)
     logits = matrix_like(
-        "logits", logits, num_rows=rows.shape[0], num_columns=num_classes, like=like
+        "logits", logits, num_rows=rows.shape[0], num_columns=like.shape[0], like=like
     )
     source = log_softmax(detached(logits, xp=xp), xp=xp)
     log_proposal, log_evaluator = _posteriors(rows, source, state)
@@ -156,11 +172,11 @@ def posteriors(
     ArrayError
         As `predict`.
     """
-    like, num_classes = _like(state)
+    like = array_like(state)
     xp = array_namespace(like)
-    rows = _rows(features, state, config=config)
+    rows = checked_rows(features, state, config=config)
     logits = matrix_like(
-        "logits", logits, num_rows=rows.shape[0], num_columns=num_classes, like=like
+        "logits", logits, num_rows=rows.shape[0], num_columns=like.shape[0], like=like
     )
     return _posteriors(rows, log_softmax(detached(logits, xp=xp), xp=xp), state)
 
@@ -192,21 +208,21 @@ def collect(
     ArrayError
         If the shapes do not fit each other or the state.
     """
-    rows = _rows(features, state, config=config)
-    like, num_classes = _like(state)
+    rows = checked_rows(features, state, config=config)
+    like = array_like(state)
     xp = array_namespace(like)
     probs = matrix_like(
         "prediction.probs",
         prediction.probs,
         num_rows=rows.shape[0],
-        num_columns=num_classes,
+        num_columns=like.shape[0],
         like=like,
     )
     source_log_probs = matrix_like(
         "prediction.source_log_probs",
         prediction.source_log_probs,
         num_rows=rows.shape[0],
-        num_columns=num_classes,
+        num_columns=like.shape[0],
         like=like,
     )
     chosen = xp.argmax(probs, axis=1, keepdims=True)
@@ -262,17 +278,18 @@ def add_up(
     ShiftAdded
     """
     prepared = prepare_prototypes(prototypes, config)
-    sums = accumulate_shift(evidence, state.shift, prototypes=prepared, config=config)
+    sums = accumulate_shift(evidence, state.shift, prototypes=prepared)
     seen = observe(evidence) if config.guard else no_guard_sums(like=state.shift.vector)
+    return on_top(ShiftAdded(sums=sums, guard=seen), before)
+
+
+def on_top(added: ShiftAdded, before: ShiftAdded | None, /) -> ShiftAdded:
+    """What waits already, where anything does, with one more batch in it."""
     if before is None:
-        return ShiftAdded(sums=sums, guard=seen)
+        return added
     return ShiftAdded(
-        sums=combine_sums(before.sums, sums),
-        guard=GuardSums(
-            count=before.guard.count + seen.count,
-            agreement=before.guard.agreement + seen.agreement,
-            confidence=before.guard.confidence + seen.confidence,
-        ),
+        sums=combine_sums(before.sums, added.sums),
+        guard=combine_guard_sums(before.guard, added.guard),
     )
 
 
@@ -451,10 +468,11 @@ def merge_states(
     """
     fresh = init_state(prototypes, config)
     for name, state in (("first", first), ("second", second)):
-        if _like(state)[1] != _like(fresh)[1] or type(state) is not type(fresh):
+        expected, got = array_like(fresh).shape[0], array_like(state).shape[0]
+        if got != expected or type(state) is not type(fresh):
             raise ArrayError(
-                f"{name} state: expected {type(fresh).__name__} of {_like(fresh)[1]} classes, as "
-                f"the head and config say, got {type(state).__name__} of {_like(state)[1]}; "
+                f"{name} state: expected {type(fresh).__name__} of {expected} classes, as "
+                f"the head and config say, got {type(state).__name__} of {got}; "
                 "merge states of one head and config only"
             )
     if isinstance(first, ShiftState):
@@ -518,13 +536,6 @@ def _merged_gaussians(
     return GaussianState(statistics=statistics, memory=memory, geometry=geometry)
 
 
-def _like(state: GainState) -> tuple[Array, int]:
-    """An array in the state's dtype and on its device, and K."""
-    if isinstance(state, ShiftState):
-        return state.shift.vector, state.shift.vector.shape[0]
-    return state.geometry.centers, state.geometry.centers.shape[0]
-
-
 def _posteriors(rows: Array, source_log_probs: Array, state: GainState) -> tuple[Array, Array]:
     """log q_hat and log q_bar."""
     if isinstance(state, ShiftState):
@@ -540,9 +551,9 @@ def may_adapt(state: GainState, /) -> Array:
     return state.geometry.has_history
 
 
-def _rows(features: Array, state: GainState, *, config: GainConfig) -> Array:
+def checked_rows(features: Array, state: GainState, /, *, config: GainConfig) -> Array:
     """Features checked, cast to the state's dtype and normalised if the config says so."""
-    like, _ = _like(state)
+    like = array_like(state)
     xp = array_namespace(like)
     if isinstance(state, GaussianState):
         rows = matrix_like("features", features, num_columns=like.shape[1], like=like)

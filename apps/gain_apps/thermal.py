@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gain_apps.system_files import read_number, read_numbers, read_text
+
 __all__ = ["ThermalWatch"]
 
 logger = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ class ThermalWatch:
     @property
     def celsius(self) -> float | None:
         """The hottest zone now; None where none can be read."""
-        degrees = [value / 1000.0 for value in self._numbers(ZONES)]
+        degrees = [value / 1000.0 for value in read_numbers(self._root.glob(ZONES))]
         return max(degrees, default=None)
 
     def tick(self) -> None:
@@ -72,32 +74,11 @@ class ThermalWatch:
     def _limited(self) -> bool:
         """Whether a clock is limited."""
         for device in self._root.glob(COOLING):
-            kind = _text(device / "type").lower()
-            if "fan" not in kind and _number(_text(device / "cur_state")):
+            kind = read_text(device / "type").lower()
+            if "fan" not in kind and read_number(device / "cur_state"):
                 return True
         return False
 
     def _counted(self) -> int:
         """All cores' counters together."""
-        return sum(self._numbers(COUNTERS))
-
-    def _numbers(self, pattern: str) -> list[int]:
-        """The numbers that can be read; a sensor may be asleep."""
-        found = (_number(_text(path)) for path in self._root.glob(pattern))
-        return [value for value in found if value is not None]
-
-
-def _text(path: Path) -> str:
-    """What a sysfs file says; nothing where it cannot be read."""
-    try:
-        return path.read_text("ascii", "replace").strip()
-    except OSError:
-        return ""
-
-
-def _number(text: str) -> int | None:
-    """A whole number, or None."""
-    try:
-        return int(text)
-    except ValueError:
-        return None
+        return sum(read_numbers(self._root.glob(COUNTERS)))

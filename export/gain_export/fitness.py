@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from gain_core.errors import ArtifactError, StreamError
+from gain_core.errors import ArtifactError
+from gain_export.photographs import iterate_photographs
 from gain_runtime.artifact import load_artifact, read_model, write_metadata
 from gain_runtime.atomic_file import write_atomically
 from gain_runtime.fitness import Fitness
-from gain_runtime.image_file import IMAGE_SUFFIXES, load_image
 from gain_runtime.onnx_session import OnnxSession
 from gain_runtime.preprocess import preprocess_batch
 
 __all__ = ["MAX_IMAGES", "add_fitness", "advice", "measure_fitness"]
-
-logger = logging.getLogger(__name__)
 
 Doubles = npt.NDArray[np.float64]
 
@@ -34,7 +30,6 @@ LDA_GOOD, LDA_POOR = 0.95, 0.8
 
 # More images than this are thinned out evenly: the mean logits' noise is below use by then.
 MAX_IMAGES = 5000
-BATCH_SIZE = 16
 
 
 def add_fitness(path: Path, folder: Path, /) -> Fitness:
@@ -62,12 +57,11 @@ def add_fitness(path: Path, folder: Path, /) -> Fitness:
     artifact = load_artifact(path)
     features, logits = [], []
     with OnnxSession(artifact) as session:
-        for images in _batches(folder):
-            pixel_values = preprocess_batch(images, artifact.manifest.preprocess)
-            # One by one where the batch size is fixed at 1; ONNX Runtime sees no difference.
-            found = [session.infer(pixel_values[i : i + 1]) for i in range(len(images))]
-            features += [np.array(pair[0]) for pair in found]
-            logits += [np.array(pair[1]) for pair in found]
+        # One by one, because the batch size may be fixed at 1.
+        for image in iterate_photographs(folder, most=MAX_IMAGES):
+            found = session.infer(preprocess_batch([image], artifact.manifest.preprocess))
+            features.append(np.asarray(found.features))
+            logits.append(np.asarray(found.logits))
     if len(features) < 2:
         raise ArtifactError(
             f"{folder}: expected at least two images that can be read, found {len(features)}; "
@@ -85,27 +79,6 @@ def add_fitness(path: Path, folder: Path, /) -> Fitness:
             raise
         raise ArtifactError(f"{path}: cannot be written ({err.strerror or err})") from err
     return fitness
-
-
-def _batches(folder: Path) -> Iterator[list[npt.NDArray[np.uint8]]]:
-    """The folder's images, a few at a time."""
-    if not folder.is_dir():
-        raise ArtifactError(f"{folder}: expected a folder of images, found none; check the path")
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-    if len(paths) > MAX_IMAGES:
-        spread = np.linspace(0, len(paths) - 1, MAX_IMAGES).round().astype(int)
-        paths = [paths[position] for position in spread]
-    batch: list[npt.NDArray[np.uint8]] = []
-    for path in paths:
-        try:
-            batch.append(load_image(path))
-        except StreamError as err:
-            logger.warning("%s; skipped", err)
-        if len(batch) == BATCH_SIZE:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def measure_fitness(

@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 __all__ = [
     "Graph",
     "attribute",
+    "consumed_values",
     "describe",
     "free_name",
     "prune",
@@ -160,7 +161,7 @@ def prune(model: onnx.ModelProto, outputs: list[onnx.ValueInfoProto]) -> None:
         position = producers.get(name)
         if position is not None and position not in kept:
             kept.add(position)
-            stack.extend(_consumed(graph.node[position]))
+            stack.extend(consumed_values(graph.node[position]))
     # From the end, in place: large initializers are not copied.
     for position in reversed(range(len(graph.node))):
         if position not in kept:
@@ -173,13 +174,13 @@ def prune(model: onnx.ModelProto, outputs: list[onnx.ValueInfoProto]) -> None:
     graph.output.extend(declared)
 
 
-def _consumed(node: onnx.NodeProto) -> Iterator[str]:
+def consumed_values(node: onnx.NodeProto) -> Iterator[str]:
     """Every value a node reads, those its subgraphs capture included."""
     yield from (name for name in node.input if name)
     for graph in subgraphs(node):
         yield from (value.name for value in graph.output)
         for inner in graph.node:
-            yield from _consumed(inner)
+            yield from consumed_values(inner)
 
 
 def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

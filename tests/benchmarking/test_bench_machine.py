@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gain_apps.benchmarking.machine import Machine, peak_memory_bytes, tool_versions
+from gain_apps.benchmarking.machine import Machine, tool_versions
+from gain_apps.system_files import peak_memory_bytes
 
 CPU = "sys/devices/system/cpu/cpu{}/cpufreq/{}"
 JETSON = {

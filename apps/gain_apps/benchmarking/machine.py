@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
-import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,10 +11,11 @@ from typing import Any
 
 import onnxruntime
 
+from gain_apps.system_files import read_number, read_numbers, read_text, whole_number
 from gain_apps.thermal import ThermalWatch
 from gain_core import __version__
 
-__all__ = ["Machine", "peak_memory_bytes", "tool_versions"]
+__all__ = ["Machine", "tool_versions"]
 
 MODEL_FILES = ("sys/firmware/devicetree/base/model", "sys/class/dmi/id/product_name")
 GPU_CARDS = "proc/driver/nvidia/gpus/*/information"
@@ -58,19 +57,18 @@ class Machine:
             "gpus": [
                 name
                 for path in sorted(self._root.glob(GPU_CARDS))
-                if (name := _entry(_text(path), "Model")) is not None
+                if (name := _entry(read_text(path), "Model")) is not None
             ],
         }
 
     def now(self) -> dict[str, Any]:
         """What does: clocks in MHz, power mode, temperature in degrees Celsius, throttling."""
         self._thermal.tick()
+        governors = {read_text(path / "scaling_governor") for path in self._root.glob(CPU_CLOCKS)}
         return {
             "cpu_clocks_mhz": self._cpu_clocks(),
             "other_clocks_mhz": self._other_clocks(),
-            "governors": sorted(
-                {_text(path / "scaling_governor") for path in self._root.glob(CPU_CLOCKS)} - {""}
-            ),
+            "governors": sorted(governors - {""}),
             "power_mode": self._first((JETSON_MODE, PROFILE)),
             "celsius": self._thermal.celsius,
             "throttled": self._thermal.throttled,
@@ -79,25 +77,25 @@ class Machine:
 
     def _first(self, names: Iterable[str]) -> str | None:
         """The text of the first file that says something."""
-        return next((text for name in names if (text := _text(self._root / name))), None)
+        return next((text for name in names if (text := read_text(self._root / name))), None)
 
     def _cpu(self) -> str | None:
         """The processor's name; ARM kernels give only the core's part number."""
-        text = _text(self._root / "proc" / "cpuinfo")
+        text = read_text(self._root / "proc" / "cpuinfo")
         keys = ("model name", "Model", "Hardware", "CPU part")
         return next((name for key in keys if (name := _entry(text, key)) is not None), None)
 
     def _memory_bytes(self) -> int | None:
         """Installed memory, as the kernel counts it."""
-        entry = _entry(_text(self._root / "proc" / "meminfo"), "MemTotal")
-        kib = _number((entry or "").partition(" ")[0])
+        entry = _entry(read_text(self._root / "proc" / "meminfo"), "MemTotal")
+        kib = whole_number((entry or "").partition(" ")[0])
         return None if kib is None else kib * 1024
 
     def _cpu_clocks(self) -> dict[str, float]:
         """Lowest and highest clock now, and the highest allowed."""
         folders = list(self._root.glob(CPU_CLOCKS))
-        now = _numbers(folder / "scaling_cur_freq" for folder in folders)
-        limit = _numbers(folder / "scaling_max_freq" for folder in folders)
+        now = read_numbers(folder / "scaling_cur_freq" for folder in folders)
+        limit = read_numbers(folder / "scaling_max_freq" for folder in folders)
         clocks = {"lowest": min(now), "highest": max(now)} if now else {}
         if limit:
             clocks["allowed"] = max(limit)
@@ -107,22 +105,15 @@ class Machine:
         """Clocks of GPU and memory where the kernel manages them."""
         clocks = {}
         for folder in sorted(self._root.glob(OTHER_CLOCKS)):
-            hz = _number(_text(folder / "cur_freq"))
+            hz = read_number(folder / "cur_freq")
             if hz is not None:
                 clocks[folder.name] = hz / 1e6
         return clocks
 
     def _vram_used(self) -> int | None:
         """Memory of the graphics cards in use, by every process, where the kernel tells."""
-        used = _numbers(self._root.glob(VRAM_USED))
+        used = read_numbers(self._root.glob(VRAM_USED))
         return sum(used) if used else None
-
-
-def peak_memory_bytes() -> int:
-    """The most memory this process has held at once (resident set size)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Linux counts in KiB, macOS in bytes.
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def tool_versions() -> dict[str, str | None]:
@@ -148,14 +139,6 @@ def _cores_allowed() -> int | None:
     return os.cpu_count()
 
 
-def _text(path: Path) -> str:
-    """What a kernel file says; nothing where it cannot be read."""
-    try:
-        return path.read_text("ascii", "replace").strip().rstrip("\0")
-    except OSError:
-        return ""
-
-
 def _entry(text: str, key: str) -> str | None:
     """The first value of `key : value` lines."""
     for line in text.splitlines():
@@ -163,16 +146,3 @@ def _entry(text: str, key: str) -> str | None:
         if colon and name.strip() == key and value.strip():
             return value.strip()
     return None
-
-
-def _number(text: str) -> int | None:
-    """A whole number, or None."""
-    try:
-        return int(text)
-    except ValueError:
-        return None
-
-
-def _numbers(paths: Iterable[Path]) -> list[int]:
-    """The numbers that can be read."""
-    return [value for path in paths if (value := _number(_text(path))) is not None]

@@ -16,9 +16,10 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from gain_apps.benchmarking.bench_config import BenchConfig
 from gain_apps.benchmarking.device_copy import copy_times, device_memory_bytes
-from gain_apps.benchmarking.machine import Machine, peak_memory_bytes, tool_versions
+from gain_apps.benchmarking.machine import Machine, tool_versions
 from gain_apps.benchmarking.rivals import compare_rivals, list_rivals
 from gain_apps.benchmarking.stages import StageTimes, frame_batches, measure_stages
+from gain_apps.system_files import peak_memory_bytes
 from gain_runtime.artifact import Artifact, load_artifact
 from gain_runtime.jsonl_sink import JsonlSink
 from gain_runtime.open_session import open_session

@@ -6,8 +6,6 @@ import json
 import math
 import os
 import platform
-import resource
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
@@ -29,6 +27,7 @@ from gain_apps.evaluation.scores import (
 from gain_apps.evaluation.series import series_record
 from gain_apps.evaluation.streams import RAMP
 from gain_apps.evaluation.trace import Reals, Trace
+from gain_apps.system_files import peak_memory_bytes
 from gain_core import __version__
 from gain_core.errors import ArtifactError
 from gain_runtime.atomic_file import write_atomically
@@ -238,12 +237,10 @@ def _versions() -> dict[str, str]:
 
 def _machine() -> dict[str, Any]:
     """Where it ran, and the process's peak memory so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "platform": platform.platform(),
         "processor": platform.machine(),
         "num_cpus": os.cpu_count(),
         "num_threads": os.environ.get("OMP_NUM_THREADS", "all"),
-        # Kilobytes on Linux, bytes on macOS.
-        "peak_memory_bytes": peak if sys.platform == "darwin" else peak * 1024,
+        "peak_memory_bytes": peak_memory_bytes(),
     }

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx
 from onnx import TensorProto, helper
 
 from gain_core.errors import ArtifactError
-from gain_export.graph import free_name, subgraphs
+from gain_export.graph import consumed_values, free_name
 from gain_export.precision.tensors import fits_low, hoist_constants, low_tensor
 
 __all__ = ["lower", "lowered_values"]
@@ -172,7 +170,7 @@ class _Rewriter:
             if is_low:
                 self._write_low(node)
             else:
-                for name in _reads(node):
+                for name in consumed_values(node):
                     self._in_full(name)
                 self._nodes.append(node)
         for value in graph.output:
@@ -187,7 +185,7 @@ class _Rewriter:
         used = {value.name for value in graph.output}
         for position, node in enumerate(graph.node):
             if position not in self._chosen:
-                used.update(_reads(node))
+                used.update(consumed_values(node))
         return used
 
     def _write_low(self, node: onnx.NodeProto) -> None:
@@ -228,12 +226,3 @@ class _Rewriter:
 
     def _name(self, name: str) -> str:
         return free_name(self._model, f"{name}.{self._suffix}")
-
-
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Every value a node reads, those its subgraphs capture included."""
-    yield from (name for name in node.input if name)
-    for graph in subgraphs(node):
-        yield from (value.name for value in graph.output)
-        for inner in graph.node:
-            yield from _reads(inner)

@@ -17,12 +17,10 @@ from gain_core import (
     state_to_arrays,
 )
 from gain_core._typing import Array
-from gain_core.guard import GuardSums
 from gain_core.prototypes import Prototypes, prepare_prototypes
-from gain_core.shift import combine_sums
-from gain_core.state import GaussianState, copy_state
+from gain_core.state import GaussianState, array_like, copy_state
 from gain_core.statistics import Statistics, combine
-from gain_core.step import ShiftAdded, advance_shift, commit
+from gain_core.step import ShiftAdded, advance_shift, commit, on_top
 from gain_runtime.cuda.fused_step import fused_predict, gaussian_added, shift_added
 from gain_runtime.cuda.kernels import CupyKernels, Kernels
 
@@ -271,17 +269,8 @@ class CudaGain:
             kernels=self._kernels,
         )
         before = self._added
-        if before is None:
-            return added
-        assert isinstance(before, ShiftAdded)
-        return ShiftAdded(
-            sums=combine_sums(before.sums, added.sums),
-            guard=GuardSums(
-                count=before.guard.count + added.guard.count,
-                agreement=before.guard.agreement + added.guard.agreement,
-                confidence=before.guard.confidence + added.guard.confidence,
-            ),
-        )
+        assert not isinstance(before, Statistics)
+        return on_top(added, before)
 
     def _more_statistics(
         self, features: Array, prediction: Prediction, state: GaussianState
@@ -301,7 +290,7 @@ class CudaGain:
 
 def _signature(state: GainState) -> str:
     """What a state must have in common with another to take its place."""
-    like = state.shift.vector if isinstance(state, ShiftState) else state.geometry.centers
+    like = array_like(state)
     arrays = state_to_arrays(state)
     shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in sorted(arrays.items()))
     return f"{array_namespace(like).__name__} {like.dtype} with {shapes}"

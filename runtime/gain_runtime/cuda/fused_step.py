@@ -13,11 +13,11 @@ from gain_core._checks import matrix_like
 from gain_core._typing import Array
 from gain_core.guard import GuardSums, no_guard_sums
 from gain_core.matrix_passes import responsible_sum
-from gain_core.prototypes import Prototypes, unit_rows
+from gain_core.prototypes import Prototypes
 from gain_core.shift import ShiftSums
-from gain_core.state import GaussianState
+from gain_core.state import GaussianState, array_like
 from gain_core.statistics import Statistics
-from gain_core.step import ShiftAdded, may_adapt
+from gain_core.step import ShiftAdded, checked_rows, may_adapt
 from gain_runtime.cuda.kernels import MAX_THREADS, Kernels, row_threads
 
 __all__ = ["fused_predict", "gaussian_added", "shift_added"]
@@ -51,12 +51,12 @@ def fused_predict(
     ArrayError
         If a shape, dtype, device or namespace does not fit the state.
     """
-    rows = _rows(features, state, config=config)
+    rows = _contiguous(checked_rows(features, state, config=config))
     batch_size = rows.shape[0]
     if batch_size == 0:
         # A grid of no blocks cannot be launched.
         return predict(features, logits, state, config=config)
-    like = _like(state)
+    like = array_like(state)
     xp = array_namespace(like)
     num_classes = like.shape[0]
     logits = _matrix("logits", logits, batch_size, num_classes, like)
@@ -119,8 +119,8 @@ def gaussian_added(
     ArrayError
         If the shapes do not fit each other or the state.
     """
-    rows = _rows(features, state, config=config)
-    like = _like(state)
+    rows = _contiguous(checked_rows(features, state, config=config))
+    like = array_like(state)
     batch_size, (num_classes, feature_dim) = rows.shape[0], like.shape
     probs, source, finite = _predicted(prediction, batch_size, like)
     responsibilities = _empty((batch_size, num_classes), like=like)
@@ -273,26 +273,10 @@ def _predicted(prediction: Prediction, num_rows: int, like: Array) -> tuple[Arra
     return probs, source, array_namespace(like).asarray(prediction.finite)
 
 
-def _rows(features: Array, state: GainState, *, config: GainConfig) -> Array:
-    """Features checked, cast to the state's dtype and normalised if the config says so."""
-    like = _like(state)
-    columns = features.shape[-1] if getattr(features, "ndim", 0) == 2 else 0
-    # The shift reads no feature; only their number and whether they are finite count.
-    columns = like.shape[1] if isinstance(state, GaussianState) else columns
-    rows = matrix_like("features", features, num_columns=columns, like=like)
-    xp = array_namespace(rows)
-    return _contiguous(unit_rows(rows, xp=xp) if config.normalise else rows)
-
-
 def _matrix(name: str, array: Array, num_rows: int, num_columns: int, like: Array) -> Array:
     """A checked, contiguous matrix in the state's dtype."""
     checked = matrix_like(name, array, num_rows=num_rows, num_columns=num_columns, like=like)
     return _contiguous(checked)
-
-
-def _like(state: GainState) -> Array:
-    """An array in the state's dtype and on its device, of length K."""
-    return state.shift.vector if isinstance(state, ShiftState) else state.geometry.centers
 
 
 def _contiguous(array: Array) -> Array:
