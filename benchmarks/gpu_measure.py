@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 AGREEMENT = 1e-4
 # A backbone's forward pass must not be measured while the allocator and cuBLAS still warm up.
 WARM_UP = 5
+# Actions per burst: a step alone is shorter than what waiting for a device takes.
+BURST = 10
 
 
 def libraries(scale: Scale) -> dict[str, tuple[Callable[[torch.Tensor], Any], Callable[..., Any]]]:
@@ -48,7 +51,11 @@ def libraries(scale: Scale) -> dict[str, tuple[Callable[[torch.Tensor], Any], Ca
 
 
 def timed_ms(action: Callable[[], object], scale: Scale) -> dict[str, float]:
-    """Median milliseconds of an action: on the device's own clock, and until the host has it."""
+    """Median milliseconds of an action, in bursts that are enqueued without a pause.
+
+    `host_ms` is what enqueuing costs the host, `device_ms` what a burst takes on the device's own
+    clock, over its length: the larger of the device's work and the host's.
+    """
     for _ in range(WARM_UP):
         action()
     device, host = [], []
@@ -58,17 +65,33 @@ def timed_ms(action: Callable[[], object], scale: Scale) -> dict[str, float]:
         if scale.device == "cuda":
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
-            action()
+            for _ in range(BURST):
+                action()
             last.record()
+            host.append(1e3 * (time.perf_counter() - began) / BURST)
             last.synchronize()
-            device.append(first.elapsed_time(last))
+            device.append(first.elapsed_time(last) / BURST)
         else:
             action()
-        host.append(1e3 * (time.perf_counter() - began))
+            host.append(1e3 * (time.perf_counter() - began))
     return {
         "device_ms": round(statistics.median(device or host), 4),
         "host_ms": round(statistics.median(host), 4),
     }
+
+
+def as_graph(action: Callable[[], object]) -> Callable[[], object]:
+    """The action as one CUDA graph, as an engine would run it: without the host's part."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            action()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        action()
+    return graph.replay
 
 
 def on_torch_stream(library: str, action: Callable[[], object]) -> Callable[[], object]:
@@ -86,7 +109,11 @@ def on_torch_stream(library: str, action: Callable[[], object]) -> Callable[[], 
 
 @torch.inference_mode()
 def measure_cost(scale: Scale) -> list[dict[str, Any]]:
-    """The step beside the forward pass it follows, over sizes, precisions and libraries."""
+    """The step beside the forward pass it follows, over sizes, precisions and libraries.
+
+    The forward pass is measured as one CUDA graph, which is what an engine makes of it; eagerly it
+    takes several times as long at batch size 1, and any step would look small beside it.
+    """
     rows = []
     for num_classes in scale.class_counts:
         for precision, dtype in DTYPES.items():
@@ -94,7 +121,9 @@ def measure_cost(scale: Scale) -> list[dict[str, Any]]:
             for batch_size in scale.batch_sizes:
                 shape = (batch_size, 3, scale.image_px, scale.image_px)
                 pixels = torch.randn(shape, device=scale.device, dtype=dtype)
-                forward = timed_ms(lambda: network(pixels), scale)  # noqa: B023
+                infer = partial(network, pixels)
+                eager = timed_ms(infer, scale)
+                forward = timed_ms(as_graph(infer), scale) if scale.device == "cuda" else eager
                 features, logits = (array.float() for array in network(pixels))
                 for library, (into, make) in libraries(scale).items():
                     gain = make(into(network.head.weight.detach().float()))
@@ -108,6 +137,7 @@ def measure_cost(scale: Scale) -> list[dict[str, Any]]:
                             "library": library,
                             "batch_size": batch_size,
                             "num_classes": num_classes,
+                            "eager_forward": eager,
                             "forward": forward,
                             "step": step,
                             "percent": round(100.0 * step["device_ms"] / forward["device_ms"], 3),
@@ -180,20 +210,22 @@ def count_launches(scale: Scale) -> list[dict[str, Any]]:
     """Kernels and copies of one step: torch's operators in a dry run, which has no kernels."""
     num_classes = scale.class_counts[0]
     head, batches = evidence(num_classes, scale.width, batches=1, batch_size=1)
-    arrays = [torch.from_numpy(array).to(scale.device) for array in batches[0]]
     rows = []
     for preset in PRESETS:
-        gain = Gain(torch.from_numpy(head).to(scale.device), GainConfig.preset(preset))
-        for _ in range(WARM_UP):
-            gain.step(*arrays)
-        synchronise(scale)
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if scale.device == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        with torch.profiler.profile(activities=activities) as profile:
-            gain.step(*arrays)
+        for library, (into, make) in libraries(scale).items():
+            gain = make(into(torch.from_numpy(head).to(scale.device)), GainConfig.preset(preset))
+            arrays = [into(torch.from_numpy(array).to(scale.device)) for array in batches[0]]
+            for _ in range(WARM_UP):
+                gain.step(*arrays)
             synchronise(scale)
-        rows.append({"preset": preset, "num_classes": num_classes, **launches(profile, scale)})
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            if scale.device == "cuda":
+                activities.append(torch.profiler.ProfilerActivity.CUDA)
+            with torch.profiler.profile(activities=activities) as profile:
+                gain.step(*arrays)
+                synchronise(scale)
+            row = {"library": library, "preset": preset, "num_classes": num_classes}
+            rows.append({**row, **launches(profile, scale)})
     return rows
 
 
@@ -210,6 +242,7 @@ def launches(profile: Any, scale: Scale) -> dict[str, Any]:
         "unit": "kernels" if kind is not None else "operators",
         "count": len(names) - copies,
         "copies": copies,
+        "graphs": sum(event.name == "cudaGraphLaunch" for event in profile.events()),
         "most": Counter(names).most_common(8),
     }
 
@@ -218,29 +251,32 @@ def launches(profile: Any, scale: Scale) -> dict[str, Any]:
 def measure_throughput(scale: Scale) -> list[dict[str, Any]]:
     """Frames per second of frozen and adapted, batch about, each with one copy to the host."""
     network = build(scale, scale.class_counts[0], torch.float16)
+    library, (into, make) = list(libraries(scale).items())[-1]
     rows = []
     for batch_size in scale.batch_sizes:
         shape = (batch_size, 3, scale.image_px, scale.image_px)
         pixels = torch.randn(shape, device=scale.device, dtype=torch.float16)
-        gain = Gain(network.head.weight.detach().float())
+        gain = make(into(network.head.weight.detach().float()))
 
         def frozen(pixels: torch.Tensor = pixels) -> torch.Tensor:
             return network(pixels)[1].float().softmax(dim=1).cpu()
 
-        def adapted(pixels: torch.Tensor = pixels, gain: Gain = gain) -> torch.Tensor:
-            features, logits = network(pixels)
-            return gain.step(features.float(), logits.float()).probs.cpu()
+        def adapted(pixels: torch.Tensor = pixels, gain: Any = gain) -> torch.Tensor:
+            features, logits = (into(array.float()) for array in network(pixels))
+            step = on_torch_stream(library, partial(gain.step, features, logits))
+            return torch.from_dlpack(step().probs).cpu()
 
         spent: dict[str, list[float]] = {"frozen": [], "adapted": []}
-        for index in range(WARM_UP + scale.rounds):
+        for index in range(WARM_UP + 2 * scale.rounds):
             for name, action in (("frozen", frozen), ("adapted", adapted)):
                 began = time.perf_counter()
                 action()
                 if index >= WARM_UP:
                     spent[name].append(time.perf_counter() - began)
-        frozen_hz, adapted_hz = (batch_size * scale.rounds / sum(s) for s in spent.values())
+        frozen_hz, adapted_hz = (batch_size / statistics.median(s) for s in spent.values())
         rows.append(
             {
+                "library": library,
                 "batch_size": batch_size,
                 "frozen_hz": round(frozen_hz, 2),
                 "adapted_hz": round(adapted_hz, 2),

@@ -7,7 +7,7 @@ from typing import Any
 from array_api_compat import array_namespace, device, is_torch_namespace
 
 from gain_core._typing import Array, Namespace
-from gain_core.errors import ArrayError
+from gain_core.errors import ArrayError, ConfigError
 
 
 def namespace_of(name: str, array: Any, /) -> Namespace:
@@ -68,6 +68,12 @@ def matrix_like(
     return array if array.dtype == like.dtype else xp.astype(array, like.dtype)
 
 
+def refuse_below_one(name: str, frames: int, /) -> None:
+    """Nothing can be learned every 0 frames."""
+    if frames < 1:
+        raise ConfigError(f"{name}: expected at least 1 frame, got {frames}")
+
+
 def detached(array: Array, *, xp: Namespace) -> Array:
     """Cut a torch tensor from autograd: statistics must not keep a graph alive."""
     if is_torch_namespace(xp):
@@ -86,6 +92,7 @@ __all__ = [
     "is_real_floating",
     "matrix_like",
     "namespace_of",
+    "refuse_below_one",
     "scalar",
     "statistics_dtype",
 ]

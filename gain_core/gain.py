@@ -6,7 +6,7 @@ import math
 
 from array_api_compat import array_namespace, is_numpy_namespace
 
-from gain_core._checks import describe
+from gain_core._checks import describe, refuse_below_one
 from gain_core._typing import Array
 from gain_core.config import GainConfig
 from gain_core.errors import ArrayError, ConfigError, NumericsError
@@ -84,10 +84,8 @@ class Gain:
             raise ConfigError(
                 f"config: expected a GainConfig, got {config!r}; use GainConfig.preset(name)"
             )
-        if update_every < 1:
-            raise ConfigError(f"update_every: expected at least 1 frame, got {update_every}")
-        if warmup_frames < 1:
-            raise ConfigError(f"warmup_frames: expected at least 1 frame, got {warmup_frames}")
+        refuse_below_one("update_every", update_every)
+        refuse_below_one("warmup_frames", warmup_frames)
         self._config = config or GainConfig()
         self._prototypes: Prototypes = prepare_prototypes(
             prototypes, self._config, bias=bias, mean_logits=mean_logits
@@ -109,8 +107,22 @@ class Gain:
 
     @property
     def update_every(self) -> int:
-        """Frames between two updates of the state."""
+        """Frames between two updates of the state; may be changed at any time.
+
+        A new value counts from the next batch on: frames that are pending by then are learned
+        from together with it, or wait for more.
+
+        Raises
+        ------
+        ConfigError
+            If it is set to less than 1.
+        """
         return self._update_every
+
+    @update_every.setter
+    def update_every(self, frames: int) -> None:
+        refuse_below_one("update_every", frames)
+        self._update_every = frames
 
     @property
     def frozen(self) -> bool:

@@ -7,13 +7,14 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
+from gain_core import __version__
 from gain_core.errors import ArtifactError, EngineError
 from gain_export.onnx_file import MAX_BYTES, opset_of
 from gain_export.photographs import read_photographs
@@ -87,8 +88,16 @@ def make_manifest(
         labels=labels,
         head=head,
         preprocess=preprocess,
-        tool_versions={tool: version(tool) for tool in tools},
+        tool_versions={tool: _tool_version(tool) for tool in tools},
     )
+
+
+def _tool_version(tool: str) -> str:
+    """The version of a tool, as its module says it.
+
+    Several distributions bring ONNX Runtime's module, and this project may run from its folder.
+    """
+    return __version__ if tool == "gain-edge" else str(import_module(tool).__version__)
 
 
 def verify_and_write(

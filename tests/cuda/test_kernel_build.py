@@ -12,10 +12,16 @@ import pytest
 from gain_runtime.cuda import kernel_source
 
 KERNELS = {
+    "all_true",
     "gaussian_rows",
     "gaussian_sums",
     "predict_gaussian",
     "predict_shift",
+    "shift_estimate",
+    "shift_explain",
+    "shift_forget",
+    "shift_gather",
+    "shift_project",
     "shift_rows",
     "shift_sums",
 }

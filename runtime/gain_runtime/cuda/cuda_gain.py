@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from array_api_compat import array_namespace
 
 from gain_core import (
@@ -12,17 +10,16 @@ from gain_core import (
     GainConfig,
     GainState,
     Prediction,
-    ShiftState,
-    init_state,
     state_to_arrays,
 )
+from gain_core._checks import refuse_below_one
 from gain_core._typing import Array
 from gain_core.prototypes import Prototypes, prepare_prototypes
-from gain_core.state import GaussianState, array_like, copy_state
-from gain_core.statistics import Statistics, combine
-from gain_core.step import ShiftAdded, advance_shift, commit, on_top
-from gain_runtime.cuda.fused_step import fused_predict, gaussian_added, shift_added
+from gain_core.state import array_like
+from gain_runtime.cuda.device_step import DeviceStep
+from gain_runtime.cuda.gaussian_step import GaussianStep
 from gain_runtime.cuda.kernels import CupyKernels, Kernels
+from gain_runtime.cuda.shift_step import ShiftStep
 
 __all__ = ["CudaGain"]
 
@@ -31,10 +28,9 @@ class CudaGain:
     """Continual test-time adaptation on a CUDA device: the methods of `gain_core.Gain`.
 
     Nothing is read on the host, so a rejected batch raises nothing: read `Prediction.finite`
-    together with the outputs. The geometry and the shift are derived by `gain_core` on CuPy.
-    For the array-API path choose `gain_core.Gain`; nothing falls back to it. Pending frames wait
-    as sums, not as rows, so that before the first update the origin of the sums is the mean of
-    the first batch rather than of all pending frames.
+    together with the outputs. The tracked shift is kernels throughout, replayed as one CUDA graph
+    a step; of the Gaussians the predictions and sums are, and the geometry is derived by
+    `gain_core` on CuPy. For the array-API path choose `gain_core.Gain`; nothing falls back to it.
 
     Parameters
     ----------
@@ -75,21 +71,17 @@ class CudaGain:
             raise ConfigError(
                 f"config: expected a GainConfig, got {config!r}; use GainConfig.preset(name)"
             )
-        for name, frames in (("update_every", update_every), ("warmup_frames", warmup_frames)):
-            if frames < 1:
-                raise ConfigError(f"{name}: expected at least 1 frame, got {frames}")
+        refuse_below_one("update_every", update_every)
+        refuse_below_one("warmup_frames", warmup_frames)
         self._config = config or GainConfig()
-        self._kernels: Kernels = kernels or CupyKernels()
-        self._prototypes = prepare_prototypes(
-            prototypes, self._config, bias=bias, mean_logits=mean_logits
-        )
+        prepared = prepare_prototypes(prototypes, self._config, bias=bias, mean_logits=mean_logits)
         self._update_every = update_every
         self._warmup_frames = warmup_frames
+        make = ShiftStep if self._config.proposal == "shift" else GaussianStep
+        self._step: DeviceStep = make(prepared, self._config, kernels or CupyKernels())
         self._frozen = False
-        self._state = init_state(self._prototypes, self._config)
         self._frames = 0
         self._pending_frames = 0
-        self._added: Statistics | ShiftAdded | None = None
 
     @property
     def config(self) -> GainConfig:
@@ -98,8 +90,13 @@ class CudaGain:
 
     @property
     def update_every(self) -> int:
-        """Frames between two updates of the state."""
+        """Frames between two updates of the state; may be changed, see `Gain.update_every`."""
         return self._update_every
+
+    @update_every.setter
+    def update_every(self, frames: int) -> None:
+        refuse_below_one("update_every", frames)
+        self._update_every = frames
 
     @property
     def frozen(self) -> bool:
@@ -119,14 +116,14 @@ class CudaGain:
     @property
     def state(self) -> GainState:
         """A copy of the state as of the last update; later steps do not change it."""
-        return copy_state(self._state)
+        return self._step.state
 
     @property
     def guard_trips(self) -> Array | None:
         """How often the guard has tripped, () on the device; None without a guard."""
-        if not isinstance(self._state, ShiftState) or not self._config.guard:
+        if not isinstance(self._step, ShiftStep) or not self._config.guard:
             return None
-        return self._state.guard.trips
+        return self._step.guard_trips
 
     def predict(self, features: Array, logits: Array, /) -> Prediction:
         """Predict a batch; the state does not change.
@@ -147,9 +144,7 @@ class CudaGain:
         ArrayError
             If a shape, dtype, device or namespace does not fit.
         """
-        return fused_predict(
-            features, logits, self._state, config=self._config, kernels=self._kernels
-        )
+        return self._step.predict(features, logits)
 
     def update(self, features: Array, prediction: Prediction, /) -> None:
         """Learn from a predicted batch, now or once `update_every` frames are pending.
@@ -168,13 +163,9 @@ class CudaGain:
         """
         if self._frozen or features.shape[0] == 0:
             return
-        if isinstance(self._state, ShiftState):
-            self._added = self._more_shift(features, prediction, self._state)
-        else:
-            self._added = self._more_statistics(features, prediction, self._state)
+        self._step.add(features, prediction)
         self._pending_frames += features.shape[0]
-        awaited = max(self._update_every, 1 if self._frames else self._warmup_frames)
-        if self._pending_frames >= awaited:
+        if self._pending_frames >= self._frames_awaited():
             self.flush()
 
     def step(self, features: Array, logits: Array, /) -> Prediction:
@@ -195,32 +186,26 @@ class CudaGain:
         ArrayError
             As `predict`; the state is untouched then.
         """
-        prediction = self.predict(features, logits)
-        self.update(features, prediction)
+        if self._frozen or features.shape[0] == 0:
+            return self.predict(features, logits)
+        due = self._pending_frames + features.shape[0] >= self._frames_awaited()
+        prediction = self._step.step(features, logits, flush=due)
+        self._pending_frames += features.shape[0]
+        if due:
+            self._note_learned()
         return prediction
 
     def flush(self) -> None:
         """Learn from the pending frames now, also when frozen: they came before that."""
-        if self._added is None:
+        if self._pending_frames == 0:
             return
-        if isinstance(self._state, ShiftState):
-            assert isinstance(self._added, ShiftAdded)
-            self._state = advance_shift(
-                self._state, self._added, prototypes=self._prototypes, config=self._config
-            )
-        else:
-            assert isinstance(self._added, Statistics)
-            self._state = commit(
-                self._state, self._added, prototypes=self._prototypes, config=self._config
-            )
-        self._frames += self._pending_frames
-        self._forget_pending()
+        self._step.flush()
+        self._note_learned()
 
     def reset(self) -> None:
         """Return to the source: nothing learned, nothing pending."""
-        self._state = init_state(self._prototypes, self._config)
-        self._frames = 0
-        self._forget_pending()
+        self._step.reset()
+        self._frames = self._pending_frames = 0
 
     def freeze(self) -> None:
         """Keep predicting with the state as it is, and stop learning; pending frames are kept."""
@@ -245,47 +230,22 @@ class CudaGain:
         ArrayError
             If it belongs to another head.
         """
-        expected, given = _signature(self._state), _signature(state)
+        expected, given = _signature(self._step.state), _signature(state)
         if given != expected:
             raise ArrayError(
                 f"state: expected {expected}, got {given}; it was made for another head or config"
             )
-        self._state = copy_state(state)
-        self._frames = frames
-        self._forget_pending()
+        self._step.load(state)
+        self._frames, self._pending_frames = frames, 0
 
-    def _more_shift(self, features: Array, prediction: Prediction, state: ShiftState) -> ShiftAdded:
-        """The pending sums with one more batch in them."""
-        if prediction.probs.shape[0] != features.shape[0]:
-            raise ArrayError(
-                f"prediction.probs: expected {features.shape[0]} rows, as the features have, "
-                f"got {prediction.probs.shape[0]}; give the features it was made from"
-            )
-        added = shift_added(
-            prediction,
-            state,
-            prototypes=self._prototypes,
-            config=self._config,
-            kernels=self._kernels,
-        )
-        before = self._added
-        assert not isinstance(before, Statistics)
-        return on_top(added, before)
+    def _frames_awaited(self) -> int:
+        """Pending frames at which the next update is due."""
+        return max(self._update_every, 1 if self._frames else self._warmup_frames)
 
-    def _more_statistics(
-        self, features: Array, prediction: Prediction, state: GaussianState
-    ) -> Statistics:
-        """The pending sums with one more batch in them."""
-        before = self._added
-        assert not isinstance(before, ShiftAdded)
-        added = gaussian_added(
-            features, prediction, state, config=self._config, kernels=self._kernels, before=before
-        )
-        return added if before is None else combine(before, added, half_life=math.inf)
-
-    def _forget_pending(self) -> None:
-        """Nothing is pending."""
-        self._added, self._pending_frames = None, 0
+    def _note_learned(self) -> None:
+        """The pending frames are in the state now."""
+        self._frames += self._pending_frames
+        self._pending_frames = 0
 
 
 def _signature(state: GainState) -> str:

@@ -1,0 +1,327 @@
+"""The tracked shift on the device: every array of it in place, a step in ten small kernels.
+
+At batch size 1 the work is a few microseconds and launching it from Python a hundred; so what a
+step enqueues is recorded once per batch size and replayed as one graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from gain_core import GainConfig, GainState, Prediction, ShiftState, predict
+from gain_core import guard as guard_rules
+from gain_core import shift as shift_rules
+from gain_core._typing import Array
+from gain_core.guard import Guard
+from gain_core.prototypes import Prototypes, unit_rows
+from gain_core.shift import NUM_WINDOWS, Shift, ShiftSums
+from gain_core.state import copy_state
+from gain_runtime.cuda.device_step import (
+    as_contiguous,
+    fitting_matrix,
+    lowest_log_prob,
+    predicted_rows,
+)
+from gain_runtime.cuda.kernels import (
+    DeviceArray,
+    Kernels,
+    column_blocks,
+    row_threads,
+)
+from gain_runtime.cuda.prediction_block import PredictionBlock, new_block
+
+__all__ = ["ShiftStep"]
+
+# Numbers of the state and of what waits, and rows of `row_sums`, as the kernels' enums have them.
+_SCALARS, _FRESH, _TOTALS, _ROW_SUMS = 2 * NUM_WINDOWS + 9, 2 * NUM_WINDOWS + 7, 6, 7
+# Parts that the product over the classes is cut into, so that a device's cores all have work.
+_CLASSES_PER_CHUNK, _MOST_CHUNKS = 16, 128
+_WARP = 32
+# Batch sizes whose graphs are kept: a stream has one, and a rest at its end.
+_MOST_RECORDED = 8
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """A batch size's own memory, and its graph from the second time on."""
+
+    features: DeviceArray
+    logits: DeviceArray
+    row_sums: DeviceArray
+    result: PredictionBlock
+    replay: Callable[[], None] | None = None
+
+
+class ShiftStep:
+    """See `DeviceStep`.
+
+    Parameters
+    ----------
+    prototypes : Prototypes
+    config : GainConfig
+        With ``proposal == "shift"``.
+    kernels : Kernels
+    """
+
+    def __init__(self, prototypes: Prototypes, config: GainConfig, kernels: Kernels, /) -> None:
+        self._config, self._kernels = config, kernels
+        self._like = like = as_contiguous(prototypes.mean_logits)
+        self._xp = array_namespace(like)
+        self._centered = as_contiguous(prototypes.centered)
+        self._thresholds = as_contiguous(prototypes.thresholds)
+        self._row_squares = as_contiguous(prototypes.row_squares)
+        self._num_classes, self._feature_dim = prototypes.shape
+        self._chunks = min(_MOST_CHUNKS, -(-self._num_classes // _CLASSES_PER_CHUNK))
+        self._window_logits, self._window_mass, self._moved = (
+            self._zeros(NUM_WINDOWS, self._num_classes) for _ in range(3)
+        )
+        self._vector = self._zeros(self._num_classes)
+        self._scalars = self._zeros(_SCALARS)
+        self._waiting = self._zeros(2, self._num_classes)
+        self._totals = self._zeros(_TOTALS)
+        self._fresh = self._zeros(_FRESH)
+        self._parts = self._zeros(self._chunks, NUM_WINDOWS, self._feature_dim)
+        self._projected = self._zeros(NUM_WINDOWS, self._feature_dim)
+        self._settings = self._xp.asarray(_settings(config), dtype=like.dtype, device=device(like))
+        self._log_floor = lowest_log_prob(config, like.dtype)
+        self._recorded: OrderedDict[tuple[int, int, bool], _Recorded] = OrderedDict()
+
+    def predict(self, features: Array, logits: Array, /) -> Prediction:
+        """See `DeviceStep`."""
+        features, logits = self._checked(features, logits)
+        if features.shape[0] == 0:
+            return predict(features, logits, self._view(), config=self._config)
+        result = new_block(features.shape[0], like=self._like)
+        self._enqueue_prediction(features, logits, result)
+        return result.prediction
+
+    def add(self, features: Array, prediction: Prediction, /) -> None:
+        """See `DeviceStep`."""
+        batch_size = features.shape[0]
+        probs, source, finite = predicted_rows(prediction, batch_size, like=self._like)
+        self._enqueue_sums(probs, source, finite, self._empty(_ROW_SUMS, batch_size))
+
+    def step(self, features: Array, logits: Array, /, *, flush: bool) -> Prediction:
+        """See `DeviceStep`."""
+        features, logits = self._checked(features, logits)
+        if features.shape[0] == 0:
+            return predict(features, logits, self._view(), config=self._config)
+        batch_size, columns = features.shape
+        key = (batch_size, columns, flush)
+        recorded = self._recorded.get(key)
+        if recorded is None:
+            recorded = self._recorded[key] = self._prepare(batch_size, columns)
+            if len(self._recorded) > _MOST_RECORDED:
+                self._recorded.popitem(last=False)
+        self._recorded.move_to_end(key)
+        self._kernels.copy(features, recorded.features)
+        self._kernels.copy(logits, recorded.logits)
+        self._run(recorded, flush=flush)
+        result = new_block(batch_size, like=self._like)
+        self._kernels.copy(recorded.result.block, result.block)
+        return result.prediction
+
+    def flush(self) -> None:
+        """See `DeviceStep`."""
+        settings, fresh, like = self._settings, self._fresh, self._like
+        num_classes, feature_dim = np.int32(self._num_classes), np.int32(self._feature_dim)
+        chunks, projected = np.int32(self._chunks), np.int32(NUM_WINDOWS * self._feature_dim)
+        state = (self._scalars, self._totals, settings)
+        windows = (self._window_logits, self._window_mass)
+        classes = column_blocks(self._num_classes)
+        dims = column_blocks(self._feature_dim)
+        parts = {"blocks": dims["blocks"] * self._chunks, "threads": dims["threads"]}
+        per_block = classes["threads"] // _WARP
+        warps = {"blocks": -(-self._num_classes // per_block), "threads": classes["threads"]}
+        rows = column_blocks(int(projected))
+        one = {"blocks": 1, "threads": row_threads(self._num_classes)}
+        moved, head = self._moved, self._centered
+        launch = self._kernels.launch
+        forget = (*state, num_classes, *windows, self._waiting, fresh)
+        launch("shift_forget", forget, **classes, dtype=like.dtype)
+        sizes = (num_classes, feature_dim, chunks)
+        project = (self._window_mass, head, fresh, settings, *sizes, self._parts)
+        launch("shift_project", project, **parts, dtype=like.dtype)
+        gather = (self._parts, chunks, projected, self._projected)
+        launch("shift_gather", gather, **rows, dtype=like.dtype)
+        explain = (self._projected, head, num_classes, feature_dim, moved)
+        launch("shift_explain", explain, **warps, dtype=like.dtype)
+        numbers = (self._scalars, self._totals, moved, self._vector)
+        estimate = (*windows, self._thresholds, settings, fresh, num_classes, *numbers)
+        launch("shift_estimate", estimate, **one, dtype=like.dtype)
+
+    def drop_waiting(self) -> None:
+        """See `DeviceStep`."""
+        self._waiting[...] = 0
+        self._totals[...] = 0
+
+    def reset(self) -> None:
+        """See `DeviceStep`."""
+        for array in (self._window_logits, self._window_mass, self._vector, self._scalars):
+            array[...] = 0
+        self.drop_waiting()
+
+    def load(self, state: GainState, /) -> None:
+        """See `DeviceStep`."""
+        assert isinstance(state, ShiftState)
+        mine = self._view()
+        for name in ("sums", "shift", "guard"):
+            record, theirs = getattr(mine, name), getattr(state, name)
+            for field in record.__dataclass_fields__:
+                getattr(record, field)[...] = getattr(theirs, field)
+        self.drop_waiting()
+
+    @property
+    def state(self) -> ShiftState:
+        """See `DeviceStep`."""
+        copied = copy_state(self._view())
+        assert isinstance(copied, ShiftState)
+        return copied
+
+    @property
+    def guard_trips(self) -> Array:
+        """How often the guard has tripped, () on the device."""
+        trips: DeviceArray = self._view().guard.trips
+        copied: Array = trips.copy()
+        return copied
+
+    def _view(self) -> ShiftState:
+        """The state in place."""
+        numbers, w = self._scalars, NUM_WINDOWS
+        (numerator, denominator, variance, trust, count, agreement, confidence, hold, trips) = (
+            numbers[place : place + 1].reshape(()) for place in range(2 * w, _SCALARS)
+        )
+        sums = ShiftSums(
+            window_count=numbers[:w],
+            window_logits=self._window_logits,
+            window_squares=numbers[w : 2 * w],
+            window_mass=self._window_mass,
+            scale_numerator=numerator,
+            scale_denominator=denominator,
+        )
+        guard = Guard(
+            count=count, agreement=agreement, confidence=confidence, hold=hold, trips=trips
+        )
+        shift = Shift(vector=self._vector, variance=variance, trust=trust)
+        return ShiftState(sums=sums, shift=shift, guard=guard)
+
+    def _checked(self, features: Array, logits: Array) -> tuple[Array, Array]:
+        """Both as the kernels read them; the shift reads no feature, whatever their number."""
+        columns = features.shape[-1] if getattr(features, "ndim", 0) == 2 else 0
+        features = fitting_matrix(
+            "features", features, num_rows=None, num_columns=columns, like=self._like
+        )
+        logits = fitting_matrix(
+            "logits",
+            logits,
+            num_rows=features.shape[0],
+            num_columns=self._num_classes,
+            like=self._like,
+        )
+        if self._config.normalise:
+            # Squares that overflow make a row that is not finite.
+            features = as_contiguous(unit_rows(features, xp=self._xp))
+        return features, logits
+
+    def _prepare(self, batch_size: int, columns: int) -> _Recorded:
+        """Memory of a batch size's own."""
+        return _Recorded(
+            features=self._empty(batch_size, columns),
+            logits=self._empty(batch_size, self._num_classes),
+            row_sums=self._empty(_ROW_SUMS, batch_size),
+            result=new_block(batch_size, like=self._like),
+        )
+
+    def _run(self, recorded: _Recorded, *, flush: bool) -> None:
+        """Enqueue a step one by one the first time, which loads the kernels; then as recorded."""
+
+        def enqueue() -> None:
+            result = recorded.result
+            self._enqueue_prediction(recorded.features, recorded.logits, result)
+            made = result.prediction
+            rows = (made.probs, made.source_log_probs, made.finite, recorded.row_sums)
+            self._enqueue_sums(*rows)
+            if flush:
+                self.flush()
+
+        if recorded.replay is not None:
+            recorded.replay()
+            return
+        enqueue()
+        recorded.replay = self._kernels.record(enqueue)
+
+    def _enqueue_prediction(self, features: Array, logits: Array, into: PredictionBlock) -> None:
+        """Predict a batch, a block of threads per row."""
+        made, dtype = into.prediction, self._like.dtype
+        batch_size, columns = features.shape
+        sizes = (np.int32(self._config.num_iters), np.int32(self._num_classes), np.int32(columns))
+        inputs = (features, logits, self._vector, self._scalars, self._log_floor)
+        matrices = (made.probs, made.log_probs, made.source_log_probs)
+        outputs = (*matrices, made.strength, made.gain, into.row_finite)
+        threads = row_threads(self._num_classes)
+        self._kernels.launch(
+            "predict_shift",
+            (*inputs, *sizes, *outputs),
+            blocks=batch_size,
+            threads=threads,
+            dtype=dtype,
+        )
+        flags = (into.row_finite, np.int32(batch_size), made.finite)
+        self._kernels.launch(
+            "all_true", flags, blocks=1, threads=min(row_threads(batch_size), threads), dtype=dtype
+        )
+
+    def _enqueue_sums(self, probs: Array, source: Array, finite: Array, row_sums: Array) -> None:
+        """Add a predicted batch to what waits."""
+        batch_size, dtype = probs.shape[0], self._like.dtype
+        num_classes = np.int32(self._num_classes)
+        rows = (probs, source, finite)
+        head = (self._vector, self._like, self._row_squares)
+        self._kernels.launch(
+            "shift_rows",
+            (*rows, *head, num_classes, row_sums),
+            blocks=batch_size,
+            threads=row_threads(self._num_classes),
+            dtype=dtype,
+        )
+        sizes = (np.int32(batch_size), num_classes)
+        self._kernels.launch(
+            "shift_sums",
+            (*rows, self._like, row_sums, *sizes, self._waiting, self._totals),
+            **column_blocks(self._num_classes + _TOTALS),
+            dtype=dtype,
+        )
+
+    def _zeros(self, *shape: int) -> DeviceArray:
+        like = self._like
+        return self._xp.zeros(shape, dtype=like.dtype, device=device(like))
+
+    def _empty(self, *shape: int) -> DeviceArray:
+        like = self._like
+        return self._xp.empty(shape, dtype=like.dtype, device=device(like))
+
+
+def _settings(config: GainConfig) -> list[float]:
+    """Constants of the rules, in the order of the kernels' enum."""
+    forgetting = -math.log(2.0)
+    return [
+        forgetting * 2.0 ** (NUM_WINDOWS - 1) / config.half_life,
+        forgetting / config.scale_half_life,
+        forgetting / guard_rules.HALF_LIFE_FRAMES,
+        config.label_draws,
+        config.shrinkage,
+        shift_rules.TINY,
+        shift_rules.LEAST_SPREAD,
+        shift_rules.LEAST_POWER,
+        float(config.guard),
+        guard_rules.MIN_FRAMES,
+        guard_rules.LEAST_RATIO,
+        guard_rules.FIRST_HOLD_FRAMES,
+        guard_rules.MOST_DOUBLINGS,
+    ]
