@@ -18,6 +18,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def main() -> int:
         ("agreement", compare_with_numpy),
         ("launches", count_launches),
         ("throughput", measure_throughput),
+        ("preprocess", partial(beside, "gpu_preprocess", "measure_preprocess")),
+        ("adaptive", partial(beside, "gpu_adaptive", "measure_adaptive")),
         ("stream", run_bench),
         ("suite", run_suite),
     )
@@ -99,6 +102,19 @@ def describe(dry_run: bool) -> dict[str, Any]:
         record["memory_bytes"] = card.total_memory
         record["cuda"] = torch.version.cuda
     return record
+
+
+def beside(module: str, function: str, scale: Scale) -> Any:
+    """A measurement that needs a card and has a script of its own; why not, where it cannot run."""
+    if scale.device != "cuda":
+        return {"ran": False, "why": "a dry run has no card"}
+    script = optional(module)
+    if script is None:
+        return {"ran": False, "why": f"{module} needs a library that is not here"}
+    try:
+        return getattr(script, function)(scale.rounds)
+    except (GainError, RuntimeError) as err:
+        return {"ran": False, "why": str(err)}
 
 
 def run_bench(scale: Scale) -> dict[str, Any]:

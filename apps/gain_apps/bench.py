@@ -75,6 +75,16 @@ def _add_measurement(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--preset", help="tracked (default), balanced, paper or paper-l2")
     group.add_argument("--seed", type=int, metavar="N", help="of the test sources (default 0)")
     group.add_argument("--device", help="cpu (default), cuda, tensorrt, or auto")
+    group.add_argument(
+        "--device-preprocess",
+        action="store_true",
+        help="resize, crop and normalise on the GPU, too; same pixels",
+    )
+    group.add_argument(
+        "--allow-host-code",
+        action="store_true",
+        help="run an engine built with --version-compatible, which brings code for the CPU",
+    )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads for the network")
 
 

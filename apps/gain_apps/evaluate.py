@@ -130,7 +130,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         "--source-data", metavar="PATH", help="clean images for foa-shift, foa, eata"
     )
     group.add_argument("--cache", metavar="DIR", type=Path, help="folder for features")
-    group.add_argument("--device", choices=("cpu", "cuda", "auto"), default="cpu")
+    group.add_argument("--device", choices=("cpu", "cuda", "tensorrt", "auto"), default="cpu")
     group.add_argument(
         "--torch-model",
         metavar="NAME",

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["add_engine_arguments", "check_engine_arguments", "engine_row", "write_engine"]
 
-_NEEDS_ENGINE = ("compute_capability", "max_batch", "builder_level", "no_build")
+_NEEDS_ENGINE = (
+    "compute_capability",
+    "max_batch",
+    "builder_level",
+    "hardware_compatible",
+    "version_compatible",
+    "no_build",
+)
 
 
 def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
@@ -38,6 +45,18 @@ def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="N",
         help="0 builds fastest, 5 looks longest for fast kernels (default: the library's)",
+    )
+    group.add_argument(
+        "--hardware-compatible",
+        action="store_true",
+        default=None,
+        help="for every GPU of compute capability 8.0 or more, somewhat slower (tensorrt only)",
+    )
+    group.add_argument(
+        "--version-compatible",
+        action="store_true",
+        default=None,
+        help="for later versions of the library, too; its plan brings code that runs on the host",
     )
     group.add_argument(
         "--no-build",
@@ -94,7 +113,8 @@ def engine_row(report: EngineReport, /) -> str:
     how = f"built in {report.seconds:.1f} s" if report.built else "still fits"
     return (
         f"{report.path} ({report.size_bytes / 1e6:.1f} MB, {how}, {header.library} "
-        f"{header.version}, compute capability {targets}, batches to {header.profile[-1]})"
+        f"{header.version}, {header.precision or 'unknown precision'}, compute capability "
+        f"{targets}, batches to {header.profile[-1]})"
     )
 
 
@@ -105,4 +125,6 @@ def _options(args: argparse.Namespace) -> EngineOptions:
         compute_capabilities=tuple(args.compute_capability or ()),
         max_batch=DEFAULT_MAX_BATCH if args.max_batch is None else args.max_batch,
         builder_level=args.builder_level,
+        hardware_compatible=bool(args.hardware_compatible),
+        version_compatible=bool(args.version_compatible),
     )

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import to_device
 
-from gain_core import Gain, GainConfig, prepare_prototypes
-from gain_core._typing import Array
+from gain_core import GainConfig
 from gain_core.errors import NumericsError
 from gain_runtime.adaptation_status import AdaptationStatus, status_of_state
 from gain_runtime.artifact import Artifact
-from gain_runtime.preprocess import Region, preprocess_batch
+from gain_runtime.lane import LaneResult
+from gain_runtime.open_lane import open_lane
+from gain_runtime.preprocess import Region
 from gain_runtime.session import Session
 from gain_runtime.state_file import load_state, save_state
 
@@ -73,11 +72,14 @@ class Adapter:
         Frames the first update waits for.
     frozen : bool, optional
         Never learn. Without a loaded state every adapted prediction is then the source's own.
+    device_preprocess : bool, optional
+        Resize, crop and normalise on the session's GPU, bit for bit as on the host.
 
     Raises
     ------
     ConfigError
-        If `update_every` or `warmup_frames` is below 1.
+        If `update_every` or `warmup_frames` is below 1, or `device_preprocess` is set for a
+        session whose results are in host memory.
     """
 
     def __init__(
@@ -89,18 +91,17 @@ class Adapter:
         update_every: int = 1,
         warmup_frames: int = 1,
         frozen: bool = False,
+        device_preprocess: bool = False,
     ) -> None:
         self._session = session
-        artifact = session.artifact
-        self._prototypes = prepare_prototypes(
-            artifact.head_weight,
+        self._lane = open_lane(
+            session,
             config,
-            bias=artifact.head_bias,
-            mean_logits=artifact.mean_logits,
+            update_every=update_every,
+            warmup_frames=warmup_frames,
+            device_preprocess=device_preprocess,
         )
-        self._gain = Gain(
-            self._prototypes, config, update_every=update_every, warmup_frames=warmup_frames
-        )
+        self._gain = self._lane.gain
         self._trips = 0
         if frozen:
             self._gain.freeze()
@@ -121,6 +122,15 @@ class Adapter:
         return self._session.provider
 
     @property
+    def update_every(self) -> int:
+        """Frames between two updates of the state; may be changed while the stream runs."""
+        return self._gain.update_every
+
+    @update_every.setter
+    def update_every(self, frames: int) -> None:
+        self._gain.update_every = frames
+
+    @property
     def frozen(self) -> bool:
         """Whether nothing is learned at present."""
         return self._gain.frozen
@@ -129,6 +139,11 @@ class Adapter:
     def frames(self) -> int:
         """Frames the state has learned from (pending ones not counted)."""
         return self._gain.frames
+
+    @property
+    def ahead(self) -> int:
+        """Batches worth submitting ahead of their results: 1 on a device, 0 on the host."""
+        return self._lane.ahead
 
     def step(
         self,
@@ -163,35 +178,39 @@ class Adapter:
         NumericsError
             If the network returned NaN or infinity; the state is untouched.
         """
+        return self.submit(images, regions=regions, learn=learn)()
+
+    def submit(
+        self,
+        images: Sequence[npt.NDArray[np.uint8]],
+        /,
+        *,
+        regions: Sequence[Region | None] | None = None,
+        learn: bool = True,
+    ) -> Callable[[], AdaptedBatch]:
+        """As `step`, without waiting for a device: so the next batch is prepared meanwhile.
+
+        Parameters
+        ----------
+        images, regions, learn
+            As for `step`.
+
+        Returns
+        -------
+        callable
+            Waits for the batch and returns it. Batches are worked on in the order of their
+            submission. Raises NumericsError as `step` does.
+
+        Raises
+        ------
+        ArrayError, EngineError
+            As `step`.
+        """
         started = perf_counter_ns()
-        pixel_values = preprocess_batch(images, self.artifact.manifest.preprocess, regions=regions)
-        prepared = perf_counter_ns()
-        features, logits = self._session.infer(pixel_values)
-        inferred = perf_counter_ns()
-        prediction = self._gain.predict(features, logits)
-        if learn:
-            # Learns nothing from a prediction that is not finite, on any device.
-            self._gain.update(features, prediction)
-            self._report_trips()
-        if not _to_host(prediction.finite):
-            raise NumericsError(
-                f"{self.artifact.path}: features, logits: expected finite values, got NaN or "
-                "infinity; the batch was rejected and the state is untouched"
-            )
-        source_log_probs = _to_host(prediction.source_log_probs)
-        probs, log_probs = _to_host(prediction.probs), _to_host(prediction.log_probs)
-        strength, gain = _to_host(prediction.strength), _to_host(prediction.gain)
-        adapted = perf_counter_ns()
-        times = (prepared - started, inferred - prepared, adapted - inferred)
-        return AdaptedBatch(
-            source_probs=np.exp(source_log_probs),
-            source_log_probs=source_log_probs,
-            probs=probs,
-            log_probs=log_probs,
-            strength=strength,
-            gain=gain,
-            stage_ns=dict(zip(STAGES, times, strict=True)),
-        )
+        pixel_values = self._lane.prepare(images, regions=regions)
+        preprocess_ns = perf_counter_ns() - started
+        awaited = self._lane.submit(pixel_values, learn=learn)
+        return lambda: self._adapted(awaited(), preprocess_ns)
 
     def warm_up(self, batch_size: int = 1, /) -> None:
         """Run the network once on zeros, so that the first frame does not pay for allocations.
@@ -214,13 +233,15 @@ class Adapter:
 
     def status(self) -> AdaptationStatus:
         """What the adaptation is doing; copies a few numbers to the host."""
-        return status_of_state(
-            self._gain.state, frames=self._gain.frames, guarded=self.config.guard
-        )
+        with self._lane.queue():
+            return status_of_state(
+                self._gain.state, frames=self._gain.frames, guarded=self.config.guard
+            )
 
     def reset(self) -> None:
         """Return to the source: nothing learned, nothing pending."""
-        self._gain.reset()
+        with self._lane.queue():
+            self._gain.reset()
 
     def freeze(self) -> None:
         """Keep predicting with the state as it is, and stop learning."""
@@ -246,15 +267,16 @@ class Adapter:
         ArtifactError
             If it cannot be written or holds NaN or infinity.
         """
-        if flush:
-            self._gain.flush()
-        save_state(
-            path,
-            self._gain.state,
-            config=self.config,
-            artifact_sha256=self.artifact.sha256,
-            frames=self._gain.frames,
-        )
+        with self._lane.queue():
+            if flush:
+                self._gain.flush()
+            save_state(
+                path,
+                self._gain.state,
+                config=self.config,
+                artifact_sha256=self.artifact.sha256,
+                frames=self._gain.frames,
+            )
 
     def load_state(self, path: str | Path, /) -> None:
         """Continue from a saved state; what was learned before is dropped.
@@ -271,31 +293,44 @@ class Adapter:
         ConfigError
             If it was learned with another config.
         """
-        loaded = load_state(
-            path,
-            prototypes=self._prototypes,
-            config=self.config,
-            artifact_sha256=self.artifact.sha256,
-        )
-        self._gain.load_state(loaded.state, frames=loaded.frames)
+        with self._lane.queue():
+            loaded = load_state(
+                path,
+                prototypes=self._lane.prototypes,
+                config=self.config,
+                artifact_sha256=self.artifact.sha256,
+            )
+            self._gain.load_state(loaded.state, frames=loaded.frames)
 
-    def _report_trips(self) -> None:
+    def _adapted(self, result: LaneResult, preprocess_ns: int) -> AdaptedBatch:
+        """What the batch gave, unless it was rejected."""
+        self._report_trips(result.trips)
+        prediction = result.prediction
+        if not prediction.finite:
+            raise NumericsError(
+                f"{self.artifact.path}: features, logits: expected finite values, got NaN or "
+                "infinity; the batch was rejected and the state is untouched"
+            )
+        source_log_probs = np.asarray(prediction.source_log_probs)
+        return AdaptedBatch(
+            source_probs=np.exp(source_log_probs),
+            source_log_probs=source_log_probs,
+            probs=np.asarray(prediction.probs),
+            log_probs=np.asarray(prediction.log_probs),
+            strength=np.asarray(prediction.strength),
+            gain=np.asarray(prediction.gain),
+            stage_ns={"preprocess": preprocess_ns, **result.stage_ns},
+        )
+
+    def _report_trips(self, count: int | None) -> None:
         """Say once that the guard has tripped; a human may want to know why."""
-        trips = self._gain.guard_trips
-        if trips is None:
+        if count is None:
             return
-        count = int(_to_host(trips))
         if count > self._trips:
-            hold = self.status().guard_hold_frames
             logger.warning(
                 "guard: the adapted prediction left what the source knows; everything learned was "
                 "dropped, the source answers for %d frames (trip %d)",
-                hold,
+                self.status().guard_hold_frames,
                 count,
             )
         self._trips = count
-
-
-def _to_host(array: Array) -> npt.NDArray[Any]:
-    """A NumPy array of the same values; a copy where the array lies on another device."""
-    return np.asarray(to_device(array, "cpu"))

@@ -8,25 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from gain_core.errors import EngineError
 from gain_runtime.atomic_file import write_atomically
+from gain_runtime.engine_header import EngineHeader, header_from_dict, no_engine
 
-__all__ = [
-    "Engine",
-    "EngineHeader",
-    "engine_path",
-    "header_from_dict",
-    "plan_version",
-    "read_engine",
-    "write_engine",
-]
+__all__ = ["Engine", "engine_path", "plan_version", "read_engine", "write_engine"]
 
-SCHEMA = 1
 MAX_HEADER_BYTES = 1 << 20
 
 _LENGTH_BYTES = 4
@@ -34,74 +24,6 @@ _LENGTH_BYTES = 4
 # NVIDIA's own sampleEngines.cpp, `vtrt` was read off the plans of TensorRT-RTX 1.7.1.116.
 _MAGIC = {"tensorrt": b"ftrt", "tensorrt_rtx": b"vtrt"}
 _VERSION_AT = slice(24, 28)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineHeader:
-    """What a plan was made from, with what, and for which GPU.
-
-    Attributes
-    ----------
-    artifact_sha256 : str
-        Of the ONNX file's bytes, hexadecimal.
-    library : str
-        `tensorrt` or `tensorrt_rtx`.
-    version : str
-        Of the library.
-    gpu : str or None
-        Name of the GPU it was built on, None where it was built without one.
-    compute_capabilities : tuple of int
-        The GPUs it is for, as 86 for 8.6; ascending.
-    profile : tuple of int
-        Smallest, best and largest batch size.
-    builder_level : int or None
-        None is the library's own.
-    flags : tuple of str
-        Builder flags that were set, by the library's names.
-    plan_sha256 : str
-        Of the plan, hexadecimal.
-    log_tail : tuple of str
-        The builder's last warnings and errors.
-    schema : int
-        Version of this header.
-    """
-
-    artifact_sha256: str
-    library: str
-    version: str
-    gpu: str | None
-    compute_capabilities: tuple[int, ...]
-    profile: tuple[int, ...]
-    builder_level: int | None
-    flags: tuple[str, ...]
-    plan_sha256: str
-    log_tail: tuple[str, ...] = ()
-    schema: int = SCHEMA
-
-    def difference(self, expected: Mapping[str, object], /) -> str | None:
-        """The first field that is not as expected, in words.
-
-        Parameters
-        ----------
-        expected : mapping
-            Field names and the values they must have; for `compute_capability`, the GPU's one.
-
-        Returns
-        -------
-        str or None
-            As `version: built with 10.3.0, expected 10.16.1`; None where all agree.
-        """
-        for name, wanted in expected.items():
-            if name == "compute_capability":
-                if wanted not in self.compute_capabilities:
-                    return (
-                        f"{name}: built for {_shown(self.compute_capabilities)}, expected {wanted}"
-                    )
-                continue
-            got = getattr(self, name)
-            if got != wanted:
-                return f"{name}: built with {_shown(got)}, expected {_shown(wanted)}"
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -179,16 +101,16 @@ def read_engine(path: str | Path, /) -> Engine:
     data = _read(path)
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if len(data) < _LENGTH_BYTES or not 2 <= length <= MAX_HEADER_BYTES:
-        raise _no_engine(path, f"a header of 2 to {MAX_HEADER_BYTES} bytes", f"{length}")
+        raise no_engine(path, f"a header of 2 to {MAX_HEADER_BYTES} bytes", f"{length}")
     text, plan = data[_LENGTH_BYTES : _LENGTH_BYTES + length], data[_LENGTH_BYTES + length :]
     if len(text) < length:
-        raise _no_engine(path, f"a header of {length} bytes", f"{len(text)}, it is truncated")
+        raise no_engine(path, f"a header of {length} bytes", f"{len(text)}, it is truncated")
     header = _parse_header(text, path)
     if hashlib.sha256(plan).hexdigest() != header.plan_sha256:
-        raise _no_engine(path, "the plan its header describes", f"{len(plan)} other bytes")
+        raise no_engine(path, "the plan its header describes", f"{len(plan)} other bytes")
     inside = plan_version(plan, header.library)
     if inside is not None and not _same_version(header.version, inside):
-        raise _no_engine(path, f"a plan of {header.library} {header.version}", f"one of {inside}")
+        raise no_engine(path, f"a plan of {header.library} {header.version}", f"one of {inside}")
     return Engine(path=path, header=header, plan=plan)
 
 
@@ -238,74 +160,5 @@ def _parse_header(text: bytes, path: Path) -> EngineHeader:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as err:
-        raise _no_engine(path, "a header in JSON", "something else") from err
+        raise no_engine(path, "a header in JSON", "something else") from err
     return header_from_dict(values, path)
-
-
-def header_from_dict(values: object, path: Path, /) -> EngineHeader:
-    """A header from plain values, as JSON gives them.
-
-    Parameters
-    ----------
-    values : object
-        Anything; only a dict of the header's fields passes.
-    path : Path
-        For messages.
-
-    Returns
-    -------
-    EngineHeader
-
-    Raises
-    ------
-    EngineError
-        If a field is missing, unknown, or of another type or range, or the schema is another.
-    """
-    if not isinstance(values, dict):
-        raise _no_engine(path, "a header of names and values", type(values).__name__)
-    schema = values.get("schema")
-    if type(schema) is not int or schema != SCHEMA:
-        raise _no_engine(path, f"schema {SCHEMA}", _shown(schema))
-    names = {field.name for field in fields(EngineHeader)}
-    if set(values) != names:
-        odd = ", ".join(sorted(set(values) ^ names))
-        raise _no_engine(path, f"the header fields of schema {SCHEMA}", f"others: {_shown(odd)}")
-    for name, value in values.items():
-        if not _fits(name, value):
-            raise _no_engine(path, f"a valid {name} in the header", _shown(value))
-    typed: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    return EngineHeader(**typed)
-
-
-def _fits(name: str, value: Any) -> bool:
-    """Whether a field's value has the field's type and range."""
-    if name in ("compute_capabilities", "profile"):
-        whole = isinstance(value, list) and all(type(v) is int and v >= 1 for v in value)
-        if not whole or value != sorted(value):
-            return False
-        return len(value) == 3 if name == "profile" else len(value) >= 1
-    if name in ("flags", "log_tail"):
-        return isinstance(value, list) and all(isinstance(v, str) for v in value)
-    if name == "builder_level":
-        return value is None or type(value) is int
-    if name == "schema":
-        return type(value) is int
-    return isinstance(value, str) or (name == "gpu" and value is None)
-
-
-def _shown(value: object) -> str:
-    """A value from a file, short and on one line."""
-    if isinstance(value, tuple):
-        return ", ".join(str(v) for v in value) or "none"
-    text = repr(value) if not isinstance(value, str) or not value.isprintable() else value
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _no_engine(path: Path, expected: str, got: str) -> EngineError:
-    """The error for a file that is no engine or a damaged one."""
-    return EngineError(
-        f"{path}: expected {expected}, got {got}; it is no engine or is damaged, build it again "
-        f"with: gain-export {path.with_suffix('.onnx')} --engine"
-    )

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
-from gain_core.errors import BackendUnavailableError, ConfigError, EngineError
+from gain_core.errors import BackendUnavailableError, ConfigError, EngineError, GainError
 from gain_runtime.artifact import Artifact, load_artifact
 from gain_runtime.session import Session
 
 if TYPE_CHECKING:
     from gain_runtime.adaptive_artifact import AdaptiveArtifact
     from gain_runtime.adaptive_session import AdaptiveSession
+    from gain_runtime.onnx_session import OnnxSession
+    from gain_runtime.tensorrt_session import TensorRTSession
 
-__all__ = ["Device", "open_adaptive_session", "open_session"]
+__all__ = ["Device", "first_that_opens", "open_adaptive_session", "open_session"]
 
 logger = logging.getLogger(__name__)
 
 Device = Literal["cpu", "cuda", "auto", "tensorrt"]
+
+Opened = TypeVar("Opened")
+Warmed = TypeVar("Warmed", "OnnxSession", "TensorRTSession")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """How a session is opened, on whichever device."""
+
+    num_threads: int | None
+    device_outputs: bool
+    ring: int
+    allow_host_code: bool
 
 
 def open_session(
@@ -27,6 +44,9 @@ def open_session(
     *,
     device: Device = "cpu",
     num_threads: int | None = None,
+    device_outputs: bool = False,
+    ring: int = 3,
+    allow_host_code: bool = False,
 ) -> Session:
     """Open an artifact on a device.
 
@@ -34,11 +54,18 @@ def open_session(
     ----------
     artifact : Artifact, str or Path
     device : {"cpu", "cuda", "auto", "tensorrt"}, optional
-        `auto` takes the GPU (by CUDA) where a forward pass on it succeeds, the CPU otherwise, and
-        logs which and why. The others are never replaced. `tensorrt` runs the `.engine` file
-        beside the artifact; nothing is built here.
+        `tensorrt` runs the `.engine` file beside the artifact; nothing is built here. `auto`
+        takes the first of `tensorrt`, `cuda` and `cpu` on which a forward pass succeeds, and logs
+        which, and why not those before it. The others are never replaced.
     num_threads : int, optional
         CPU threads within one operator; None lets the library choose.
+    device_outputs : bool, optional
+        On a GPU, leave the outputs there: see `Session.stream`. Where `auto` ends at the CPU, or
+        finds no CuPy, they are in host memory and `stream` is None.
+    ring : int, optional
+        With `device_outputs`: calls after which an output is overwritten.
+    allow_host_code : bool, optional
+        Take version-compatible engines: see `TensorRTSession`.
 
     Returns
     -------
@@ -52,30 +79,36 @@ def open_session(
     BackendUnavailableError
         If the device cannot be used.
     ConfigError
-        If the device is unknown or `num_threads` is below 1.
+        If the device is unknown, `num_threads` or `ring` is below 1, or `device_outputs` is set
+        for the device `cpu`.
     EngineError
         If the graph cannot be loaded, or the engine is missing, stale or foreign.
     """
     _check_device(device)
-    if device == "tensorrt":
-        from gain_runtime.tensorrt_session import TensorRTSession
-
-        return TensorRTSession(artifact)
-    # Imported late, so that command lines can show their help without ONNX Runtime.
-    from gain_runtime.onnx_session import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
-
     if not isinstance(artifact, Artifact):
         artifact = load_artifact(artifact)
-    if device == "auto":
-        try:
-            session = OnnxSession(artifact, provider=CUDA_PROVIDER, num_threads=num_threads)
-            session.warm_up()
-        except (BackendUnavailableError, EngineError) as err:
-            logger.info("auto: the GPU is not used: %s", err)
-        else:
-            return session
-    provider = CUDA_PROVIDER if device == "cuda" else CPU_PROVIDER
-    return OnnxSession(artifact, provider=provider, num_threads=num_threads)
+    options = _Options(
+        num_threads=num_threads,
+        device_outputs=device_outputs,
+        ring=ring,
+        allow_host_code=allow_host_code,
+    )
+    if device == "tensorrt":
+        return _open_tensorrt(artifact, options)
+    if device != "auto":
+        return _open_onnx(artifact, device, options)
+    on_host = replace(options, device_outputs=False)
+    openers: dict[str, Callable[[], Session]] = {
+        "tensorrt": lambda: _tried(_open_tensorrt(artifact, options)),
+        "cuda": lambda: _tried(_open_onnx(artifact, "cuda", options)),
+    }
+    if device_outputs:
+        # ONNX Runtime needs no CuPy for the forward pass itself.
+        openers["cuda with outputs on the host"] = lambda: _tried(
+            _open_onnx(artifact, "cuda", on_host)
+        )
+    openers["cpu"] = lambda: _open_onnx(artifact, "cpu", on_host)
+    return first_that_opens(openers)
 
 
 def open_adaptive_session(
@@ -113,15 +146,78 @@ def open_adaptive_session(
             "adaptation then runs beside the engine, or the device cuda"
         )
     from gain_runtime.adaptive_session import AdaptiveSession
-    from gain_runtime.onnx_session import CPU_PROVIDER, CUDA_PROVIDER
+    from gain_runtime.onnx_native import CPU_PROVIDER, CUDA_PROVIDER
 
-    if device == "auto":
+    def opener(provider: str) -> Callable[[], AdaptiveSession]:
+        return lambda: AdaptiveSession(artifact, provider=provider, num_threads=num_threads)
+
+    openers = {"cuda": opener(CUDA_PROVIDER), "cpu": opener(CPU_PROVIDER)}
+    return openers[device]() if device != "auto" else first_that_opens(openers)
+
+
+def first_that_opens(openers: Mapping[str, Callable[[], Opened]], /) -> Opened:
+    """Open on the first device that can, and log the choice and why not those before it.
+
+    Parameters
+    ----------
+    openers : mapping
+        From the devices' names, best first, to what opens a session there; the last one's errors
+        are the caller's.
+
+    Returns
+    -------
+    session
+        Of the first opener that raises neither `BackendUnavailableError` nor `EngineError`.
+    """
+    *better, last = openers
+    for name in better:
         try:
-            return AdaptiveSession(artifact, provider=CUDA_PROVIDER, num_threads=num_threads)
+            session = openers[name]()
         except (BackendUnavailableError, EngineError) as err:
-            logger.info("auto: the GPU is not used: %s", err)
-    provider = CUDA_PROVIDER if device == "cuda" else CPU_PROVIDER
-    return AdaptiveSession(artifact, provider=provider, num_threads=num_threads)
+            logger.info("auto: %s is passed over: %s", name, err)
+        else:
+            logger.info("auto: %s is used", name)
+            return session
+    session = openers[last]()
+    logger.info("auto: %s is used", last)
+    return session
+
+
+def _open_tensorrt(artifact: Artifact, options: _Options) -> TensorRTSession:
+    """A session on the engine beside the artifact."""
+    from gain_runtime.tensorrt_session import TensorRTSession
+
+    return TensorRTSession(
+        artifact,
+        device_outputs=options.device_outputs,
+        ring=options.ring,
+        allow_host_code=options.allow_host_code,
+    )
+
+
+def _open_onnx(artifact: Artifact, device: str, options: _Options) -> OnnxSession:
+    """A session of ONNX Runtime."""
+    # Imported late, so that command lines can show their help without ONNX Runtime.
+    from gain_runtime.onnx_native import CPU_PROVIDER, CUDA_PROVIDER
+    from gain_runtime.onnx_session import OnnxSession
+
+    return OnnxSession(
+        artifact,
+        provider=CUDA_PROVIDER if device == "cuda" else CPU_PROVIDER,
+        num_threads=options.num_threads,
+        device_outputs=options.device_outputs,
+        ring=options.ring,
+    )
+
+
+def _tried(session: Warmed) -> Warmed:
+    """The session after one forward pass; closed where that fails."""
+    try:
+        session.warm_up()
+    except GainError:
+        session.close()
+        raise
+    return session
 
 
 def _check_device(device: str) -> None:

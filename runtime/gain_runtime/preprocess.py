@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import index
 
 import numpy as np
@@ -13,7 +14,18 @@ from PIL import Image
 from gain_core.errors import ArrayError
 from gain_runtime.manifest import Preprocess
 
-__all__ = ["preprocess", "preprocess_batch"]
+__all__ = [
+    "Region",
+    "ResizedCrop",
+    "check_frame",
+    "clipped_region",
+    "no_array_error",
+    "normalised_levels",
+    "one_region_each",
+    "preprocess",
+    "preprocess_batch",
+    "resized_crop",
+]
 
 Region = tuple[int, int, int, int]
 
@@ -26,6 +38,24 @@ _FILTERS = {
 
 # A sliver of a frame grows without bound when its shorter side is scaled up to the network's input.
 _MAX_RESIZED_PX = 2**26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizedCrop:
+    """To what size a frame is scaled, and where the network's input is cut out of that.
+
+    Attributes
+    ----------
+    height_px, width_px : int
+        Size after scaling.
+    top_px, left_px : int
+        First row and column of the cut in the scaled frame.
+    """
+
+    height_px: int
+    width_px: int
+    top_px: int
+    left_px: int
 
 
 def preprocess(
@@ -59,7 +89,7 @@ def preprocess(
     settings: its sizes, roundings, filter and order of float32 operations are kept.
     """
     pixel_values = np.empty((3, spec.height_px, spec.width_px), dtype=np.float32)
-    _write(pixel_values, image, spec, region=region, table=_normalised_levels(spec))
+    _write(pixel_values, image, spec, region=region, table=normalised_levels(spec))
     return pixel_values
 
 
@@ -89,76 +119,70 @@ def preprocess_batch(
     ArrayError
         As `preprocess`, or if there is not one region per image.
     """
-    if regions is None:
-        regions = [None] * len(images)
-    if len(regions) != len(images):
-        raise ArrayError(
-            f"regions: expected {len(images)}, one per image, got {len(regions)}; "
-            "pass None for an image to be used whole"
-        )
+    regions = one_region_each(images, regions)
     shape = (len(images), 3, spec.height_px, spec.width_px)
     pixel_values = np.empty(shape, dtype=np.float32)
-    table = _normalised_levels(spec)
+    table = normalised_levels(spec)
     for row, image, region in zip(pixel_values, images, regions, strict=True):
         _write(row, image, spec, region=region, table=table)
     return pixel_values
 
 
-def _write(
-    pixel_values: npt.NDArray[np.float32],
-    image: npt.NDArray[np.uint8],
-    spec: Preprocess,
-    *,
-    region: Region | None,
-    table: npt.NDArray[np.float32],
-) -> None:
-    """Preprocess one frame into `pixel_values`, (3, height_px, width_px)."""
-    cropped = _cut_region(_checked(image), region)
-    levels = np.asarray(_resize_and_crop(cropped, spec))
-    if spec.channel_order == "BGR":
-        levels = levels[..., ::-1]
-    for channel in range(3):
-        # Every level is a valid index, so "clip" changes nothing but saves a buffered copy.
-        np.take(table[channel], levels[..., channel], out=pixel_values[channel], mode="clip")
+def one_region_each(
+    images: Sequence[object], regions: Sequence[Region | None] | None, /
+) -> Sequence[Region | None]:
+    """The regions, of which there must be one per image; None is the whole of each.
 
-
-def _normalised_levels(spec: Preprocess) -> npt.NDArray[np.float32]:
-    """What each of the 256 pixel levels becomes in each channel, (3, 256) float32.
-
-    The operations and their order are those of torchvision's ToTensor and Normalize; a fused
-    multiply-add would round differently.
+    Raises
+    ------
+    ArrayError
+        If there is not one region per image.
     """
-    scaled = np.arange(256, dtype=np.float32) / np.float32(255.0)
-    mean = np.array(spec.mean, dtype=np.float32).reshape(3, 1)
-    std = np.array(spec.std, dtype=np.float32).reshape(3, 1)
-    table: npt.NDArray[np.float32] = (scaled - mean) / std
-    return table
-
-
-def _checked(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The image, if it is one."""
-    if not isinstance(image, np.ndarray):
+    if regions is None:
+        return [None] * len(images)
+    if len(regions) != len(images):
         raise ArrayError(
-            f"image: expected a NumPy array (H, W, 3) uint8 RGB, got {type(image).__name__}; "
-            "convert it with numpy.asarray"
+            f"regions: expected {len(images)}, one per image, got {len(regions)}; "
+            "pass None for an image to be used whole"
         )
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+    return regions
+
+
+def check_frame(shape: tuple[int, ...], dtype: object, /) -> None:
+    """Refuse what is no frame.
+
+    Raises
+    ------
+    ArrayError
+        If the shape is not (H, W, 3), the dtype not uint8, or there are no pixels.
+    """
+    if dtype != np.uint8 or len(shape) != 3 or shape[2] != 3:
         raise ArrayError(
-            f"image: expected (H, W, 3) uint8 RGB, got {image.shape} {image.dtype}; "
+            f"image: expected (H, W, 3) uint8 RGB, got {shape} {dtype}; "
             "convert it to three channels of 8 bits"
         )
-    if image.size == 0:
-        raise ArrayError(
-            f"image: expected at least one pixel, got {image.shape}; skip empty frames"
-        )
-    return image
+    if 0 in shape:
+        raise ArrayError(f"image: expected at least one pixel, got {shape}; skip empty frames")
 
 
-def _cut_region(image: npt.NDArray[np.uint8], region: Region | None) -> npt.NDArray[np.uint8]:
-    """The part of the image inside the region, as a view."""
+def no_array_error(image: object, /) -> ArrayError:
+    """What to raise for something that is no array."""
+    return ArrayError(
+        f"image: expected a NumPy array (H, W, 3) uint8 RGB, got {type(image).__name__}; "
+        "convert it with numpy.asarray"
+    )
+
+
+def clipped_region(height: int, width: int, region: Region | None, /) -> Region:
+    """The part of a region inside a frame of that size; the whole frame for None.
+
+    Raises
+    ------
+    ArrayError
+        If the region is not four integers or lies outside the frame.
+    """
     if region is None:
-        return image
-    height, width = image.shape[:2]
+        return 0, 0, width, height
     try:
         left, top, right, bottom = (index(edge) for edge in region)
     except (TypeError, ValueError) as err:
@@ -173,27 +197,85 @@ def _cut_region(image: npt.NDArray[np.uint8], region: Region | None) -> npt.NDAr
             f"region: expected (left, top, right, bottom) overlapping the {width} x {height} px "
             f"frame, got {tuple(region)}; drop regions that left the frame"
         )
-    return image[top:bottom, left:right]
+    return left, top, right, bottom
+
+
+def resized_crop(height: int, width: int, spec: Preprocess, /) -> ResizedCrop:
+    """To what size a frame of that size is scaled, and what is cut out of it.
+
+    Raises
+    ------
+    ArrayError
+        If the frame is so narrow that it would be scaled up beyond all bounds.
+    """
+    resized_height, resized_width = _resized_size(height, width, spec)
+    if resized_height * resized_width > _MAX_RESIZED_PX:
+        raise ArrayError(
+            f"image: {width} x {height} px is too narrow, its shorter side would be scaled up to "
+            f"{resized_width} x {resized_height} px; pass a region closer to a square"
+        )
+    # Half-way cases go to the even side, as torchvision's CenterCrop does.
+    return ResizedCrop(
+        height_px=resized_height,
+        width_px=resized_width,
+        top_px=round((resized_height - spec.height_px) / 2.0),
+        left_px=round((resized_width - spec.width_px) / 2.0),
+    )
+
+
+def normalised_levels(spec: Preprocess, /) -> npt.NDArray[np.float32]:
+    """What each of the 256 pixel levels becomes in each plane, (3, 256) float32.
+
+    Notes
+    -----
+    The operations and their order are those of torchvision's ToTensor and Normalize; a fused
+    multiply-add would round differently.
+    """
+    scaled = np.arange(256, dtype=np.float32) / np.float32(255.0)
+    mean = np.array(spec.mean, dtype=np.float32).reshape(3, 1)
+    std = np.array(spec.std, dtype=np.float32).reshape(3, 1)
+    table: npt.NDArray[np.float32] = (scaled - mean) / std
+    return table
+
+
+def _write(
+    pixel_values: npt.NDArray[np.float32],
+    image: npt.NDArray[np.uint8],
+    spec: Preprocess,
+    *,
+    region: Region | None,
+    table: npt.NDArray[np.float32],
+) -> None:
+    """Preprocess one frame into `pixel_values`, (3, height_px, width_px)."""
+    image = _checked(image)
+    left, top, right, bottom = clipped_region(image.shape[0], image.shape[1], region)
+    levels = np.asarray(_resize_and_crop(image[top:bottom, left:right], spec))
+    if spec.channel_order == "BGR":
+        levels = levels[..., ::-1]
+    for channel in range(3):
+        # Every level is a valid index, so "clip" changes nothing but saves a buffered copy.
+        np.take(table[channel], levels[..., channel], out=pixel_values[channel], mode="clip")
+
+
+def _checked(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The image, if it is one."""
+    if not isinstance(image, np.ndarray):
+        raise no_array_error(image)
+    check_frame(image.shape, image.dtype)
+    return image
 
 
 def _resize_and_crop(image: npt.NDArray[np.uint8], spec: Preprocess) -> Image.Image:
     """Scale with an antialiased filter, then cut out the centre."""
-    height, width = _resized_size(image.shape[0], image.shape[1], spec)
-    if height * width > _MAX_RESIZED_PX:
-        raise ArrayError(
-            f"image: {image.shape[1]} x {image.shape[0]} px is too narrow, its shorter side would "
-            f"be scaled up to {width} x {height} px; pass a region closer to a square"
-        )
+    crop = resized_crop(image.shape[0], image.shape[1], spec)
     pillow = Image.fromarray(image)
-    if pillow.size != (width, height):
+    if pillow.size != (crop.width_px, crop.height_px):
         # No reducing_gap and no box: both are faster and neither gives the same pixels.
-        pillow = pillow.resize((width, height), _FILTERS[spec.interpolation])
+        pillow = pillow.resize((crop.width_px, crop.height_px), _FILTERS[spec.interpolation])
     if pillow.size == (spec.width_px, spec.height_px):
         return pillow
-    # Half-way cases go to the even side, as torchvision's CenterCrop does.
-    left = round((width - spec.width_px) / 2.0)
-    top = round((height - spec.height_px) / 2.0)
-    return pillow.crop((left, top, left + spec.width_px, top + spec.height_px))
+    right, bottom = crop.left_px + spec.width_px, crop.top_px + spec.height_px
+    return pillow.crop((crop.left_px, crop.top_px, right, bottom))
 
 
 def _resized_size(height: int, width: int, spec: Preprocess) -> tuple[int, int]:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gain_core._typing import Array
 from gain_runtime.artifact import Artifact
+from gain_runtime.device_buffers import DeviceArray
 
 __all__ = ["Features", "Session"]
 
 
 class Features(NamedTuple):
-    """One forward pass: `features` (B, D) float32 and `logits` (B, K) float32, one device."""
+    """One forward pass: `features` (B, D) float32 and `logits` (B, K) float32, one device.
+
+    Where a session keeps its outputs on the device they are arrays of a ring, and are overwritten
+    `ring` calls later.
+    """
 
     features: Array
     logits: Array
@@ -32,7 +37,22 @@ class Session(Protocol):
         """The execution provider really in use, as the library names it."""
         ...
 
-    def infer(self, pixel_values: npt.NDArray[np.float32], /) -> Features: ...
+    @property
+    def stream(self) -> Any | None:
+        """The CuPy stream that `infer` returns device arrays on; None where it returns NumPy's.
+
+        The network runs on it after what the caller's current stream has queued, and what the
+        caller queues there afterwards runs after the network: nothing need be waited for. Under
+        `with session.stream:` both are one.
+        """
+        ...
+
+    def infer(self, pixel_values: npt.NDArray[np.float32] | DeviceArray, /) -> Features:
+        """Run one batch, (B, 3, height_px, width_px) float32, C-contiguous.
+
+        A session on a CUDA device takes a CuPy array on that device, too.
+        """
+        ...
 
     def close(self) -> None: ...
 

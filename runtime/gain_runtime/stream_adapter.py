@@ -33,7 +33,12 @@ class StreamArtifact(Protocol):
 
 
 class StreamAdapter(Protocol):
-    """`Adapter` and `AdaptiveAdapter` as a stream's loop sees them."""
+    """`Adapter` and `AdaptiveAdapter` as a stream's loop sees them.
+
+    `update_every`, frames between two updates of the state, may be set while the stream runs.
+    """
+
+    update_every: int
 
     @property
     def artifact(self) -> StreamArtifact: ...

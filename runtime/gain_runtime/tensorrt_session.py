@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gain_core._optional import require
-from gain_core.errors import ArrayError, BackendUnavailableError, EngineError
+from gain_core.errors import ArrayError, BackendUnavailableError, ConfigError, EngineError
 from gain_runtime.artifact import Artifact, load_artifact
 from gain_runtime.atomic_file import write_atomically
+from gain_runtime.cuda_memory import CudaMemory
+from gain_runtime.device_buffers import DeviceArray, InputBuffer, OutputRing
 from gain_runtime.engine_file import Engine, engine_path, read_engine
+from gain_runtime.pixel_values import check_pixel_values
 from gain_runtime.session import Features
 from gain_runtime.tensorrt_library import (
+    EXTRAS,
     cache_file,
     create,
     current_gpu,
@@ -44,6 +47,15 @@ class TensorRTSession:
         A path is loaded and checked first.
     engine : str or Path, optional
         Defaults to the `.engine` file beside the artifact.
+    device_outputs : bool, optional
+        Leave the outputs on the device, as CuPy arrays on the session's `stream`. No array
+        crosses to the host then, and nothing is waited for.
+    ring : int, optional
+        With `device_outputs`: sets of output arrays. What a call returned is overwritten `ring`
+        calls later.
+    allow_host_code : bool, optional
+        Take version-compatible engines, whose plans bring code that runs on the host: only where
+        nobody else can write the file.
 
     Raises
     ------
@@ -51,29 +63,40 @@ class TensorRTSession:
         If the path is no artifact.
     BackendUnavailableError
         If the library, CuPy or a usable NVIDIA driver is missing.
+    ConfigError
+        If `ring` is below 1.
     EngineError
-        If the engine is missing, damaged, stale, made for another GPU or library version, or
-        cannot be loaded. Only an engine whose header has this artifact's hash is handed to the
-        library.
+        If the engine is missing, damaged, stale, made for another GPU or library version, brings
+        host code that is not allowed, or cannot be loaded. Only an engine whose header has this
+        artifact's hash is handed to the library.
     """
 
     def __init__(
-        self, artifact: Artifact | str | Path, /, *, engine: str | Path | None = None
+        self,
+        artifact: Artifact | str | Path,
+        /,
+        *,
+        engine: str | Path | None = None,
+        device_outputs: bool = False,
+        ring: int = 3,
+        allow_host_code: bool = False,
     ) -> None:
+        if ring < 1:
+            raise ConfigError(f"ring: expected at least 1 set of outputs, got {ring}")
         if not isinstance(artifact, Artifact):
             artifact = load_artifact(artifact)
         self._artifact = artifact
         loaded = read_engine(engine_path(artifact.path) if engine is None else engine)
-        self._library = load_library(loaded.header.library)
+        self._library = _load_library_of(loaded)
         self._log = make_log(self._library)
-        _check_header(loaded, artifact, self._library)
+        _check_header(loaded, artifact, self._library, allow_host_code=allow_host_code)
         self._profile = loaded.header.profile
         self._runtime, self._engine = _deserialise(self._library, loaded, self._log)
-        self._cupy: Any = require("cupy", extra="cuda12")
+        self._memory = CudaMemory()
         self._check_tensors(loaded.path)
         self._context, self._cache = self._create_context()
-        self._stream = self._cupy.cuda.Stream(non_blocking=True)
-        self._buffers = self._allocate()
+        self._device_outputs = device_outputs
+        self._input, self._ring = self._make_buffers(ring if device_outputs else 1)
         logger.info("%s: running on %s", artifact.path.name, self.provider)
 
     @property
@@ -86,51 +109,54 @@ class TensorRTSession:
         """The library in use, by its module's name."""
         return str(self._library.__name__)
 
-    def infer(self, pixel_values: npt.NDArray[np.float32], /) -> Features:
+    @property
+    def stream(self) -> Any | None:
+        """The session's CuPy stream where its outputs stay on the device, else None; `Session`."""
+        return self._memory.stream if self._device_outputs else None
+
+    def infer(self, pixel_values: npt.NDArray[np.float32] | DeviceArray, /) -> Features:
         """Run the network on one batch.
 
         Parameters
         ----------
         pixel_values : array, (B, 3, height_px, width_px) float32
-            C-contiguous, in host memory; B may be 0, or lie within the engine's profile.
+            C-contiguous, of NumPy or of CuPy on the session's device; B may be 0, or lie within
+            the engine's profile.
 
         Returns
         -------
         Features
-            `features` (B, D) float32 and `logits` (B, K) float32, fresh NumPy arrays.
+            `features` (B, D) float32 and `logits` (B, K) float32: fresh NumPy arrays, or with
+            `device_outputs` CuPy arrays on `stream` that are overwritten `ring` calls later.
 
         Raises
         ------
         ArrayError
-            If the array has another type, shape or layout, or B is outside the profile.
+            If the array has another type, device, shape or layout, or B is outside the profile.
         EngineError
-            If the session is closed or TensorRT fails.
+            If the session is closed or TensorRT fails. With `device_outputs` what fails on the
+            device later is raised where it is waited for, by CuPy.
         """
         if self._context is None:
             raise EngineError(
                 f"{self._artifact.path}: the session is closed; open it again before use"
             )
-        manifest = self._artifact.manifest
-        _check_input(pixel_values, self._artifact, self._profile)
-        batch_size = len(pixel_values)
-        widths = (manifest.feature_dim, manifest.num_classes)
-        if batch_size == 0:
-            return Features(*(np.empty((0, width), dtype=np.float32) for width in widths))
-        with self._stream:
-            self._buffers[manifest.input_name][:batch_size].set(pixel_values, stream=self._stream)
-            self._enqueue(pixel_values.shape)
-            names = (manifest.features_name, manifest.logits_name)
-            outputs = [self._buffers[name][:batch_size].get(stream=self._stream) for name in names]
-        self._stream.synchronize()
-        return Features(*outputs)
+        self._check_input(pixel_values)
+        with self._memory.ordered():
+            outputs = self._ring.next(len(pixel_values))
+            if len(pixel_values):
+                self._enqueue(self._input.hold(pixel_values), outputs)
+            if self._device_outputs:
+                return Features(*outputs)
+            return Features(*self._memory.download(outputs))
 
-    def warm_up(self, batch_size: int = 1, /) -> None:
+    def warm_up(self, batch_size: int | None = None, /) -> None:
         """Run once on zeros, so that the first frame does not pay for lazy allocations.
 
         Parameters
         ----------
         batch_size : int, optional
-            The B that will be used.
+            The B that will be used; None is the smallest of the engine's profile.
 
         Raises
         ------
@@ -138,18 +164,19 @@ class TensorRTSession:
             As `infer`.
         """
         size = self._artifact.manifest.preprocess
-        self.infer(np.zeros((batch_size, 3, size.height_px, size.width_px), dtype=np.float32))
+        count = self._profile[0] if batch_size is None else batch_size
+        self.infer(np.zeros((count, 3, size.height_px, size.width_px), dtype=np.float32))
+        self._memory.synchronize()
 
     def close(self) -> None:
         """Release the engine and its buffers, and keep the kernels compiled for it; idempotent."""
         if self._context is None:
             return
-        self._stream.synchronize()
+        self._memory.synchronize()
         if self._cache is not None:
             _store(self._cache, cache_file(self._library, current_gpu(), "runtime"))
         # The context goes before the engine it belongs to, that before its runtime.
         self._context = self._cache = self._engine = self._runtime = None
-        self._buffers = {}
 
     def __enter__(self) -> TensorRTSession:
         return self
@@ -162,14 +189,29 @@ class TensorRTSession:
     ) -> None:
         self.close()
 
-    def _enqueue(self, shape: tuple[int, ...]) -> None:
+    def _check_input(self, pixel_values: npt.NDArray[np.float32] | DeviceArray) -> None:
+        """The array is what the engine takes."""
+        size, (least, _, most) = self._artifact.manifest.preprocess, self._profile
+        check_pixel_values(pixel_values, size, device_id=self._memory.device_id)
+        count = len(pixel_values)
+        if count and not least <= count <= most:
+            raise ArrayError(
+                f"pixel_values: expected {least} to {most} images as the engine was built for, got "
+                f"{count}; use smaller batches or build with --max-batch {count}"
+            )
+
+    def _enqueue(self, pixel_values: DeviceArray, outputs: tuple[DeviceArray, ...]) -> None:
         """Put one forward pass on the stream."""
+        manifest, context = self._artifact.manifest, self._context
+        names = (manifest.input_name, manifest.features_name, manifest.logits_name)
         self._log.errors.clear()
-        fine = self._context.set_input_shape(self._artifact.manifest.input_name, shape)
-        if not fine or not self._context.execute_async_v3(self._stream.ptr):
+        fine = context.set_input_shape(manifest.input_name, pixel_values.shape)
+        for name, array in zip(names, (pixel_values, *outputs), strict=True):
+            fine = fine and context.set_tensor_address(name, self._memory.address(array))
+        if not fine or not context.execute_async_v3(self._memory.stream.ptr):
             raise EngineError(
-                f"{self._artifact.path}: {self.provider} failed on a batch of {shape[0]}: "
-                f"{self._log.first_error()}"
+                f"{self._artifact.path}: {self.provider} failed on a batch of "
+                f"{len(pixel_values)}: {self._log.first_error()}"
             )
 
     def _check_tensors(self, path: Path) -> None:
@@ -207,23 +249,31 @@ class TensorRTSession:
             )
         return context
 
-    def _allocate(self) -> dict[str, Any]:
-        """One device buffer per tensor, as long as the largest batch; their addresses are set."""
+    def _make_buffers(self, ring: int) -> tuple[InputBuffer, OutputRing]:
+        """Device buffers that are as long as the largest batch."""
         manifest, most = self._artifact.manifest, self._profile[-1]
         size = manifest.preprocess
-        shapes = {
-            manifest.input_name: (most, 3, size.height_px, size.width_px),
-            manifest.features_name: (most, manifest.feature_dim),
-            manifest.logits_name: (most, manifest.num_classes),
-        }
-        buffers = {name: self._cupy.empty(shape, np.float32) for name, shape in shapes.items()}
-        for name, buffer in buffers.items():
-            self._context.set_tensor_address(name, buffer.data.ptr)
-        return buffers
+        widths = (manifest.feature_dim, manifest.num_classes)
+        return (
+            InputBuffer(self._memory, (3, size.height_px, size.width_px), rows=most),
+            OutputRing(self._memory, widths, length=ring, rows=most),
+        )
 
 
-def _check_header(engine: Engine, artifact: Artifact, library: Any) -> None:
-    """The engine belongs to this artifact, this library and this GPU."""
+def _load_library_of(engine: Engine) -> Any:
+    """The library that the engine was built by."""
+    if engine.header.library not in EXTRAS:
+        raise EngineError(
+            f"{engine.path}: does not fit: library: built with {engine.header.library}, expected "
+            f"{' or '.join(EXTRAS)}; build it on this device with gain-export --engine"
+        )
+    return load_library(engine.header.library)
+
+
+def _check_header(
+    engine: Engine, artifact: Artifact, library: Any, *, allow_host_code: bool
+) -> None:
+    """The engine belongs to this artifact, this library and this GPU, and runs nothing unasked."""
     expected = expected_header(artifact.sha256, library, current_gpu())
     difference = engine.header.difference(expected)
     if difference is not None:
@@ -231,11 +281,19 @@ def _check_header(engine: Engine, artifact: Artifact, library: Any) -> None:
             f"{engine.path}: does not fit: {difference}; build it on this device with: "
             f"gain-export {artifact.path} --engine"
         )
+    if engine.header.carries_host_code and not allow_host_code:
+        raise EngineError(
+            f"{engine.path}: is version-compatible, so its plan brings code that would run on the "
+            "host; open it with allow_host_code=True if nobody else can write the file, or build "
+            "it without --version-compatible"
+        )
 
 
 def _deserialise(library: Any, engine: Engine, log: Any) -> tuple[Any, Any]:
     """The library's runtime and its engine."""
     runtime = create(library.Runtime, log)
+    if engine.header.carries_host_code:
+        runtime.engine_host_code_allowed = True
     loaded = runtime.deserialize_cuda_engine(engine.plan)
     if loaded is not None:
         return runtime, loaded
@@ -250,31 +308,6 @@ def _deserialise(library: Any, engine: Engine, log: Any) -> tuple[Any, Any]:
         f"{engine.path}: {library.__name__} {engine.header.version} cannot load it: {reason}; "
         "build it again on this device"
     )
-
-
-def _check_input(
-    pixel_values: npt.NDArray[np.float32], artifact: Artifact, profile: tuple[int, ...]
-) -> None:
-    """The array is what the engine takes."""
-    size, (least, _, most) = artifact.manifest.preprocess, profile
-    expected = f"(B, 3, {size.height_px}, {size.width_px}) float32, C-contiguous NumPy"
-    if not isinstance(pixel_values, np.ndarray):
-        raise ArrayError(
-            f"pixel_values: expected {expected}, got {type(pixel_values).__name__}; "
-            "use preprocess_batch's result"
-        )
-    shape, dtype = pixel_values.shape, pixel_values.dtype
-    fits = shape[1:] == (3, size.height_px, size.width_px) and dtype == np.float32
-    if not fits or not pixel_values.flags.c_contiguous:
-        raise ArrayError(
-            f"pixel_values: expected {expected}, got {shape} {dtype}; "
-            "use preprocess_batch with the artifact's own settings"
-        )
-    if shape[0] and not least <= shape[0] <= most:
-        raise ArrayError(
-            f"pixel_values: expected {least} to {most} images as the engine was built for, got "
-            f"{shape[0]}; use smaller batches or build with --max-batch {shape[0]}"
-        )
 
 
 def _store(cache: Any, file: Path) -> None:

@@ -65,6 +65,9 @@ def test_json_file_and_a_table_on_stdout(artifact_path, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
+        pytest.param(
+            ("--device-preprocess",), "--device-preprocess: expected --device cuda", id="preprocess"
+        ),
         pytest.param(("--frames", "0"), "--frames: expected at least 1, got 0", id="frames"),
         pytest.param(("--batch", "0"), "--batch", id="batch"),
         pytest.param(("--warm-up", "-1"), "--warm-up", id="warm-up"),

@@ -116,6 +116,7 @@ def test_frozen_step_is_the_softmax_of_the_networks_logits(session, config):
 def test_frozen_step_refuses_nan(session, config):
     class Broken:
         artifact = session.artifact
+        stream = None
 
         def infer(self, pixel_values, /):
             features, logits = session.infer(pixel_values)

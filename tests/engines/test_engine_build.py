@@ -6,6 +6,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -15,6 +16,8 @@ from gain_core.config import GainConfig
 from gain_core.errors import ArtifactError, ConfigError, EngineError
 from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, build_engine, check_engine
+from gain_export.engine.compile import set_compatibility
+from gain_export.engine.precision_of import precision_of
 from gain_runtime.artifact import load_artifact
 from gain_runtime.engine_file import plan_version, read_engine, write_engine
 
@@ -39,6 +42,7 @@ def test_engine_states_what_it_was_made_from(artifact_path, rtx):
     assert engine.header.compute_capabilities == (89,)
     assert engine.header.profile == (1, 1, 4)
     assert engine.header.builder_level == 0
+    assert engine.header.precision == "fp32"
     assert plan_version(engine.plan, rtx) == library.__version__
     assert report.size_bytes == report.path.stat().st_size > len(engine.plan)
     assert any("/" in step for step in steps)
@@ -92,6 +96,8 @@ def test_fitting_engine_is_kept(artifact_path, rtx):
         pytest.param({"compute_capabilities": (75,)}, "compute_capabilities", id="capability"),
         pytest.param({"profile": (1, 1, 2)}, "profile", id="profile"),
         pytest.param({"builder_level": 5}, "builder_level", id="level"),
+        pytest.param({"flags": ("VERSION_COMPATIBLE",)}, "version_compatible", id="version-flag"),
+        pytest.param({"flags": ("AMPERE_PLUS",)}, "hardware_compatible", id="hardware-flag"),
     ],
 )
 def test_stale_engine_is_named_and_rebuilt(artifact_path, rtx, changes, field):
@@ -134,6 +140,68 @@ def test_unknown_gpu_is_refused(artifact_path, rtx):
     options = EngineOptions(compute_capabilities=(90,))
     with pytest.raises(ConfigError, match=r"builds for .*86 89.*, got 90"):
         build_engine(artifact_path, options=options)
+
+
+def test_hardware_compatibility_is_refused_where_gpus_are_named(artifact_path, rtx):
+    options = replace(SM89, hardware_compatible=True)
+    with pytest.raises(ConfigError, match=r"^hardware_compatible: .*name every --compute-cap"):
+        build_engine(artifact_path, options=options)
+    assert not artifact_path.with_suffix(".engine").exists()
+
+
+def test_version_compatible_plan_is_built_or_its_missing_runtime_is_named(artifact_path, rtx):
+    options = replace(SM89, version_compatible=True)
+    try:
+        said = str(build_engine(artifact_path, options=options).header.version_compatible)
+    except EngineError as err:
+        said = str(err)
+    # TensorRT-RTX's wheel comes without that runtime.
+    assert said == "True" or "libnvinfer_lean" in said
+    assert artifact_path.with_suffix(".engine").exists() == (said == "True")
+
+
+class Settings:
+    """A builder's configuration with the names of `tensorrt` that widen where a plan runs."""
+
+    hardware_compatibility_level = None
+
+    def __init__(self) -> None:
+        self.flags: list[str] = []
+
+    def set_flag(self, flag: str) -> None:
+        self.flags.append(flag)
+
+
+def library_with(*flags: str) -> SimpleNamespace:
+    return SimpleNamespace(
+        __name__="tensorrt",
+        __version__="10.3.0",
+        BuilderFlag=SimpleNamespace(**{flag: flag for flag in flags}),
+        HardwareCompatibilityLevel=SimpleNamespace(AMPERE_PLUS="level"),
+    )
+
+
+def test_both_compatibilities_are_set_where_the_names_are_there():
+    config = Settings()
+    options = replace(SM89, hardware_compatible=True, version_compatible=True)
+    levels = set_compatibility(library_with("VERSION_COMPATIBLE"), config, options)
+    assert levels == ("AMPERE_PLUS",)
+    assert config.flags == ["VERSION_COMPATIBLE"]
+    assert config.hardware_compatibility_level == "level"
+
+
+def test_neither_compatibility_is_set_unasked():
+    config = Settings()
+    assert set_compatibility(library_with("VERSION_COMPATIBLE"), config, SM89) == ()
+    assert config.flags == []
+    assert config.hardware_compatibility_level is None
+
+
+@pytest.mark.parametrize("option", ["hardware_compatible", "version_compatible"])
+def test_library_without_the_name_is_named(option):
+    options = replace(SM89, **{option: True})
+    with pytest.raises(ConfigError, match=f"^{option}: tensorrt 10.3.0 has no such"):
+        set_compatibility(library_with(), SimpleNamespace(), options)
 
 
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU to build for")
@@ -190,3 +258,22 @@ def test_interrupt_ends_the_process_and_leaves_nothing(artifact_path, rtx):
 def test_options_are_checked(values, name):
     with pytest.raises(ConfigError, match=name):
         EngineOptions(**values)
+
+
+def test_precision_is_what_the_file_records(artifact_path):
+    model = onnx.load(artifact_path)
+    assert precision_of(model) == "fp32"
+    record = next(item for item in model.metadata_props if item.key == "gain.verification")
+    record.value = '{"precision": "bf16"}'
+    assert precision_of(model) == "bf16"
+    for damaged in ('{"precision"', "[]", '{"precision": "fp7"}'):
+        record.value = damaged
+        assert precision_of(model) in (None, "fp32")
+    model.graph.initializer[0].data_type = onnx.TensorProto.FLOAT16
+    assert precision_of(model) is None
+
+
+def test_precision_of_a_foreign_file_is_unknown(artifact_path):
+    model = onnx.load(artifact_path)
+    del model.metadata_props[:]
+    assert precision_of(model) is None

@@ -20,7 +20,7 @@ def test_engine_of_an_artifact(artifact_path, rtx, capsys):
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith(f"engine     {artifact_path.with_suffix('.engine')} (")
-    assert "compute capability 89, batches to 2" in said.err
+    assert "fp32, compute capability 89, batches to 2" in said.err
     assert read_engine(artifact_path.with_suffix(".engine")).header.profile == (1, 1, 2)
     assert artifact_path.read_bytes() == before
 
@@ -52,10 +52,19 @@ def test_no_build_only_checks(artifact_path, rtx, capsys):
     assert "profile: built with 1, 1, 8, expected 1, 1, 3" in capsys.readouterr().err
 
 
+def test_compatibility_the_library_lacks_is_refused_and_nothing_written(artifact_path, rtx, capsys):
+    assert main([str(artifact_path), *BUILD, "--hardware-compatible"]) == 1
+    assert "hardware_compatible: tensorrt_rtx" in capsys.readouterr().err
+    assert not artifact_path.with_suffix(".engine").exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         pytest.param(["--max-batch", "2"], "--max-batch: is a setting of --engine", id="batch"),
+        pytest.param(
+            ["--version-compatible"], "--version-compatible: is a setting of --engine", id="version"
+        ),
         pytest.param(["--no-build"], "--no-build: is a setting of --engine", id="no-build"),
         pytest.param(["--engine", "--max-batch", "0"], "max_batch: expected", id="zero"),
     ],

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from gain_core.errors import EngineError
 from gain_runtime.engine_file import (
     MAX_HEADER_BYTES,
-    EngineHeader,
     engine_path,
     plan_version,
     read_engine,
     write_engine,
 )
+from gain_runtime.engine_header import EngineHeader
 
 PLAN = b"vtrt" + bytes(20) + bytes([1, 7, 1, 116]) + b"the rest of the plan"
 HEADER = EngineHeader(
@@ -30,6 +30,7 @@ HEADER = EngineHeader(
     gpu=None,
     compute_capabilities=(86, 89),
     profile=(1, 1, 8),
+    precision="fp16",
     builder_level=None,
     flags=("TF32",),
     plan_sha256=hashlib.sha256(PLAN).hexdigest(),
@@ -112,9 +113,12 @@ def test_missing_file_names_the_command(tmp_path):
         pytest.param(struct.pack("<I", 9000) + b"[" * 9000, "in JSON", id="deep-json"),
         pytest.param(struct.pack("<I", 5000) + b"9" * 5000, "in JSON", id="long-number"),
         pytest.param(with_header([1]), "names and values", id="list"),
-        pytest.param(with_header({}), "schema 1", id="no-schema"),
-        pytest.param(with_fields(schema=2), "schema 1, got 2", id="newer-schema"),
-        pytest.param(with_fields(schema=True), "schema 1, got True", id="schema-bool"),
+        pytest.param(with_header({}), "schema 2", id="no-schema"),
+        pytest.param(with_fields(schema=3), "a newer version of gain-edge", id="newer-schema"),
+        pytest.param(with_fields(schema=True), "schema 2, got True", id="schema-bool"),
+        pytest.param(with_fields(schema=0), "schema 2, got 0", id="schema-zero"),
+        pytest.param(with_fields(precision="fp8"), "valid precision", id="precision-unknown"),
+        pytest.param(with_fields(precision=["fp16"]), "valid precision", id="precision-list"),
         pytest.param(with_fields(extra=1), "others: extra", id="unknown-field"),
         pytest.param(with_fields(version=3), "valid version", id="version-number"),
         pytest.param(with_fields(gpu=[]), "valid gpu", id="gpu-list"),
@@ -135,6 +139,15 @@ def test_missing_file_names_the_command(tmp_path):
 )
 def test_hostile_file_is_one_clear_line(data, words, tmp_path):
     assert words in refusal(data, tmp_path)
+
+
+def test_engine_of_the_first_schema_is_said_to_be_old(tmp_path):
+    values = {**asdict(HEADER), "schema": 1}
+    del values["precision"]
+    message = refusal(with_header(values), tmp_path)
+    assert "schema 2, got 1" in message
+    assert "an older version of gain-edge, build it again with: gain-export" in message
+    assert "damaged" not in message
 
 
 def test_flipped_bit_in_the_plan_is_noticed(tmp_path):
@@ -195,6 +208,39 @@ def test_difference_names_the_field(expected, words):
     difference = HEADER.difference({"flags": ("TF32",), **expected})
     assert difference is not None
     assert difference.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected", "fits"),
+    [
+        pytest.param(["AMPERE_PLUS"], {"gpu": "NVIDIA L4"}, True, id="other-gpu"),
+        pytest.param(["AMPERE_PLUS"], {"compute_capability": 120}, True, id="newer-gpu"),
+        pytest.param(["AMPERE_PLUS"], {"compute_capability": 75}, False, id="older-gpu"),
+        pytest.param(["AMPERE_PLUS"], {"version": "1.8.0"}, False, id="gpu-not-version"),
+        pytest.param(["VERSION_COMPATIBLE"], {"version": "1.8.0"}, True, id="later"),
+        pytest.param(["VERSION_COMPATIBLE"], {"version": "1.10.0"}, True, id="two-digits"),
+        pytest.param(["VERSION_COMPATIBLE"], {"version": "1.7.1.116"}, True, id="same"),
+        pytest.param(["VERSION_COMPATIBLE"], {"version": "1.7.0.9"}, False, id="earlier"),
+        pytest.param(["VERSION_COMPATIBLE"], {"version": "2.0.0"}, False, id="next-major"),
+        pytest.param(["VERSION_COMPATIBLE"], {"version": "dev"}, False, id="no-number"),
+        pytest.param(["VERSION_COMPATIBLE"], {"compute_capability": 87}, False, id="version-gpu"),
+    ],
+)
+def test_compatible_engines_fit_more(flags, expected, fits):
+    header = replace(HEADER, flags=tuple(flags))
+    assert (header.difference(expected) is None) == fits
+
+
+@pytest.mark.parametrize(
+    ("flags", "carries"),
+    [
+        pytest.param(("TF32",), False, id="plain"),
+        pytest.param(("VERSION_COMPATIBLE",), True, id="with-runtime"),
+        pytest.param(("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"), False, id="without-runtime"),
+    ],
+)
+def test_host_code_comes_with_the_runtime_in_the_plan(flags, carries):
+    assert replace(HEADER, flags=flags).carries_host_code == carries
 
 
 def test_same_header_has_no_difference():

@@ -66,6 +66,7 @@ def test_vision_transformer_in_lower_precision(roadsigns_path, noise, rtx, preci
     full = build_engine(roadsigns_path, options=ALL_GPUS)
     low = build_engine(lowered(roadsigns_path, precision, noise), options=ALL_GPUS)
     assert_for_all_gpus(low)
+    assert (full.header.precision, low.header.precision) == ("fp32", precision)
     assert_weights_stay_low(low, full, precision)
 
 
@@ -75,7 +76,8 @@ def test_adaptive_graph_over_lower_precision(artifact_path, noise, rtx, precisio
     path = low.with_name("net.adaptive.onnx")
     config = GainConfig.preset("tracked")
     add_adaptation(low, path, config=config, update_every=1, features_only=False)
-    assert build_engine(path, options=QUICK).header.profile == (1, 1, 8)
+    header = build_engine(path, options=QUICK).header
+    assert (header.profile, header.precision) == ((1, 1, 8), precision)
 
 
 def test_efficientnet(tmp_path, noise, rtx):

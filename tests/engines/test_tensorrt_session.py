@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gain_core.errors import ArtifactError, BackendUnavailableError, ConfigError, EngineError
+from gain_core.errors import (
+    ArrayError,
+    ArtifactError,
+    BackendUnavailableError,
+    ConfigError,
+    EngineError,
+)
 from gain_export.engine import EngineOptions, build_engine
 from gain_runtime.engine_file import read_engine, write_engine
 from gain_runtime.onnx_session import OnnxSession
@@ -42,14 +49,14 @@ def test_missing_driver_is_one_clear_line(artifact_path, rtx):
     ("changes", "words"),
     [
         pytest.param({"artifact_sha256": "0" * 64}, "artifact_sha256: built with 000", id="stale"),
-        pytest.param({"library": "other"}, "expected tensorrt or tensorrt_rtx", id="library"),
+        pytest.param({"library": "other"}, "library: built with other, expected", id="library"),
     ],
 )
 def test_foreign_engine_is_refused_before_the_library_reads_it(artifact_path, rtx, changes, words):
     built = build_engine(artifact_path, options=SM89)
     plan = read_engine(built.path).plan
     write_engine(built.path, replace(built.header, **changes), plan)
-    with pytest.raises((EngineError, ConfigError), match=words):
+    with pytest.raises(EngineError, match=words):
         open_session(artifact_path, device="tensorrt")
 
 
@@ -60,6 +67,33 @@ def test_engine_of_another_version_is_refused(artifact_path, rtx):
     write_engine(built.path, replace(built.header, version="1.0.0", plan_sha256=digest), plan)
     with pytest.raises(EngineError, match=r"version: built with 1\.0\.0, expected .*--engine"):
         open_session(artifact_path, device="tensorrt")
+
+
+def test_engine_with_host_code_must_be_allowed(artifact_path, rtx):
+    built = build_engine(artifact_path, options=SM89)
+    plan = read_engine(built.path).plan
+    write_engine(built.path, replace(built.header, flags=("TF32", "VERSION_COMPATIBLE")), plan)
+    with pytest.raises(EngineError, match=r"code that would run on the host; .*allow_host_code"):
+        open_session(artifact_path, device="tensorrt")
+    if not HAS_GPU:
+        with pytest.raises(BackendUnavailableError, match="no usable NVIDIA driver"):
+            open_session(artifact_path, device="tensorrt", allow_host_code=True)
+
+
+def test_ring_without_sets_is_refused(artifact_path):
+    with pytest.raises(ConfigError, match="ring: expected at least 1"):
+        TensorRTSession(artifact_path, ring=0)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a driver")
+def test_auto_passes_over_an_engine_that_cannot_run_here(artifact_path, rtx, caplog):
+    build_engine(artifact_path, options=SM89)
+    with (
+        caplog.at_level(logging.INFO, logger="gain_runtime"),
+        open_session(artifact_path, device="auto", num_threads=1) as session,
+    ):
+        assert session.provider == "CPUExecutionProvider"
+    assert "auto: tensorrt is passed over: tensorrt_rtx: no usable NVIDIA driver" in caplog.text
 
 
 def test_missing_engine_names_the_command(artifact_path):
@@ -120,20 +154,46 @@ def test_cache_lies_in_the_users_folder_by_library_and_version(rtx, tmp_path):
     assert cache_file(library, None, "timing") == tmp_path / "cache/gain-edge/tensorrt" / name
 
 
+def images(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(size, 3, 32, 32)).astype(np.float32)
+
+
+def assert_close(got, expected):
+    for array, wanted in zip(got, expected, strict=True):
+        host = array if isinstance(array, np.ndarray) else array.get()
+        np.testing.assert_allclose(host, wanted, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.gpu
 @pytest.mark.trt
-def test_engine_agrees_with_onnx_runtime(artifact_path, rtx):
+@pytest.mark.parametrize("device_outputs", [False, True])
+def test_engine_agrees_with_onnx_runtime(artifact_path, device_outputs):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     build_engine(artifact_path, options=EngineOptions(max_batch=4))
-    rng = np.random.default_rng(0)
-    with TensorRTSession(artifact_path) as session, OnnxSession(artifact_path) as reference:
+    with (
+        TensorRTSession(artifact_path, device_outputs=device_outputs) as session,
+        OnnxSession(artifact_path) as reference,
+    ):
+        assert (session.stream is not None) == device_outputs
         session.warm_up()
-        for batch_size in (0, 1, 3, 4):
-            pixel_values = rng.normal(size=(batch_size, 3, 32, 32)).astype(np.float32)
-            for got, expected in zip(
-                session.infer(pixel_values), reference.infer(pixel_values), strict=True
-            ):
-                np.testing.assert_allclose(got, expected, rtol=1e-2, atol=1e-2)
-        with pytest.raises(ValueError, match="--max-batch 5"):
-            session.infer(np.zeros((5, 3, 32, 32), np.float32))
+        for size in (0, 1, 3, 4):
+            pixel_values = images(size, seed=size)
+            expected = reference.infer(pixel_values)
+            assert_close(session.infer(pixel_values), expected)
+            assert_close(session.infer(cupy.asarray(pixel_values)), expected)
+        with pytest.raises(ArrayError, match="--max-batch 5"):
+            session.infer(images(5))
     with pytest.raises(EngineError, match="closed"):
-        session.infer(np.zeros((1, 3, 32, 32), np.float32))
+        session.infer(images(1))
+
+
+@pytest.mark.gpu
+@pytest.mark.trt
+def test_engines_outputs_last_for_as_many_calls_as_the_ring_says(artifact_path):
+    build_engine(artifact_path, options=EngineOptions(max_batch=4))
+    with TensorRTSession(artifact_path, device_outputs=True, ring=2) as session:
+        first, second = session.infer(images(2)), session.infer(images(2, seed=1))
+        kept = first.logits.get()
+        assert np.max(np.abs(kept - second.logits.get())) > 0.01
+        third = session.infer(images(2, seed=2))
+        np.testing.assert_array_equal(first.logits.get(), third.logits.get())

@@ -50,6 +50,7 @@ class Certain:
     """A session that is sure of class 0 on every frame."""
 
     provider = "test"
+    stream = None
 
     def __init__(self, artifact):
         self.artifact = artifact

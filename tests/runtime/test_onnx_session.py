@@ -15,9 +15,10 @@ from gain_core.errors import (
     ConfigError,
     EngineError,
 )
-from gain_runtime import onnx_session
+from gain_runtime import onnx_native
 from gain_runtime.artifact import load_artifact
-from gain_runtime.onnx_session import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
+from gain_runtime.onnx_native import CPU_PROVIDER, CUDA_PROVIDER, cuda_options
+from gain_runtime.onnx_session import OnnxSession
 from gain_runtime.open_session import open_session
 
 
@@ -100,7 +101,8 @@ def test_warm_up_runs_the_network_at_the_given_batch_size(session, monkeypatch):
         OnnxSession, "infer", lambda self, pixels: sizes.append(pixels.shape) or infer(pixels)
     )
     session.warm_up(5)
-    assert sizes == [(5, 3, 16, 16)]
+    session.warm_up()
+    assert sizes == [(5, 3, 16, 16), (1, 3, 16, 16)]
 
 
 def test_fixed_batch_size_is_named(make_model, tmp_path):
@@ -109,6 +111,7 @@ def test_fixed_batch_size_is_named(make_model, tmp_path):
         assert session.infer(batch_of(0)).logits.shape == (0, 5)
         with pytest.raises(ArrayError, match=r"expected \(2, 3, 16, 16\).*dynamic batch axis"):
             session.infer(batch_of(3))
+        session.warm_up()
 
 
 def test_failure_while_running_carries_the_librarys_message(tiny_model, tmp_path):
@@ -152,6 +155,51 @@ def test_bad_path_and_thread_count_are_refused(tiny_artifact, tmp_path):
         OnnxSession(tiny_artifact, num_threads=0)
 
 
+def test_outputs_on_a_device_need_a_device(tiny_artifact):
+    with pytest.raises(ConfigError, match=f"device_outputs: .*{CUDA_PROVIDER}, got {CPU_PROVIDER}"):
+        OnnxSession(tiny_artifact, device_outputs=True)
+    with pytest.raises(ConfigError, match="ring: expected at least 1"):
+        OnnxSession(tiny_artifact, ring=0)
+
+
+def test_session_on_the_host_has_no_stream(session):
+    assert session.stream is None
+
+
+class Queue:
+    """A stream by its address."""
+
+    ptr = 94_000_000_000_000
+
+
+class Place:
+    """What `cuda_options` asks of a device's memory."""
+
+    device_id, stream = 1, Queue()
+
+
+@pytest.mark.parametrize(
+    ("memory", "tf32", "options"),
+    [
+        pytest.param(None, False, {"use_tf32": "0"}, id="no CuPy"),
+        pytest.param(None, True, {"use_tf32": "1"}, id="TF32"),
+        pytest.param(
+            Place(),
+            False,
+            {
+                "use_tf32": "0",
+                "device_id": "1",
+                "user_compute_stream": "94000000000000",
+                "do_copy_in_default_stream": "1",
+            },
+            id="stream",
+        ),
+    ],
+)
+def test_cuda_runs_where_and_how_it_is_told(memory, tf32, options):
+    assert cuda_options(memory, tf32=tf32) == options
+
+
 @pytest.mark.parametrize("provider", ["ROCMExecutionProvider", "cuda"])
 def test_provider_that_is_not_built_in_is_refused(tiny_artifact, provider):
     with pytest.raises(BackendUnavailableError, match=f"{provider}: cannot be used here"):
@@ -177,18 +225,18 @@ class Failing(Replaced):
     """A session whose provider finds no driver."""
 
     def __init__(self, path, options, **arguments):
-        raise onnx_session.native.RuntimeException("CUDA failure 35:\n no driver")
+        raise onnx_native.native.RuntimeException("CUDA failure 35:\n no driver")
 
 
 @pytest.fixture
 def with_cuda_listed(monkeypatch):
     """ONNX Runtime as its GPU build lists itself on a machine without a usable GPU."""
     monkeypatch.setattr(
-        onnx_session.onnxruntime, "get_available_providers", lambda: [CUDA_PROVIDER, CPU_PROVIDER]
+        onnx_native.onnxruntime, "get_available_providers", lambda: [CUDA_PROVIDER, CPU_PROVIDER]
     )
 
     def use(session_class):
-        monkeypatch.setattr(onnx_session.onnxruntime, "InferenceSession", session_class)
+        monkeypatch.setattr(onnx_native.onnxruntime, "InferenceSession", session_class)
 
     return use
 
@@ -197,7 +245,8 @@ def test_provider_that_was_replaced_is_an_error(tiny_artifact, with_cuda_listed)
     with_cuda_listed(Replaced)
     with pytest.raises(BackendUnavailableError, match=f"put {CPU_PROVIDER} in its place"):
         OnnxSession(tiny_artifact, provider=CUDA_PROVIDER)
-    assert Replaced.made[-1] == {"providers": [CUDA_PROVIDER, CPU_PROVIDER], "enable_fallback": 0}
+    providers = [(CUDA_PROVIDER, {"use_tf32": "0"}), CPU_PROVIDER]
+    assert Replaced.made[-1] == {"providers": providers, "enable_fallback": 0}
 
 
 def test_provider_that_fails_is_an_error(tiny_artifact, with_cuda_listed):
@@ -209,26 +258,13 @@ def test_provider_that_fails_is_an_error(tiny_artifact, with_cuda_listed):
 
 def test_real_library_replacing_the_provider_is_noticed(tiny_artifact, with_cuda_listed):
     """The library itself, asked for a provider it lacks, warns and takes the CPU."""
-    if CUDA_PROVIDER in onnx_session.native.get_available_providers():
+    if CUDA_PROVIDER in onnx_native.native.get_available_providers():
         pytest.skip("this ONNX Runtime has the CUDA provider")
     with (
         pytest.warns(UserWarning, match="not in available provider names"),
         pytest.raises(BackendUnavailableError, match="in its place"),
     ):
         OnnxSession(tiny_artifact, provider=CUDA_PROVIDER)
-
-
-def test_device_auto_says_which_provider_it_took_and_why(tiny_artifact, caplog):
-    if CUDA_PROVIDER in onnx_session.native.get_available_providers():
-        pytest.skip("this ONNX Runtime has the CUDA provider")
-    with (
-        caplog.at_level(logging.INFO, logger="gain_runtime"),
-        open_session(tiny_artifact, device="auto", num_threads=1) as session,
-    ):
-        assert session.provider == CPU_PROVIDER
-        assert session.infer(batch_of(2)).logits.shape == (2, 5)
-    assert "the GPU is not used" in caplog.text
-    assert f"running on {CPU_PROVIDER}" in caplog.text
 
 
 def test_node_placement_is_logged(tiny_artifact, caplog):
@@ -241,6 +277,6 @@ def test_node_placement_is_logged(tiny_artifact, caplog):
 def test_unknown_and_unavailable_devices_are_refused(tiny_artifact):
     with pytest.raises(ConfigError, match="device: expected cpu, cuda, auto"):
         open_session(tiny_artifact, device="gpu")
-    if CUDA_PROVIDER not in onnx_session.native.get_available_providers():
+    if CUDA_PROVIDER not in onnx_native.native.get_available_providers():
         with pytest.raises(BackendUnavailableError, match=r"gain-edge\[gpu\]"):
             open_session(tiny_artifact, device="cuda")

@@ -36,6 +36,10 @@ class BenchConfig:
     seed : int
         Of the source.
     device : str
+    device_preprocess : bool
+        Resize, crop and normalise on the GPU, too, for the adapted stream.
+    allow_host_code : bool
+        Run an engine that brings code for the CPU.
     threads : int or None
         Threads within one operator of the network; None lets the library choose.
     compare : bool
@@ -61,6 +65,8 @@ class BenchConfig:
     preset: str = "tracked"
     seed: int = 0
     device: Device = "cpu"
+    device_preprocess: bool = False
+    allow_host_code: bool = False
     threads: int | None = None
     compare: bool = False
     torch_model: str | None = None
@@ -84,6 +90,11 @@ class BenchConfig:
                 raise ConfigError(
                     f"{_flag(name)}: expected {_flag(needed)}, for which it is used; add it"
                 )
+        if self.device_preprocess and self.device == "cpu":
+            raise ConfigError(
+                "--device-preprocess: expected --device cuda, tensorrt or auto, got cpu; "
+                "leave it out"
+            )
         if self.torch_weights is not None and not Path(self.torch_weights).is_file():
             raise ConfigError(f"--torch-weights: expected a file, found no {self.torch_weights}")
         self.gain_config()

@@ -22,7 +22,7 @@ from gain_apps.benchmarking.stages import StageTimes, frame_batches, measure_sta
 from gain_apps.system_files import peak_memory_bytes
 from gain_runtime.artifact import Artifact, load_artifact
 from gain_runtime.jsonl_sink import JsonlSink
-from gain_runtime.open_session import open_session
+from gain_runtime.open_lane import open_adapting_session
 from gain_runtime.preprocess import preprocess_batch
 
 __all__ = ["SCHEMA", "run_benchmark"]
@@ -96,7 +96,12 @@ def _measure(
     """Stages, copy and memory, with the session open for them only."""
     with ExitStack() as stack:
         session = stack.enter_context(
-            open_session(artifact, device=config.device, num_threads=config.threads)
+            open_adapting_session(
+                artifact,
+                device=config.device,
+                num_threads=config.threads,
+                allow_host_code=config.allow_host_code,
+            )
         )
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gain-bench-"))
         sink = stack.enter_context(closing(JsonlSink(Path(folder) / "results.jsonl")))

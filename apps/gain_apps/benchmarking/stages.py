@@ -114,7 +114,12 @@ def measure_stages(
     GainError
         If the source cannot be opened or ends in error, or a batch cannot be classified.
     """
-    adapter = Adapter(session, config.gain_config(), update_every=config.update_every)
+    adapter = Adapter(
+        session,
+        config.gain_config(),
+        update_every=config.update_every,
+        device_preprocess=config.device_preprocess,
+    )
     steps: dict[Variant, Step] = {
         "frozen": lambda frames: frozen_step(session, frames),
         "adapted": lambda frames: adapter.step(
@@ -191,6 +196,9 @@ def frozen_step(session: Session, frames: Sequence[Frame], /) -> AdaptedBatch:
     )
     prepared = perf_counter_ns()
     logits = session.infer(pixel_values).logits
+    if session.stream is not None:
+        # Queued so far: the wait belongs to this stage, as the adapted stream's events have it.
+        session.stream.synchronize()
     inferred = perf_counter_ns()
     scores: npt.NDArray[np.float32] = np.asarray(to_device(logits, "cpu"))
     if not np.all(np.isfinite(scores)):

@@ -18,15 +18,11 @@ from typing import IO, Any
 from gain_core import errors
 from gain_core.errors import EngineError, GainError
 from gain_export.engine.options import EngineOptions
+from gain_export.engine.precision_of import precision_of
 from gain_export.report import OnStep
 from gain_runtime.artifact import read_model
-from gain_runtime.engine_file import (
-    EngineHeader,
-    engine_path,
-    header_from_dict,
-    read_engine,
-    write_engine,
-)
+from gain_runtime.engine_file import engine_path, read_engine, write_engine
+from gain_runtime.engine_header import EngineHeader, header_from_dict
 from gain_runtime.tensorrt_library import (
     current_gpu,
     expected_header,
@@ -104,7 +100,7 @@ def build_engine(
         If the library cannot read or build the network, or its process is killed.
     """
     onnx_path, options = Path(onnx_path), options or EngineOptions()
-    sha256, profile = _identify(onnx_path, options)
+    sha256, profile, precision = _identify(onnx_path, options)
     path = engine_path(onnx_path)
     if not force:
         try:
@@ -117,6 +113,7 @@ def build_engine(
         request = {
             "onnx": str(onnx_path),
             "sha256": sha256,
+            "precision": precision,
             "plan": str(plan_file),
             "options": asdict(options),
         }
@@ -153,17 +150,19 @@ def check_engine(onnx_path: str | Path, /, *, options: EngineOptions | None = No
         If the engine is missing, damaged, or differs; the message names the field.
     """
     onnx_path, options = Path(onnx_path), options or EngineOptions()
-    sha256, profile = _identify(onnx_path, options)
+    sha256, profile, _ = _identify(onnx_path, options)
     return _report(engine_path(onnx_path), sha256, profile, options=options)
 
 
-def _identify(onnx_path: Path, options: EngineOptions) -> tuple[str, tuple[int, int, int]]:
-    """The file's hash, and the batch sizes an engine of it takes."""
+def _identify(
+    onnx_path: Path, options: EngineOptions
+) -> tuple[str, tuple[int, int, int], str | None]:
+    """The file's hash, the batch sizes an engine of it takes, and its precision."""
     model, sha256 = read_model(onnx_path)
     shapes = [value.type.tensor_type.shape.dim for value in model.graph.input]
     first = next((shape[0] for shape in shapes if shape), None)
     fixed_batch = first.dim_value if first is not None and first.dim_value > 0 else None
-    return sha256, options.profile(fixed_batch)
+    return sha256, options.profile(fixed_batch), precision_of(model)
 
 
 def _report(
@@ -179,6 +178,8 @@ def _report(
         expected["compute_capabilities"] = tuple(sorted(set(options.compute_capabilities)))
     expected["profile"] = profile
     expected["builder_level"] = options.builder_level
+    expected["hardware_compatible"] = options.hardware_compatible
+    expected["version_compatible"] = options.version_compatible
     difference = header.difference(expected)
     if difference is not None:
         raise EngineError(f"{path}: does not fit: {difference}; build it again")

@@ -59,6 +59,7 @@ def main() -> int:
             Path(request["onnx"]),
             request["sha256"],
             EngineOptions(**options),
+            precision=request["precision"],
             on_phase=on_phase,
         )
         Path(request["plan"]).write_bytes(plan)

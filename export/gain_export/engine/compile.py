@@ -16,7 +16,7 @@ from typing import Any
 from gain_core.errors import ConfigError, EngineError
 from gain_export.engine.options import EngineOptions
 from gain_runtime.atomic_file import write_atomically
-from gain_runtime.engine_file import EngineHeader
+from gain_runtime.engine_header import EngineHeader
 from gain_runtime.tensorrt_library import (
     Gpu,
     cache_file,
@@ -28,7 +28,7 @@ from gain_runtime.tensorrt_library import (
     make_log,
 )
 
-__all__ = ["OnPhase", "compile_plan"]
+__all__ = ["OnPhase", "compile_plan", "set_compatibility"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,13 @@ OnPhase = Callable[[str, int, int], None]
 
 
 def compile_plan(
-    onnx_path: Path, sha256: str, options: EngineOptions, /, *, on_phase: OnPhase
+    onnx_path: Path,
+    sha256: str,
+    options: EngineOptions,
+    /,
+    *,
+    precision: str | None,
+    on_phase: OnPhase,
 ) -> tuple[EngineHeader, bytes]:
     """Build the plan of an ONNX file.
 
@@ -49,6 +55,8 @@ def compile_plan(
     sha256 : str
         Of its bytes, for the header.
     options : EngineOptions
+    precision : str or None
+        Of the file, for the header.
     on_phase : callable
         Called as the build goes on, from the library's threads.
 
@@ -62,7 +70,8 @@ def compile_plan(
     BackendUnavailableError
         If the library is missing.
     ConfigError
-        If the GPU to build for is not known, not there, or unknown to the library.
+        If the GPU to build for is not known, not there, or unknown to the library, or the library
+        has no such compatibility.
     EngineError
         If the library cannot read or build the network; with the library's reason.
     """
@@ -73,6 +82,7 @@ def compile_plan(
     config = builder.create_builder_config()
     capabilities = _set_target(library, config, options, gpu)
     profile = _set_profile(builder, network, config, options)
+    levels = set_compatibility(library, config, options)
     _set_limits(library, config, options, gpu)
     if hasattr(config, "progress_monitor"):
         config.progress_monitor = _monitor(library, on_phase)
@@ -93,8 +103,9 @@ def compile_plan(
         gpu=None if gpu is None else gpu.name,
         compute_capabilities=capabilities,
         profile=profile,
+        precision=precision,
         builder_level=options.builder_level,
-        flags=_set_flags(library, config),
+        flags=(*_set_flags(library, config), *levels),
         plan_sha256=hashlib.sha256(plan).hexdigest(),
         log_tail=tuple(log.tail),
     )
@@ -190,6 +201,48 @@ def _set_limits(library: Any, config: Any, options: EngineOptions, gpu: Gpu | No
         config.set_memory_pool_limit(library.MemoryPoolType.WORKSPACE, workspace)
     if options.builder_level is not None:
         config.builder_optimization_level = options.builder_level
+
+
+def set_compatibility(library: Any, config: Any, options: EngineOptions, /) -> tuple[str, ...]:
+    """Widen where the plan runs.
+
+    Parameters
+    ----------
+    library : module
+    config : IBuilderConfig
+    options : EngineOptions
+
+    Returns
+    -------
+    tuple of str
+        The level of hardware compatibility, which is not among the builder's flags.
+
+    Raises
+    ------
+    ConfigError
+        If the library has no such compatibility.
+    """
+    if options.version_compatible:
+        if not hasattr(library.BuilderFlag, "VERSION_COMPATIBLE"):
+            raise _incompatible(library, "version_compatible", "build on the device that runs it")
+        config.set_flag(library.BuilderFlag.VERSION_COMPATIBLE)
+    if not options.hardware_compatible:
+        return ()
+    # TensorRT-RTX has the name, says that it does nothing, and builds for named GPUs instead.
+    if hasattr(config, "set_compute_capability"):
+        raise _incompatible(library, "hardware_compatible", "name every --compute-capability")
+    if not hasattr(config, "hardware_compatibility_level"):
+        raise _incompatible(library, "hardware_compatible", "build on the device that runs it")
+    config.hardware_compatibility_level = library.HardwareCompatibilityLevel.AMPERE_PLUS
+    return ("AMPERE_PLUS",)
+
+
+def _incompatible(library: Any, option: str, remedy: str) -> ConfigError:
+    """The error for a compatibility that a library does not have."""
+    return ConfigError(
+        f"{option}: {library.__name__} {library_version(library)} has no such compatibility; "
+        f"{remedy}"
+    )
 
 
 def _set_flags(library: Any, config: Any) -> tuple[str, ...]:

@@ -40,6 +40,8 @@ class EngineOptions:
     max_batch: int = DEFAULT_MAX_BATCH
     builder_level: int | None = None
     workspace_bytes: int | None = None
+    hardware_compatible: bool = False
+    version_compatible: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.opt_batch <= self.max_batch:

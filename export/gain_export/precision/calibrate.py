@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 
 from gain_core.errors import ConfigError, EngineError
-from gain_runtime.onnx_session import CPU_PROVIDER, NATIVE_ERRORS, create_native, one_line
+from gain_runtime.onnx_native import CPU_PROVIDER, NATIVE_ERRORS, create_native, one_line
 
 __all__ = ["METHODS", "PERCENTILE", "CalibrationMethod", "measure_ranges"]
 

@@ -1,0 +1,124 @@
+"""Sessions that keep their results where the adaptation runs, and the lane on top of them."""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gain_core import Gain, GainConfig, prepare_prototypes
+from gain_core._optional import require
+from gain_core.errors import ConfigError
+from gain_runtime.artifact import Artifact
+from gain_runtime.lane import HostLane, Lane
+from gain_runtime.open_session import Device, open_session
+from gain_runtime.session import Session
+
+__all__ = ["open_adapting_session", "open_lane"]
+
+logger = logging.getLogger(__name__)
+
+
+def open_adapting_session(
+    artifact: Artifact | str | Path,
+    /,
+    *,
+    device: Device = "cpu",
+    num_threads: int | None = None,
+    allow_host_code: bool = False,
+) -> Session:
+    """Open a session whose results stay where the adaptation is to run.
+
+    Parameters
+    ----------
+    artifact : Artifact, str or Path
+    device, num_threads, allow_host_code
+        As for `open_session`.
+
+    Returns
+    -------
+    Session
+        On a GPU the results stay there if CuPy is installed; else it is logged that the
+        adaptation runs on the host.
+
+    Raises
+    ------
+    ArtifactError, BackendUnavailableError, ConfigError, EngineError
+        As `open_session`.
+    """
+    stays = device != "cpu" and find_spec("cupy") is not None
+    if device != "cpu" and not stays:
+        logger.info(
+            "adaptation runs on the host, since CuPy is not installed; to keep it on the GPU, "
+            "install gain-edge[cuda12] or gain-edge[cuda13]"
+        )
+    return open_session(
+        artifact,
+        device=device,
+        num_threads=num_threads,
+        device_outputs=stays,
+        allow_host_code=allow_host_code,
+    )
+
+
+def open_lane(
+    session: Session,
+    config: GainConfig,
+    /,
+    *,
+    update_every: int = 1,
+    warmup_frames: int = 1,
+    device_preprocess: bool = False,
+) -> Lane:
+    """Put the method behind a session.
+
+    Parameters
+    ----------
+    session : Session
+        Not owned.
+    config : GainConfig
+    update_every, warmup_frames : int, optional
+        As for `Gain`.
+    device_preprocess : bool, optional
+        Resize, crop and normalise on the device, too.
+
+    Returns
+    -------
+    Lane
+
+    Raises
+    ------
+    ConfigError
+        If `update_every` or `warmup_frames` is below 1, or `device_preprocess` is set for a
+        session whose results are in host memory.
+    BackendUnavailableError
+        If the session's results stay on a device and CuPy is not installed.
+    """
+    artifact = session.artifact
+    known = {"bias": artifact.head_bias, "mean_logits": artifact.mean_logits}
+    if session.stream is None:
+        if device_preprocess:
+            raise ConfigError(
+                f"device_preprocess: expected a session that runs on a GPU and keeps its results "
+                f"there, got {session.provider}; use the device cuda or tensorrt, with CuPy "
+                "installed, or leave preprocessing on the host"
+            )
+        prototypes = prepare_prototypes(artifact.head_weight, config, **known)
+        gain = Gain(prototypes, config, update_every=update_every, warmup_frames=warmup_frames)
+        return HostLane(session, prototypes, gain)
+    from gain_runtime.cuda.cuda_gain import CudaGain
+    from gain_runtime.cuda.cuda_preprocess import CudaPreprocessor
+    from gain_runtime.device_lane import DeviceLane
+
+    cupy: Any = require("cupy", extra="cuda12")
+    # On the stream it is used on: another one's memory might be read before it is written.
+    with session.stream:
+        there = {
+            name: None if array is None else cupy.asarray(array) for name, array in known.items()
+        }
+        prototypes = prepare_prototypes(cupy.asarray(artifact.head_weight), config, **there)
+        fused = CudaGain(prototypes, config, update_every=update_every, warmup_frames=warmup_frames)
+        spec = artifact.manifest.preprocess
+        preprocessor = CudaPreprocessor(spec) if device_preprocess else None
+        return DeviceLane(session, prototypes, fused, preprocessor=preprocessor)

@@ -1,0 +1,135 @@
+"""The choice of a device: by name, or the first that runs, with the reasons said."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gain_core.errors import (
+    ArtifactError,
+    BackendUnavailableError,
+    ConfigError,
+    EngineError,
+    GainError,
+)
+from gain_runtime import onnx_native
+from gain_runtime.onnx_native import CPU_PROVIDER, CUDA_PROVIDER
+from gain_runtime.open_session import first_that_opens, open_session
+
+# What the devices said that could not run, on machines without them.
+NO_ENGINE = "net.engine: expected an engine, found no such file; build it on the device"
+NO_CUDA = "CUDAExecutionProvider: cannot be used here (no driver); use the device cpu"
+
+
+@pytest.fixture
+def opened():
+    """Names of the devices that were tried, in order."""
+    return []
+
+
+@pytest.fixture
+def openers(opened):
+    """Openers that give the device's name, or raise what is said for it."""
+
+    def make(**refusals: GainError) -> dict[str, Callable[[], str]]:
+        def opener(name: str) -> Callable[[], str]:
+            def open_it() -> str:
+                opened.append(name)
+                if name in refusals:
+                    raise refusals[name]
+                return name
+
+            return open_it
+
+        return {name: opener(name) for name in ("tensorrt", "cuda", "cpu")}
+
+    return make
+
+
+def test_best_device_is_taken_and_the_others_are_not_tried(openers, opened, caplog):
+    with caplog.at_level(logging.INFO, logger="gain_runtime"):
+        assert first_that_opens(openers()) == "tensorrt"
+    assert opened == ["tensorrt"]
+    assert caplog.messages == ["auto: tensorrt is used"]
+
+
+def test_every_device_that_is_passed_over_is_named_with_its_reason(openers, opened, caplog):
+    refusals = {"tensorrt": EngineError(NO_ENGINE), "cuda": BackendUnavailableError(NO_CUDA)}
+    with caplog.at_level(logging.INFO, logger="gain_runtime"):
+        assert first_that_opens(openers(**refusals)) == "cpu"
+    assert opened == ["tensorrt", "cuda", "cpu"]
+    assert caplog.messages == [
+        f"auto: tensorrt is passed over: {NO_ENGINE}",
+        f"auto: cuda is passed over: {NO_CUDA}",
+        "auto: cpu is used",
+    ]
+
+
+def test_errors_of_the_last_device_are_the_callers(openers):
+    refusals = {name: EngineError(name) for name in ("tensorrt", "cuda", "cpu")}
+    with pytest.raises(EngineError, match=r"^cpu$"):
+        first_that_opens(openers(**refusals))
+
+
+def test_wrong_settings_are_no_reason_to_pass_a_device_over(openers, opened):
+    with pytest.raises(ConfigError, match="num_threads"):
+        first_that_opens(openers(tensorrt=ConfigError("num_threads: 0")))
+    assert opened == ["tensorrt"]
+
+
+@pytest.fixture
+def no_cuda():
+    if CUDA_PROVIDER in onnx_native.native.get_available_providers():
+        pytest.skip("this ONNX Runtime has the CUDA provider")
+
+
+def test_auto_ends_at_the_cpu_and_says_why(tiny_artifact, no_cuda, caplog):
+    with (
+        caplog.at_level(logging.INFO, logger="gain_runtime"),
+        open_session(tiny_artifact, device="auto", num_threads=1, device_outputs=True) as session,
+    ):
+        assert session.provider == CPU_PROVIDER
+        assert session.stream is None
+        logits = session.infer(np.zeros((2, 3, 16, 16), np.float32)).logits
+    assert isinstance(logits, np.ndarray)
+    said = [message for message in caplog.messages if message.startswith("auto: ")]
+    assert len(said) == 4
+    assert said[0].startswith(f"auto: tensorrt is passed over: {tiny_artifact.with_suffix('')}.eng")
+    assert said[1].startswith(f"auto: cuda is passed over: {CUDA_PROVIDER}: cannot be used here")
+    assert said[2].startswith("auto: cuda with outputs on the host is passed over: CUDA")
+    assert said[3] == "auto: cpu is used"
+    assert f"running on {CPU_PROVIDER}" in caplog.text
+
+
+def test_damaged_engine_is_passed_over_with_its_fault(tiny_artifact, no_cuda, caplog):
+    tiny_artifact.with_suffix(".engine").write_bytes(b"\xff" * 100)
+    with (
+        caplog.at_level(logging.INFO, logger="gain_runtime"),
+        open_session(tiny_artifact, device="auto", num_threads=1) as session,
+    ):
+        assert session.provider == CPU_PROVIDER
+    assert "tensorrt is passed over" in caplog.text
+    assert "it is no engine or is damaged" in caplog.text
+
+
+def test_auto_hides_no_damaged_artifact(tmp_path: Path):
+    with pytest.raises(ArtifactError, match="no such file"):
+        open_session(tmp_path / "absent.onnx", device="auto")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        pytest.param({"device": "gpu"}, "device: expected cpu, cuda, auto", id="device"),
+        pytest.param({"device": "auto", "ring": 0}, "ring: expected", id="ring"),
+        pytest.param({"device": "auto", "num_threads": 0}, "num_threads", id="threads"),
+        pytest.param({"device_outputs": True}, "device_outputs: expected", id="outputs"),
+    ],
+)
+def test_wrong_settings_are_refused(tiny_artifact, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        open_session(tiny_artifact, **settings)

@@ -1,0 +1,343 @@
+"""One session for several streams: who is answered with what, together or in turn."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from gain_core import GainConfig
+from gain_core.errors import ArrayError, ConfigError, EngineError
+from gain_runtime.adapter import Adapter
+from gain_runtime.artifact import Artifact
+from gain_runtime.onnx_session import CUDA_PROVIDER, OnnxSession
+from gain_runtime.session import Features
+from gain_runtime.shared_session import SharedSession, StreamSession
+
+LONG_S = 5.0
+
+
+@pytest.fixture
+def session(tiny_artifact: Path) -> Iterator[OnnxSession]:
+    with OnnxSession(tiny_artifact, num_threads=1) as opened:
+        yield opened
+
+
+class Recording:
+    """A session that notes the batch sizes it is given; `gate` holds a pass, `fails` ends it."""
+
+    def __init__(self, session: OnnxSession) -> None:
+        self._session = session
+        self.sizes: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.fails: Callable[[np.ndarray], None] = lambda pixel_values: None
+
+    @property
+    def artifact(self) -> Artifact:
+        return self._session.artifact
+
+    @property
+    def provider(self) -> str:
+        return self._session.provider
+
+    def infer(self, pixel_values: np.ndarray, /) -> Features:
+        self.sizes.append(len(pixel_values))
+        self.entered.set()
+        assert self.gate.wait(LONG_S)
+        self.fails(pixel_values)
+        return self._session.infer(pixel_values)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+@pytest.fixture
+def recording(session: OnnxSession) -> Recording:
+    return Recording(session)
+
+
+@pytest.fixture
+def batch(session: OnnxSession) -> Callable[..., np.ndarray]:
+    size = session.artifact.manifest.preprocess
+
+    def make(seed: int, rows: int = 1) -> np.ndarray:
+        shape = (rows, 3, size.height_px, size.width_px)
+        return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+    return make
+
+
+def ask_all(streams: list[StreamSession], batches: list[np.ndarray]) -> list[Features | Exception]:
+    """All at once, each in its own thread; what each got."""
+
+    def ask(stream: StreamSession, pixel_values: np.ndarray) -> Features | Exception:
+        try:
+            return stream.infer(pixel_values)
+        except (KeyError, ArrayError, EngineError) as err:
+            return err
+
+    with ThreadPoolExecutor(len(streams)) as pool:
+        asked = [pool.submit(ask, *pair) for pair in zip(streams, batches, strict=True)]
+        return [future.result(timeout=LONG_S) for future in asked]
+
+
+def assert_same(answer: Features | Exception, expected: Features) -> None:
+    assert isinstance(answer, Features), answer
+    for got, wanted in zip(answer, expected, strict=True):
+        assert got.shape == wanted.shape
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_streams_that_are_ready_together_share_a_pass(
+    session: OnnxSession, recording: Recording, batch: Callable[..., np.ndarray]
+) -> None:
+    shared = SharedSession(recording, wait_s=LONG_S)
+    streams = [shared.join() for _ in range(3)]
+    batches = [batch(0), batch(1, rows=3), batch(2, rows=2)]
+    answers = ask_all(streams, batches)
+    # The last of three to ask ends the wait, long before its time.
+    assert recording.sizes == [6]
+    assert (shared.passes, shared.rows) == (1, 6)
+    for answer, pixel_values in zip(answers, batches, strict=True):
+        assert_same(answer, session.infer(pixel_values))
+
+
+def test_one_stream_alone_waits_for_nobody(
+    recording: Recording, batch: Callable[..., np.ndarray]
+) -> None:
+    shared = SharedSession(recording, wait_s=LONG_S)
+    with shared.join() as stream, shared.join() as other:
+        other.close()
+        other.close()
+        started = time.monotonic()
+        assert_same(stream.infer(batch(0)), recording.infer(batch(0)))
+        assert time.monotonic() - started < LONG_S / 2
+
+
+def test_the_wait_for_a_stream_that_has_nothing_ends(
+    recording: Recording, batch: Callable[..., np.ndarray]
+) -> None:
+    shared = SharedSession(recording, wait_s=0.05)
+    stream, _idle = shared.join(), shared.join()
+    started = time.monotonic()
+    stream.infer(batch(0))
+    assert 0.05 <= time.monotonic() - started < LONG_S
+
+
+def test_streams_that_are_never_ready_together_do_not_wait(
+    recording: Recording, batch: Callable[..., np.ndarray]
+) -> None:
+    shared = SharedSession(recording, wait_s=0.5)
+    streams = [shared.join() for _ in range(3)]
+    streams[0].infer(batch(0))
+    started = time.monotonic()
+    for stream in streams * 4:
+        stream.infer(batch(0))
+    assert time.monotonic() - started < 0.5
+    # Two that meet by chance are waited for again.
+    recording.gate.clear()
+    recording.entered.clear()
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(streams[0].infer, batch(0))]
+        assert recording.entered.wait(LONG_S)
+        asked += [pool.submit(stream.infer, batch(1)) for stream in streams[1:]]
+        while len(shared._waiting) < 2:
+            time.sleep(0.001)
+        recording.gate.set()
+        for future in asked:
+            future.result(timeout=LONG_S)
+    recording.sizes.clear()
+    ask_all(streams, [batch(n) for n in range(3)])
+    assert recording.sizes == [3]
+
+
+def test_what_is_asked_during_a_pass_shares_the_next(
+    recording: Recording, batch: Callable[..., np.ndarray]
+) -> None:
+    shared = SharedSession(recording, wait_s=0.0)
+    streams = [shared.join() for _ in range(4)]
+    recording.gate.clear()
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(streams[0].infer, batch(0))
+        assert recording.entered.wait(LONG_S)
+        later = [pool.submit(stream.infer, batch(n)) for n, stream in enumerate(streams[1:])]
+        while len(shared._waiting) < 3:
+            time.sleep(0.001)
+        recording.gate.set()
+        first.result(timeout=LONG_S)
+        for future in later:
+            future.result(timeout=LONG_S)
+    assert recording.sizes == [1, 3]
+
+
+def test_a_pass_is_no_larger_than_asked_and_a_batch_never_split(
+    recording: Recording, batch: Callable[..., np.ndarray]
+) -> None:
+    shared = SharedSession(recording, wait_s=0.05, most_rows=4)
+    recording.gate.clear()
+    batches = [batch(n, rows=2) for n in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(shared.join().infer, pixel_values) for pixel_values in batches]
+        assert recording.entered.wait(LONG_S)
+        recording.gate.set()
+        answers = [future.result(timeout=LONG_S) for future in asked]
+    assert max(recording.sizes) <= 4
+    assert sum(recording.sizes) == 8
+    for answer, pixel_values in zip(answers, batches, strict=True):
+        assert_same(answer, recording.infer(pixel_values))
+    recording.sizes.clear()
+    large = SharedSession(recording, wait_s=0.0, most_rows=1)
+    large.join().infer(batch(9, rows=5))
+    assert recording.sizes == [5]
+
+
+def test_a_network_with_a_fixed_batch_is_used_in_turns(
+    recording: Recording, batch: Callable[..., np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    def only_one(pixel_values: np.ndarray) -> None:
+        if len(pixel_values) != 1:
+            raise ArrayError("pixel_values: expected (1, 3, 16, 16) float32")
+
+    recording.fails = only_one
+    shared = SharedSession(recording, wait_s=LONG_S)
+    streams = [shared.join() for _ in range(2)]
+    for _ in range(2):
+        for n, answer in enumerate(ask_all(streams, [batch(0), batch(1)])):
+            assert_same(answer, recording._session.infer(batch(n)))
+    # Tried together once, and never again.
+    assert recording.sizes == [2, 1, 1, 1, 1]
+    assert [record.message for record in caplog.records] == [
+        "streams cannot share a forward pass and take turns: "
+        "pixel_values: expected (1, 3, 16, 16) float32"
+    ]
+
+
+def test_an_error_is_that_of_the_stream_that_caused_it(
+    recording: Recording, batch: Callable[..., np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    poison = batch(1)
+
+    def refuses(pixel_values: np.ndarray) -> None:
+        if any(np.array_equal(row, poison[0]) for row in pixel_values):
+            raise EngineError("tiny.onnx: failed")
+
+    recording.fails = refuses
+    shared = SharedSession(recording, wait_s=LONG_S)
+    streams = [shared.join() for _ in range(3)]
+    with caplog.at_level(logging.WARNING):
+        answers = ask_all(streams, [batch(0), poison, batch(2)])
+    assert_same(answers[0], recording._session.infer(batch(0)))
+    assert_same(answers[2], recording._session.infer(batch(2)))
+    assert isinstance(answers[1], EngineError)
+    assert str(answers[1]) == "tiny.onnx: failed"
+    assert not caplog.records
+
+
+def test_another_shape_is_refused_alone(
+    recording: Recording, batch: Callable[..., np.ndarray]
+) -> None:
+    shared = SharedSession(recording, wait_s=0.2)
+    streams = [shared.join() for _ in range(2)]
+    answers = ask_all(streams, [batch(0), np.zeros((1, 3, 5, 5), np.float32)])
+    assert_same(answers[0], recording._session.infer(batch(0)))
+    assert isinstance(answers[1], ArrayError)
+
+
+def test_a_bug_in_a_pass_leaves_nobody_waiting(
+    recording: Recording, batch: Callable[..., np.ndarray]
+) -> None:
+    def breaks(pixel_values: np.ndarray) -> None:
+        raise KeyError("a bug")
+
+    recording.fails = breaks
+    shared = SharedSession(recording, wait_s=LONG_S)
+    streams = [shared.join() for _ in range(2)]
+    kinds = {type(answer) for answer in ask_all(streams, [batch(0), batch(1)])}
+    assert kinds == {KeyError, EngineError}
+    # And the next pass is like any other.
+    recording.fails = lambda pixel_values: None
+    for answer in ask_all(streams, [batch(0), batch(1)]):
+        assert isinstance(answer, Features)
+
+
+def test_a_stream_that_left_is_told(session: OnnxSession, batch: Callable[..., np.ndarray]) -> None:
+    stream = SharedSession(session).join()
+    stream.close()
+    with pytest.raises(EngineError, match="has left the session"):
+        stream.infer(batch(0))
+
+
+@pytest.mark.parametrize("setting", [{"wait_s": -1.0}, {"wait_s": np.nan}, {"most_rows": 0}])
+def test_bad_settings_are_refused(session: OnnxSession, setting: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))}: expected"):
+        SharedSession(session, **setting)
+
+
+def test_adapters_on_one_session_learn_apart(session: OnnxSession, tmp_path: Path) -> None:
+    """Each of three threads ends where it would have alone, however the passes were shared."""
+    shared = SharedSession(session, wait_s=0.002)
+    config = GainConfig.preset("paper")
+    members = [shared.join() for _ in range(3)]
+    adapters = [Adapter(member, config) for member in members]
+
+    def frames(seed: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(seed)
+        return list(rng.integers(0, 256, size=(30 + 5 * seed, 20, 24, 3), dtype=np.uint8))
+
+    def saved(adapter: Adapter) -> dict[str, np.ndarray]:
+        adapter.save_state(tmp_path / "state")
+        return load_file(tmp_path / "state")
+
+    def play(adapter: Adapter, seed: int) -> np.ndarray:
+        return np.concatenate([adapter.step([frame]).probs for frame in frames(seed)])
+
+    with ThreadPoolExecutor(3) as pool:
+        played = [pool.submit(play, adapter, seed) for seed, adapter in enumerate(adapters)]
+        results = [future.result(timeout=30.0) for future in played]
+    assert shared.rows == 30 + 35 + 40
+    assert shared.passes < shared.rows
+    learned = []
+    for seed, (adapter, probs) in enumerate(zip(adapters, results, strict=True)):
+        alone = Adapter(session, config)
+        np.testing.assert_allclose(probs, play(alone, seed), rtol=1e-4, atol=1e-5)
+        assert adapter.frames == alone.frames == 30 + 5 * seed
+        learned.append(saved(adapter))
+        for name, expected in saved(alone).items():
+            np.testing.assert_allclose(learned[-1][name], expected, rtol=1e-3, atol=1e-5)
+    for one, other in combinations(learned, 2):
+        assert any(not np.allclose(one[name], other[name], rtol=1e-2) for name in one)
+
+
+@pytest.mark.gpu
+def test_rows_of_a_device_outlast_its_buffers(
+    tiny_artifact: Path, session: OnnxSession, batch: Callable[..., np.ndarray]
+) -> None:
+    """What a stream holds is on the host, and later passes do not write over it."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as err:
+        pytest.skip(f"no CUDA device: {err}")
+    with OnnxSession(tiny_artifact, provider=CUDA_PROVIDER, device_outputs=True, ring=1) as device:
+        shared = SharedSession(device, wait_s=LONG_S)
+        streams = [shared.join() for _ in range(2)]
+        rounds = [[batch(2 * n), batch(2 * n + 1, rows=3)] for n in range(4)]
+        answers = [ask_all(streams, batches) for batches in rounds]
+        assert streams[0].stream is None
+    for batches, given in zip(rounds, answers, strict=True):
+        for pixel_values, answer in zip(batches, given, strict=True):
+            assert isinstance(answer, Features), answer
+            assert isinstance(answer.features, np.ndarray)
+            expected = session.infer(pixel_values)
+            np.testing.assert_allclose(answer.features, expected.features, atol=2e-3)
+            np.testing.assert_allclose(answer.logits, expected.logits, atol=2e-3)
