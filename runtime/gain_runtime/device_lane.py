@@ -19,8 +19,8 @@ from gain_core._optional import require
 from gain_core.prototypes import Prototypes
 from gain_runtime.cuda.cuda_gain import CudaGain
 from gain_runtime.cuda.cuda_preprocess import CudaPreprocessor
-from gain_runtime.cuda.kernels import DeviceArray
 from gain_runtime.cuda.prediction_block import BlockLayout, PredictionBlock, block_of
+from gain_runtime.device_buffers import DeviceArray
 from gain_runtime.lane import Awaited, LaneResult
 from gain_runtime.preprocess import Region, preprocess_batch
 from gain_runtime.session import Session

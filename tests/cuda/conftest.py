@@ -1,16 +1,20 @@
-"""The kernels compiled as host C++, and launched on NumPy arrays as CuPy launches them."""
+"""The kernels compiled as host C++ and launched on NumPy arrays; and a card, where there is one."""
 
 from __future__ import annotations
 
 import ctypes
 import shutil
 import subprocess
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from gain_export import PreprocessOverrides, export_onnx
+from gain_runtime.onnx_native import CUDA_PROVIDER, native
 
 SHIM = Path(__file__).with_name("host_shim.cpp")
 
@@ -67,6 +71,46 @@ class HostKernels:
         assert argument.dtype == dtype
         kind = ctypes.c_double if dtype == np.float64 else ctypes.c_float
         return kind(float(argument))
+
+
+ROADSIGNS = Path(__file__).resolve().parents[2] / "models" / "roadsigns" / "roadsigns.onnx"
+
+
+@pytest.fixture(scope="session")
+def cupy() -> Any:
+    """CuPy with a device."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of other libraries' installations, while it is imported
+        module = pytest.importorskip("cupy", reason="CuPy is not installed")
+    try:
+        count = module.cuda.runtime.getDeviceCount()
+    except module.cuda.runtime.CUDARuntimeError as err:
+        pytest.skip(f"no CUDA device: {err}")
+    if count == 0:
+        pytest.skip("CuPy finds no CUDA device")
+    return module
+
+
+@pytest.fixture(scope="session")
+def cuda_provider(cupy: Any) -> str:
+    """ONNX Runtime's provider on that device."""
+    if CUDA_PROVIDER not in native.get_available_providers():
+        pytest.skip("this ONNX Runtime was built without CUDA")
+    return CUDA_PROVIDER
+
+
+@pytest.fixture(scope="session")
+def roadsigns_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The road-sign vision transformer as an artifact."""
+    overrides = PreprocessOverrides(
+        img_size=(64, 64),
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        crop_fraction=1.0,
+        interpolation="bicubic",
+    )
+    target = tmp_path_factory.mktemp("signs") / "signs.onnx"
+    return export_onnx(ROADSIGNS, output=target, preprocess=overrides).path
 
 
 @pytest.fixture(scope="session")

@@ -20,17 +20,6 @@ CONFIGS = {**PRESETS, "tracked-floor": replace(PRESETS["tracked"], prob_floor=1e
 EVERY = [pytest.param(config, id=name) for name, config in CONFIGS.items()]
 
 
-@pytest.fixture
-def cupy():
-    """CuPy with a device."""
-    module = pytest.importorskip("cupy", reason="CuPy is not installed")
-    try:
-        module.cuda.runtime.getDeviceCount()
-    except module.cuda.runtime.CUDARuntimeError as err:
-        pytest.skip(f"no CUDA device: {err}")
-    return module
-
-
 def on_host(record):
     """Every array of a state, as NumPy."""
     return {name: np.asarray(array.get()) for name, array in every_array(record).items()}

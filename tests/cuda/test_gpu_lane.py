@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from gain_core import GainConfig, NumericsError
 from gain_runtime.adapter import Adapter
-from gain_runtime.onnx_session import CUDA_PROVIDER, OnnxSession
+from gain_runtime.onnx_session import OnnxSession
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM_FRAMES = 48
 
 
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory):
-    """The shipped road signs, exported."""
-    from gain_apps.export import main
-
-    path = tmp_path_factory.mktemp("lane") / "roadsigns.onnx"
-    signs = ROOT / "models" / "roadsigns"
-    arguments = [str(signs / "roadsigns.onnx"), "--labels", str(signs / "labels.txt")]
-    arguments += ["--img-size", "64", "--mean", ".5", ".5", ".5", "--std", ".5", ".5", ".5"]
-    arguments += ["--interpolation", "bicubic", "--crop-pct", "1", "--output", str(path)]
-    assert main(arguments) == 0
-    return path
-
-
 @pytest.fixture
-def sessions(artifact):
+def sessions(cuda_provider, roadsigns_artifact):
     """One on the host and one whose results stay on the card."""
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as err:
-        pytest.skip(f"no CUDA device: {err}")
     with (
-        OnnxSession(artifact) as host,
-        OnnxSession(artifact, provider=CUDA_PROVIDER, device_outputs=True) as device,
+        OnnxSession(roadsigns_artifact) as host,
+        OnnxSession(roadsigns_artifact, provider=cuda_provider, device_outputs=True) as device,
     ):
         yield host, device
 

@@ -24,18 +24,6 @@ SPEC = Preprocess(
 SHAPES = [(375, 500), (500, 333), (1080, 1920), (224, 224), (100, 90), (900, 300), (301, 1000)]
 
 
-@pytest.fixture(scope="module")
-def cupy() -> Any:
-    module = pytest.importorskip("cupy", reason="CuPy is not installed")
-    try:
-        count = module.cuda.runtime.getDeviceCount()
-    except module.cuda.runtime.CUDARuntimeError:
-        count = 0
-    if count == 0:
-        pytest.skip("CuPy finds no CUDA device")
-    return module
-
-
 def frame(height: int, width: int, *, seed: int = 0) -> np.ndarray:
     """Broad shades under noise that reaches both ends of the range."""
     rng = np.random.default_rng(seed)

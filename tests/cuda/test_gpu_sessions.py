@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
 import threading
 import time
-import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gain_core.errors import ArrayError, EngineError
-from gain_export import PreprocessOverrides, export_onnx
-from gain_runtime.onnx_native import CUDA_PROVIDER, native
+from gain_runtime.onnx_native import CUDA_PROVIDER
 from gain_runtime.onnx_session import OnnxSession
 from gain_runtime.open_session import open_session
 
 pytestmark = pytest.mark.gpu
 
-ROADSIGNS = Path(__file__).resolve().parents[2] / "models" / "roadsigns" / "roadsigns.onnx"
 SIZE_PX = 64
 SIZES = (1, 5, 2, 8, 3, 0, 8)
 
@@ -35,49 +30,19 @@ HEAVY = {"Conv", "Gemm", "MatMul", "Softmax", "LayerNormalization", "Erf", "Relu
 
 
 @pytest.fixture(scope="module")
-def cupy() -> Any:
-    """CuPy, where it and ONNX Runtime both see a device."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of other libraries' installations, while it is imported
-        cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as err:
-        pytest.skip(f"no CUDA device: {err}")
-    if CUDA_PROVIDER not in native.get_available_providers():
-        pytest.skip("this ONNX Runtime was built without CUDA")
-    return cupy
-
-
-@pytest.fixture(scope="module")
-def artifact_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The road-sign vision transformer as an artifact."""
-    source = tmp_path_factory.mktemp("roadsigns") / "roadsigns.onnx"
-    shutil.copy(ROADSIGNS, source)
-    overrides = PreprocessOverrides(
-        img_size=(SIZE_PX, SIZE_PX),
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
-        crop_fraction=1.0,
-        interpolation="bilinear",
-    )
-    return export_onnx(source, preprocess=overrides).path
-
-
-@pytest.fixture(scope="module")
-def reference(artifact_path):
+def reference(roadsigns_artifact):
     """The CPU's features and logits of a batch."""
-    with OnnxSession(artifact_path) as session:
+    with OnnxSession(roadsigns_artifact) as session:
         yield session.infer
 
 
 @pytest.fixture
-def open_cuda(cupy, artifact_path):
+def open_cuda(cuda_provider, roadsigns_artifact):
     """Opens sessions on the device, which are closed after the test."""
     sessions: list[OnnxSession] = []
 
     def open_it(**settings: Any) -> OnnxSession:
-        sessions.append(OnnxSession(artifact_path, provider=CUDA_PROVIDER, **settings))
+        sessions.append(OnnxSession(roadsigns_artifact, provider=cuda_provider, **settings))
         return sessions[-1]
 
     yield open_it
@@ -228,26 +193,26 @@ def test_closed_session_refuses(open_cuda, cupy):
         session.infer(cupy.asarray(batch_of(1)))
 
 
-def test_session_of_the_host_refuses_device_arrays(artifact_path, cupy):
+def test_session_of_the_host_refuses_device_arrays(roadsigns_artifact, cupy):
     with (
-        OnnxSession(artifact_path) as session,
+        OnnxSession(roadsigns_artifact) as session,
         pytest.raises(ArrayError, match=r"expected a NumPy array .* got cupy"),
     ):
         session.infer(cupy.asarray(batch_of(1)))
 
 
-def test_without_cupy_the_library_copies(artifact_path, cupy, reference, monkeypatch):
+def test_without_cupy_the_library_copies(roadsigns_artifact, cupy, reference, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with OnnxSession(artifact_path, provider=CUDA_PROVIDER) as session:
+    with OnnxSession(roadsigns_artifact, provider=CUDA_PROVIDER) as session:
         assert session.stream is None
         for size in SIZES:
             assert_equal_features(session.infer(batch_of(size)), reference(batch_of(size)))
 
 
-def test_auto_takes_the_device_and_says_what_it_passed_over(artifact_path, cupy, caplog):
+def test_auto_takes_the_device_and_says_what_it_passed_over(roadsigns_artifact, cupy, caplog):
     with (
         caplog.at_level(logging.INFO, logger="gain_runtime"),
-        open_session(artifact_path, device="auto", device_outputs=True) as session,
+        open_session(roadsigns_artifact, device="auto", device_outputs=True) as session,
     ):
         assert session.provider == CUDA_PROVIDER
         assert session.stream is not None

@@ -9,9 +9,9 @@ import numpy as np
 
 from gain_core.errors import ArrayError
 from gain_runtime.cuda.frame_plan import FramePlan, cut_out, plan_frame
-from gain_runtime.cuda.kernels import DeviceArray
 from gain_runtime.cuda.preprocess_module import CupyPreprocessKernels, PreprocessKernels
 from gain_runtime.cuda.weight_cache import WeightCache
+from gain_runtime.device_buffers import DeviceArray
 from gain_runtime.manifest import Preprocess
 from gain_runtime.preprocess import Region, normalised_levels, one_region_each
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gain_runtime.cuda.kernels import DeviceArray
+from gain_runtime.device_buffers import DeviceArray
 
 __all__ = ["FrameUploads"]
 

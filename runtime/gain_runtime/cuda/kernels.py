@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from gain_core._optional import require
+from gain_runtime.device_buffers import DeviceArray
 
 __all__ = [
     "MAX_THREADS",
     "CupyKernels",
-    "DeviceArray",
     "Kernels",
     "column_blocks",
     "kernel_source",
     "row_threads",
 ]
-
-# An array of CuPy, with what the array API's standard does not have: views, addresses, filling.
-DeviceArray: TypeAlias = Any
 
 # As in the source, where the shared arrays have room for so many threads.
 MAX_THREADS = 512

@@ -11,7 +11,7 @@ import numpy as np
 
 from gain_core import Prediction
 from gain_core._typing import Array
-from gain_runtime.cuda.kernels import DeviceArray
+from gain_runtime.device_buffers import DeviceArray
 
 __all__ = ["BlockLayout", "PredictionBlock", "block_of", "layout_of", "new_block"]
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from gain_core._optional import require
 from gain_runtime.cuda.frame_uploads import FrameUploads
-from gain_runtime.cuda.kernels import DeviceArray
 from gain_runtime.cuda.resample_weights import FRACTION_BITS
+from gain_runtime.device_buffers import DeviceArray
 
 __all__ = [
     "KERNELS",

@@ -29,12 +29,12 @@ from gain_runtime.cuda.device_step import (
     predicted_rows,
 )
 from gain_runtime.cuda.kernels import (
-    DeviceArray,
     Kernels,
     column_blocks,
     row_threads,
 )
 from gain_runtime.cuda.prediction_block import PredictionBlock, new_block
+from gain_runtime.device_buffers import DeviceArray
 
 __all__ = ["ShiftStep"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gain_runtime.cuda.kernels import DeviceArray
 from gain_runtime.cuda.resample_weights import axis_weights
+from gain_runtime.device_buffers import DeviceArray
 from gain_runtime.manifest import Interpolation
 
 __all__ = ["DeviceWeights", "WeightCache"]
