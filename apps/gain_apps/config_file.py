@@ -25,6 +25,9 @@ KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
 }
 
+# What several streams have each of their own.
+LISTS = ("input", "names")
+
 
 def read_config_file(path: str | Path, /) -> dict[str, Any]:
     """Read settings from a TOML file.
@@ -33,12 +36,12 @@ def read_config_file(path: str | Path, /) -> dict[str, Any]:
     ----------
     path : str or Path
         Keys are the flags without their dashes (`update-every = 16`); the table `[gain]` holds
-        fields of `GainConfig`.
+        fields of `GainConfig`. `input` may be a list, with `names` as another.
 
     Returns
     -------
     dict
-        Field name of `StreamConfig` to value.
+        Field name of `StreamConfig`, or `names`, to value.
 
     Raises
     ------
@@ -48,6 +51,9 @@ def read_config_file(path: str | Path, /) -> dict[str, Any]:
     """
     record = read_toml(path)
     known = {item.name.replace("_", "-"): item for item in fields(StreamConfig)}
+    if not isinstance(record.get("names", []), list):
+        raise ConfigError(f"--config {path}: names: expected a list of texts, got another type")
+    lists = {key: record.pop(key) for key in LISTS if isinstance(record.get(key), list)}
     unknown = sorted(set(record) - set(known))
     if unknown:
         raise ConfigError(
@@ -58,6 +64,8 @@ def read_config_file(path: str | Path, /) -> dict[str, Any]:
         for key, value in record.items()
         if key != "gain"
     }
+    for key, values in lists.items():
+        settings[key] = [_typed(value, "str", where=f"--config {path}: {key}") for value in values]
     table = record.get("gain", {})
     return {**settings, "gain": _gain_table(table, where=f"--config {path}: gain")}
 

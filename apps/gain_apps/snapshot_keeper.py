@@ -55,6 +55,22 @@ class SnapshotKeeper:
         self._kept_s = clock()
         self._retry_s = 0.0
         self._failing = False
+        self._written = 0
+
+    @property
+    def written(self) -> int:
+        """Snapshots taken by this one."""
+        return self._written
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last one could not be written."""
+        return self._failing
+
+    @property
+    def frames_not_kept(self) -> int:
+        """Learned frames that are in no snapshot."""
+        return abs(self._adapter.frames - self._kept_frames)
 
     @property
     def folder(self) -> Path:
@@ -76,7 +92,7 @@ class SnapshotKeeper:
 
     def tick(self, *, end: bool = False) -> None:
         """Take a snapshot if one is due, and at the end if anything was learned."""
-        learned = abs(self._adapter.frames - self._kept_frames)
+        learned = self.frames_not_kept
         if learned == 0:
             return
         now = self._clock()
@@ -102,6 +118,7 @@ class SnapshotKeeper:
         if self._failing:
             logger.warning("%s: snapshots can be written again", written.path)
         self._failing = False
+        self._written += 1
         self._rest_on(written)
         logger.debug("%s: kept", written.path)
         return True

@@ -23,6 +23,7 @@ examples:
   gain-stream photos/ --model vit_b16.onnx --corrupt fog:0-5 --shuffle --json
   gain-stream 0 --model vit_b16.onnx --display --update-every 16 --state-out kitchen.safetensors
   gain-stream 0 --model vit_b16.onnx --update-every 16 --serve 8080 --snapshots /var/lib/kitchen
+  gain-stream rtsp://cam/1 rtsp://cam/2 --names yard,door --model vit_b16.onnx --snapshots kept
   gain-stream rtsp://cam/1 --adaptive vit_b16.adaptive.onnx --reconnect 3600 --watchdog 60
 
 exit status:
@@ -54,9 +55,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "input",
         metavar="INPUT",
-        nargs="?",
+        nargs="*",
+        action=_Inputs,
         help="video file, photo, folder or 'glob', camera index or device, csi://0, rtsp:// or "
-        "http:// URL, 'GStreamer pipeline ! appsink', - for JPEGs on stdin, test://pattern",
+        "http:// URL, 'GStreamer pipeline ! appsink', - for JPEGs on stdin, test://pattern; "
+        "several share the network, each with a state and output folders of its own",
+    )
+    parser.add_argument(
+        "--names",
+        metavar="NAME,NAME,...",
+        help="what several streams are called (default stream-1, stream-2, ...)",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags win")
     _add_adaptation(parser)
@@ -64,6 +72,21 @@ def build_parser() -> argparse.ArgumentParser:
     _add_outputs(parser)
     _add_long_runs(parser)
     return parser
+
+
+class _Inputs(argparse.Action):
+    """Keeps one input as a text and several as a list."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Store what was given; nothing was if there is nothing."""
+        if values:
+            setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
 
 
 def _add_adaptation(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +100,16 @@ def _add_adaptation(parser: argparse.ArgumentParser) -> None:
         help="adaptive file instead, made by gain-export --adaptive: its graph learns by itself",
     )
     group.add_argument("--device", help="cpu (default), cuda, tensorrt, or auto")
+    group.add_argument(
+        "--device-preprocess",
+        action="store_true",
+        help="resize, crop and normalise on the GPU, too; same pixels",
+    )
+    group.add_argument(
+        "--allow-host-code",
+        action="store_true",
+        help="run an engine built with --version-compatible, which brings code for the CPU",
+    )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads for the network")
     group.add_argument("--preset", help="tracked (default), balanced, paper or paper-l2")
     group.add_argument(
@@ -139,8 +172,8 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--serve",
         metavar="[HOST:]PORT",
-        help="show the stream in a browser, on this machine unless HOST says otherwise "
-        "(extra: serve)",
+        help="show the stream in a browser, on this machine unless HOST says otherwise; several "
+        "streams have the ports from PORT on (extra: serve)",
     )
     group.add_argument(
         "--serve-token-file",
@@ -249,16 +282,21 @@ def _run(flags: dict[str, Any]) -> int:
     from gain_apps.config_file import read_config_file
     from gain_apps.progress import ConsoleHandler
     from gain_apps.stop_request import StopRequest, signals_handled
-    from gain_apps.stream_config import StreamConfig
+    from gain_apps.stream_many import StreamNameFormatter
+    from gain_apps.stream_plan import plan_streams
 
     file = read_config_file(flags.pop("config")) if "config" in flags else {}
-    if not {**file, **flags}.get("input"):
+    if "names" in flags:
+        flags["names"] = flags["names"].split(",")
+    settings = {**file, **flags}
+    if not settings.get("input"):
         build_parser().error("INPUT is required, here or as 'input' in --config")
-    config = StreamConfig.resolve(flags, file=file)
+    configs = plan_streams(settings)
+    config = configs[0]
     flags["debug"] = config.debug
     console = Console(stderr=True)
     handler = ConsoleHandler(console)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setFormatter(StreamNameFormatter([item.name for item in configs if item.name]))
     # Our packages only: at debug level Pillow alone would log every chunk of every image.
     loggers = [logging.getLogger(name) for name in PACKAGES]
     previous = [logger.level for logger in loggers]
@@ -268,24 +306,28 @@ def _run(flags: dict[str, Any]) -> int:
     stop = StopRequest()
     try:
         with signals_handled(stop):
-            return _stream(config, stop, console)
+            return _stream(configs, stop, console)
     finally:
         for logger, level in zip(loggers, previous, strict=True):
             logger.removeHandler(handler)
             logger.setLevel(level)
 
 
-def _stream(config: Any, stop: Any, console: Any) -> int:
-    """Run the stream and print its summary."""
+def _stream(configs: Any, stop: Any, console: Any) -> int:
+    """Run one stream or several and print their summaries."""
+    from gain_apps.stream_many import run_streams
     from gain_apps.stream_run import run_stream
     from gain_apps.summary import print_summary
 
     def report(summary: dict[str, Any]) -> None:
         print_summary(summary, console)
-        if config.json:
+        if configs[0].json:
             print(json.dumps(summary, allow_nan=False))
 
-    run_stream(config, stop, console, report=report)
+    if len(configs) == 1:
+        run_stream(configs[0], stop, console, report=report)
+    else:
+        run_streams(configs, stop, report=report)
     return int(stop.exit_status)
 
 

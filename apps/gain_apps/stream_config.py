@@ -39,6 +39,8 @@ class StreamConfig:
     ----------
     input : str
         Source URI.
+    name : str or None
+        What the stream is called where several run in one process.
     model : str or None
         Artifact; this or `adaptive`.
     adaptive : str or None
@@ -98,6 +100,10 @@ class StreamConfig:
     top_k : int
         Classes listed per frame.
     device : str
+    device_preprocess : bool
+        Resize, crop and normalise on the GPU, too.
+    allow_host_code : bool
+        Run an engine that brings code for the CPU.
     threads : int or None
         Threads within one operator of the network; None lets the library choose.
     truth : str or None
@@ -116,6 +122,7 @@ class StreamConfig:
     """
 
     input: str
+    name: str | None = None
     model: str | None = None
     adaptive: str | None = None
     preset: str = "tracked"
@@ -152,6 +159,8 @@ class StreamConfig:
     seed: int = 0
     top_k: int = 3
     device: Device = "cpu"
+    device_preprocess: bool = False
+    allow_host_code: bool = False
     threads: int | None = None
     truth: str | None = None
     corrupt: str | None = None
@@ -280,6 +289,11 @@ class StreamConfig:
             (
                 self.freeze and self.state_out is not None,
                 "--freeze, --state-out: a frozen run learns nothing to save; leave one out",
+            ),
+            (
+                self.device_preprocess and (self.adaptive is not None or self.device == "cpu"),
+                "--device-preprocess: expected --model with --device cuda, tensorrt or auto, which "
+                "keep the frames on the GPU; leave it out",
             ),
             (
                 self.model is not None and self.adaptive is not None,

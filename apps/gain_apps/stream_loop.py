@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_apps.backpressure import Backpressure
+from gain_apps.batches_ahead import BatchesAhead, Outcome
 from gain_apps.outputs import Outputs
 from gain_apps.stop_request import StopRequest
 from gain_apps.summary import RunRecord
 from gain_apps.truth import check_truth
-from gain_core.errors import ArrayError, GainError, NumericsError
+from gain_core.errors import GainError
 from gain_runtime.adapter import AdaptedBatch
 from gain_runtime.frame import Frame
 from gain_runtime.frame_health import FrameHealth
@@ -59,7 +60,7 @@ class StreamLoop:
     silence_s : float or None
         Longest wait for a frame, in seconds; None waits for ever.
     backpressure : Backpressure, optional
-        Chooses the frames that are learned from while the device cannot keep up.
+        Chooses the frames that are classified while the device cannot keep up.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class StreamLoop:
         self._health = health
         self._silence_s = silence_s
         self._backpressure = backpressure
+        self._batches = BatchesAhead(adapter)
         self._labels = adapter.artifact.manifest.labels
 
     def run(self, reader: FrameReader, /) -> None:
@@ -116,14 +118,18 @@ class StreamLoop:
                 waited_ms = 1e3 * (time.monotonic() - asked) / len(group)
                 self._record.stage_ms["wait"].extend([waited_ms] * len(group))
                 for run, learn in self._sorted_out(group):
-                    for frames, batch in self._classified(run, learn=learn):
-                        self._emit(frames, batch)
+                    for frame in run:
+                        check_truth(frame, len(self._labels))
+                    self._batches.submit(run, learn=learn)
+                    self._settle(everything=False)
                 if self._on_batch is not None:
                     self._on_batch()
                 if self._between is not None:
                     self._between()
                 asked = time.monotonic()
         finally:
+            # Also where the source or a later batch failed: what was classified is written.
+            self._settle(everything=True)
             self._record.ended_s = time.monotonic()
 
     def _groups(self, reader: FrameReader) -> Iterator[list[Frame]]:
@@ -133,7 +139,11 @@ class StreamLoop:
         heard_s = time.monotonic()
         try:
             while not self._stop and (self._max_frames is None or taken < self._max_frames):
-                item = reader.get(timeout_s=POLL_S)
+                item = reader.get(timeout_s=0.0)
+                if item is ReadStatus.TIMEOUT:
+                    # Nothing to be ahead with: no result waits for the next frame.
+                    self._settle(everything=True)
+                    item = reader.get(timeout_s=POLL_S)
                 if item is ReadStatus.END:
                     break
                 if not isinstance(item, Frame):
@@ -144,6 +154,9 @@ class StreamLoop:
                     continue
                 taken += 1
                 heard_s = time.monotonic()
+                if self._backpressure is not None and not self._backpressure.takes():
+                    self._record.left_out += 1
+                    continue
                 group.append(item)
                 if len(group) == self._batch:
                     yield group
@@ -184,28 +197,28 @@ class StreamLoop:
                 if self._record.note_fault(fault):
                     logger.warning("frame %d: %s; such frames teach nothing", frame.index, fault)
                 return False
-        return self._backpressure is None or self._backpressure.learns()
+        return True
 
-    def _classified(
-        self, frames: list[Frame], *, learn: bool
-    ) -> Iterator[tuple[list[Frame], AdaptedBatch]]:
-        """The batch, or where a frame in it is unusable the frames one by one without it."""
-        for frame in frames:
-            check_truth(frame, len(self._labels))
-        try:
-            batch = self._adapter.step(
-                [frame.image for frame in frames],
-                regions=[frame.region for frame in frames],
-                learn=learn,
-            )
-        except (ArrayError, NumericsError) as err:
-            if len(frames) == 1:
-                self._reject(frames[0], err)
-                return
-            for frame in frames:
-                yield from self._classified([frame], learn=learn)
-            return
-        yield frames, batch
+    def _settle(self, *, everything: bool) -> None:
+        """Write what is due; where a frame is unusable, the others of its batch one by one."""
+        for outcome in self._batches.outcomes(everything=everything):
+            if not isinstance(outcome.result, GainError):
+                self._emit(outcome.frames, outcome.result)
+            elif len(outcome.frames) == 1:
+                self._reject(outcome.frames[0], outcome.result)
+            else:
+                self._settle_singly(outcome)
+
+    def _settle_singly(self, outcome: Outcome) -> None:
+        """Frames whose batch was refused, each by itself and ahead of nothing."""
+        singles = BatchesAhead(self._adapter)
+        for frame in outcome.frames:
+            singles.submit([frame], learn=outcome.learn)
+            for single in singles.outcomes(everything=True):
+                if isinstance(single.result, GainError):
+                    self._reject(frame, single.result)
+                else:
+                    self._emit(single.frames, single.result)
 
     def _reject(self, frame: Frame, err: GainError) -> None:
         """Leave a frame out, and say so the first time."""

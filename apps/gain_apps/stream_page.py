@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from gain_apps.commands import Command, CommandQueue
-from gain_apps.serve import LiveBoard, ServeAddress, StreamFacts, StreamIdentity, open_server
+from gain_apps.commands import Command
+from gain_apps.running_stream import RunningStream
+from gain_apps.serve import (
+    DeviceFacts,
+    KeptFacts,
+    LiveBoard,
+    ServeAddress,
+    StreamFacts,
+    StreamIdentity,
+    open_server,
+)
 from gain_apps.serve.address import read_token
-from gain_apps.serve.board import Scalar
-from gain_apps.stream_config import StreamConfig
-from gain_apps.summary import RunRecord
+from gain_apps.serve.facts import Scalar
 from gain_core import __version__
-from gain_runtime.frame import FrameSource
-from gain_runtime.reader import FrameReader
-from gain_runtime.stream_adapter import StreamAdapter
 
 if TYPE_CHECKING:
     from gain_apps.serve.server import PageServer
@@ -22,22 +26,18 @@ if TYPE_CHECKING:
 __all__ = ["make_board", "open_page", "status_words"]
 
 
-def make_board(
-    source: FrameSource, reader: FrameReader, adapter: StreamAdapter, /, *, record: RunRecord
-) -> LiveBoard:
+def make_board(run: RunningStream, /) -> LiveBoard:
     """A board that knows the run's counts; add it to the outputs.
 
     Parameters
     ----------
-    source : FrameSource
-    reader : FrameReader
-    adapter : StreamAdapter
-    record : RunRecord
+    run : RunningStream
 
     Returns
     -------
     LiveBoard
     """
+    source, adapter = run.source, run.adapter
     artifact = adapter.artifact
 
     def probe() -> StreamFacts:
@@ -47,16 +47,19 @@ def make_board(
         return StreamFacts(
             frozen=adapter.frozen,
             frames_learned=adapter.frames,
-            dropped=reader.dropped,
-            rejected=record.rejected,
+            dropped=run.reader.dropped,
+            rejected=run.record.rejected,
             skipped=source.skipped,
             reconnects=int(getattr(source, "reconnects", 0)),
-            not_learned=dict(record.faults),
+            outputs_lost=len(run.outputs.lost),
+            not_learned=dict(run.record.faults),
             adaptation=words,
+            device=_device_facts(run),
+            kept=_kept_facts(run),
         )
 
     identity = StreamIdentity(
-        source_id=source.info.source_id,
+        source_id=_shown_name(run),
         artifact=artifact.path.name,
         artifact_sha256=artifact.sha256,
         provider=adapter.provider,
@@ -66,18 +69,50 @@ def make_board(
     return LiveBoard(identity, probe=probe)
 
 
-def open_page(
-    config: StreamConfig, board: LiveBoard, source: FrameSource, /, *, queue: CommandQueue
-) -> PageServer:
+def _shown_name(run: RunningStream) -> str:
+    """The source, after the stream's name where there are several."""
+    source_id, name = run.source.info.source_id, run.config.name
+    return source_id if name is None else f"{name}: {source_id}"
+
+
+def _device_facts(run: RunningStream) -> DeviceFacts:
+    """What gives way, and how warm it is."""
+    pressure = run.backpressure
+    if pressure is None:
+        return DeviceFacts(
+            update_every=run.adapter.update_every,
+            throttled=run.thermal.throttled,
+            celsius=run.thermal.celsius,
+        )
+    return DeviceFacts(
+        load=pressure.load,
+        level=pressure.level,
+        update_every=run.adapter.update_every,
+        stride=pressure.stride,
+        left_out=run.record.left_out,
+        throttled=run.thermal.throttled,
+        celsius=run.thermal.celsius,
+    )
+
+
+def _kept_facts(run: RunningStream) -> KeptFacts | None:
+    """The snapshots, where there are any."""
+    keeper = run.keeper
+    if keeper is None:
+        return None
+    return KeptFacts(
+        written=keeper.written, failing=keeper.failing, frames_not_kept=keeper.frames_not_kept
+    )
+
+
+def open_page(run: RunningStream, board: LiveBoard, /) -> PageServer:
     """Serve a board as the settings say.
 
     Parameters
     ----------
-    config : StreamConfig
-        With `serve` set.
+    run : RunningStream
+        With `serve` set in its config.
     board : LiveBoard
-    source : FrameSource
-    queue : CommandQueue
 
     Returns
     -------
@@ -92,14 +127,15 @@ def open_page(
     StreamError
         If the address cannot be listened on.
     """
+    config = run.config
     commands: list[Command] = ["freeze", "unfreeze", "reset"]
     if config.state_out is not None or config.snapshots is not None:
         commands += ["save", "roll-back"]
     path = config.serve_token_file
     return open_server(
         board,
-        source.info,
-        queue,
+        run.source.info,
+        run.queue,
         address=ServeAddress.parse(config.serve or ""),
         token=None if path is None else read_token(path),
         commands=commands,

@@ -7,16 +7,16 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from gain_apps.backpressure import Backpressure
-from gain_apps.commands import Command, CommandQueue
+from gain_apps.commands import Command
 from gain_apps.outputs import Outputs
 from gain_apps.progress import RunProgress
+from gain_apps.running_stream import RunningStream
 from gain_apps.snapshot_keeper import SnapshotKeeper
 from gain_apps.stop_request import StopRequest
 from gain_apps.stream_commands import carry_out, drain_commands
@@ -25,8 +25,6 @@ from gain_apps.stream_input import open_input
 from gain_apps.stream_loop import StreamLoop
 from gain_apps.stream_outputs import open_outputs
 from gain_apps.stream_page import make_board, open_page
-from gain_apps.summary import RunRecord
-from gain_apps.thermal import ThermalWatch
 from gain_apps.watchdog import Watchdog
 from gain_core import __version__
 from gain_core.errors import GainError, StreamError
@@ -37,29 +35,16 @@ from gain_runtime.artifact import load_artifact
 from gain_runtime.display_sink import DisplayAction
 from gain_runtime.frame import FrameSource
 from gain_runtime.frame_health import FrameHealth
-from gain_runtime.open_session import open_adaptive_session, open_session
+from gain_runtime.open_lane import open_adapting_session
+from gain_runtime.open_session import open_adaptive_session
 from gain_runtime.reader import FrameReader
+from gain_runtime.session import Session
 from gain_runtime.snapshots import SnapshotStore
 from gain_runtime.stream_adapter import StreamAdapter
 
 __all__ = ["run_stream"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """What one run holds open, and what it has counted."""
-
-    config: StreamConfig
-    stop: StopRequest
-    source: FrameSource
-    reader: FrameReader
-    adapter: StreamAdapter
-    outputs: Outputs
-    keeper: SnapshotKeeper | None
-    record: RunRecord
-    queue: CommandQueue
 
 
 def run_stream(
@@ -69,6 +54,7 @@ def run_stream(
     /,
     *,
     report: Callable[[dict[str, Any]], None],
+    session: Session | None = None,
 ) -> None:
     """Run one stream to its end, to a stop request or to a failure.
 
@@ -80,6 +66,8 @@ def run_stream(
         For progress.
     report : callable
         Receives the summary once everything is finished, also after a failure in mid-stream.
+    session : Session, optional
+        The network, where several streams share it; not closed. None opens the settings' own.
 
     Raises
     ------
@@ -92,7 +80,7 @@ def run_stream(
         # A step's products are too small to share out, and BLAS threads that wait by spinning take
         # the cores from ONNX Runtime's: 1.1 ms against 33 ms a step, seen on two busy cores.
         stack.enter_context(threadpool_limits(limits=1, user_api="blas"))
-        run = _open(config, stop, stack)
+        run = _open(config, stop, stack, session=session)
         failures = _drive(run, console)
         run.reader.close()
         if not run.record.frames and not stop and not failures:
@@ -107,9 +95,11 @@ def run_stream(
         raise failures[0]
 
 
-def _open(config: StreamConfig, stop: StopRequest, stack: ExitStack) -> _Run:
+def _open(
+    config: StreamConfig, stop: StopRequest, stack: ExitStack, *, session: Session | None
+) -> RunningStream:
     """Open everything, what fails soonest first; `stack` closes it."""
-    source, adapter = _open_adapter(config, stack)
+    source, adapter = _open_adapter(config, stack, session)
     keeper = _open_snapshots(config, adapter, stack)
     adapter.warm_up(config.batch)
     policy = config.sink_errors or ("drop" if source.info.live else "stop")
@@ -117,42 +107,51 @@ def _open(config: StreamConfig, stop: StopRequest, stack: ExitStack) -> _Run:
     stack.callback(_close_quietly, outputs)
     on_action = _actions(adapter, config, stop, keeper=keeper)
     open_outputs(outputs, source, config, on_action=on_action)
-    run = _Run(
+    reader = stack.enter_context(FrameReader(source))
+    run = RunningStream(
         config=config,
         stop=stop,
         source=source,
-        reader=stack.enter_context(FrameReader(source)),
+        reader=reader,
         adapter=adapter,
         outputs=outputs,
         keeper=keeper,
-        record=RunRecord(),
-        queue=CommandQueue(),
+        backpressure=Backpressure(adapter, lambda: reader.dropped) if source.info.live else None,
     )
     if config.serve is not None:
-        board = make_board(source, run.reader, adapter, record=run.record)
+        board = make_board(run)
         outputs.add("--serve", board, poll=board.poll)
-        stack.enter_context(open_page(config, board, source, queue=run.queue))
+        stack.enter_context(open_page(run, board))
     return run
 
 
-def _open_adapter(config: StreamConfig, stack: ExitStack) -> tuple[FrameSource, StreamAdapter]:
+def _open_adapter(
+    config: StreamConfig, stack: ExitStack, session: Session | None
+) -> tuple[FrameSource, StreamAdapter]:
     """The source, and what classifies its frames."""
     if config.adaptive is not None:
         baked = load_adaptive(config.adaptive)
         source = stack.enter_context(open_input(config, baked))
         graph = open_adaptive_session(baked, device=config.device, num_threads=config.threads)
         return source, AdaptiveAdapter(stack.enter_context(graph), frozen=config.freeze)
-    artifact = load_artifact(config.model or "")
+    artifact = load_artifact(config.model or "") if session is None else session.artifact
     source = stack.enter_context(open_input(config, artifact))
-    session = stack.enter_context(
-        open_session(artifact, device=config.device, num_threads=config.threads)
-    )
+    if session is None:
+        session = stack.enter_context(
+            open_adapting_session(
+                artifact,
+                device=config.device,
+                num_threads=config.threads,
+                allow_host_code=config.allow_host_code,
+            )
+        )
     adapter = Adapter(
         session,
         config.gain_config(),
         update_every=config.update_every,
         warmup_frames=config.warm_up,
         frozen=config.freeze,
+        device_preprocess=config.device_preprocess,
     )
     return source, adapter
 
@@ -176,15 +175,13 @@ def _open_snapshots(
     return keeper
 
 
-def _between(run: _Run, watchdog: Watchdog | None) -> Callable[[], None]:
+def _between(run: RunningStream, watchdog: Watchdog | None) -> Callable[[], None]:
     """What is done after every batch, and while there is none."""
-
-    thermal = ThermalWatch()
 
     def act() -> None:
         if watchdog is not None:
             watchdog.beat()
-        thermal.tick()
+        run.thermal.tick()
         drain_commands(
             run.queue, run.adapter, run.stop, state_out=run.config.state_out, keeper=run.keeper
         )
@@ -194,7 +191,7 @@ def _between(run: _Run, watchdog: Watchdog | None) -> Callable[[], None]:
     return act
 
 
-def _drive(run: _Run, console: Console) -> list[GainError]:
+def _drive(run: RunningStream, console: Console) -> list[GainError]:
     """Run the loop, then finish the outputs and the state whatever happened; what went wrong."""
     config = run.config
     failures: list[GainError] = []
@@ -222,7 +219,7 @@ def _drive(run: _Run, console: Console) -> list[GainError]:
                 between=_between(run, watchdog),
                 health=FrameHealth() if check else None,
                 silence_s=silence_s,
-                backpressure=Backpressure(lambda: run.reader.dropped) if live else None,
+                backpressure=run.backpressure,
             )
             loop.run(run.reader)
     except GainError as err:
@@ -233,7 +230,7 @@ def _drive(run: _Run, console: Console) -> list[GainError]:
     return failures
 
 
-def _finish(run: _Run) -> list[GainError]:
+def _finish(run: RunningStream) -> list[GainError]:
     """Keep what was learned and complete the files; what went wrong."""
     failures: list[GainError] = []
     finishes: tuple[Callable[[], None], ...] = (
@@ -266,13 +263,13 @@ def _actions(
     return act
 
 
-def _last_snapshot(run: _Run) -> None:
+def _last_snapshot(run: RunningStream) -> None:
     """Keep what was learned since the last snapshot."""
     if run.keeper is not None:
         run.keeper.tick(end=True)
 
 
-def _save_state(run: _Run) -> None:
+def _save_state(run: RunningStream) -> None:
     """Write the state where it is wanted and something was classified."""
     path = run.config.state_out
     if path is not None and run.record.frames:
@@ -280,7 +277,7 @@ def _save_state(run: _Run) -> None:
         logger.info("%s: state after %d frames", path, run.adapter.frames)
 
 
-def _nothing_classified(run: _Run) -> StreamError:
+def _nothing_classified(run: RunningStream) -> StreamError:
     """The error for a stream that ended before its first result."""
     record = run.record
     why = f"{run.source.skipped} unreadable, {record.rejected} rejected"
@@ -291,7 +288,7 @@ def _nothing_classified(run: _Run) -> StreamError:
     )
 
 
-def _summary(run: _Run) -> dict[str, Any]:
+def _summary(run: RunningStream) -> dict[str, Any]:
     """What `--json` prints."""
     config, record, artifact = run.config, run.record, run.adapter.artifact
     record.reconnects = int(getattr(run.source, "reconnects", 0))
@@ -307,7 +304,9 @@ def _summary(run: _Run) -> dict[str, Any]:
     }
     if record.frames:
         written["state_out"] = config.state_out
+    named = {} if config.name is None else {"name": config.name}
     return {
+        **named,
         "source": run.source.info.source_id,
         **record.to_dict(),
         "skipped": run.source.skipped,

@@ -30,11 +30,13 @@ class RunRecord:
     """Counts and times of one run; its memory does not grow with the stream.
 
     `stage_ms` holds milliseconds per frame; `wait` is the time spent waiting for the source,
-    `output` drawing and writing.
+    `output` drawing and writing. `left_out` frames were skipped because the device could not keep
+    up.
     """
 
     frames: int = 0
     rejected: int = 0
+    left_out: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     reconnects: int = 0
     first_rejection: str | None = None
@@ -103,6 +105,7 @@ class RunRecord:
         return {
             "frames": self.frames,
             "rejected": self.rejected,
+            "left_out": self.left_out,
             "not_learned": dict(self.faults),
             "reconnects": self.reconnects,
             "seconds": round(self.seconds, 3),
@@ -143,7 +146,7 @@ def print_summary(summary: Mapping[str, Any], console: Console, /) -> None:
 
 def _run_table(summary: Mapping[str, Any]) -> Table:
     """Counts, speed and what adaptation did."""
-    table = Table(title=f"gain-stream: {summary['source']}", show_header=False, title_style="bold")
+    table = Table(title=f"gain-stream: {_title(summary)}", show_header=False, title_style="bold")
     table.add_column(style="dim")
     # Paths and hashes are copied from here: wrapped, never cut.
     table.add_column(overflow="fold")
@@ -161,6 +164,8 @@ def _run_table(summary: Mapping[str, Any]) -> Table:
     faults = ", ".join(f"{count} {fault}" for fault, count in summary["not_learned"].items())
     if faults:
         table.add_row("not learned from", faults)
+    if summary["left_out"]:
+        table.add_row("left out", f"{summary['left_out']} frames, to keep up with the camera")
     if summary["reconnects"]:
         table.add_row("reconnected", f"{summary['reconnects']} times")
     table.add_row("artifact", f"{artifact['path']} (sha256 {artifact['sha256'][:12]})")
@@ -171,6 +176,12 @@ def _run_table(summary: Mapping[str, Any]) -> Table:
     if summary["stopped_by"] is not None:
         table.add_row("stopped by", summary["stopped_by"])
     return table
+
+
+def _title(summary: Mapping[str, Any]) -> str:
+    """The source, after the stream's name where there are several."""
+    name = summary.get("name")
+    return str(summary["source"]) if name is None else f"{name}: {summary['source']}"
 
 
 def _settings(config: Mapping[str, Any]) -> str:

@@ -41,6 +41,7 @@ class ThermalWatch:
         self._next_s = clock()
         self._count = self._counted()
         self._throttled = False
+        self._celsius = self._hottest()
 
     @property
     def throttled(self) -> bool:
@@ -49,9 +50,8 @@ class ThermalWatch:
 
     @property
     def celsius(self) -> float | None:
-        """The hottest zone now; None where none can be read."""
-        degrees = [value / 1000.0 for value in read_numbers(self._root.glob(ZONES))]
-        return max(degrees, default=None)
+        """The hottest zone at the last look; None where none could be read."""
+        return self._celsius
 
     def tick(self) -> None:
         """Look, if the last look is old enough, and say what changed."""
@@ -60,16 +60,22 @@ class ThermalWatch:
             return
         self._next_s = now + EVERY_S
         before, self._count = self._count, self._counted()
+        self._celsius = self._hottest()
         throttled = self._count > before or self._limited()
         if throttled == self._throttled:
             return
         self._throttled = throttled
-        celsius = self.celsius
+        celsius = self._celsius
         degrees = "temperature unknown" if celsius is None else f"{celsius:.0f} °C"
         if throttled:
             logger.warning("the device slows itself down (%s); give it air or less to do", degrees)
         else:
             logger.warning("the device runs at full speed again (%s)", degrees)
+
+    def _hottest(self) -> float | None:
+        """The hottest zone now."""
+        degrees = [value / 1000.0 for value in read_numbers(self._root.glob(ZONES))]
+        return max(degrees, default=None)
 
     def _limited(self) -> bool:
         """Whether a clock is limited."""

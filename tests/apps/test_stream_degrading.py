@@ -3,37 +3,143 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from gain_apps.backpressure import EVERY_S, Backpressure
 from gain_apps.thermal import EVERY_S as LOOK_EVERY_S
 from gain_apps.thermal import ThermalWatch
+from gain_core import Gain, GainConfig
+from gain_core.errors import ConfigError
 
 
-def test_learning_is_thinned_out_while_frames_are_dropped_and_comes_back(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    now, dropped = [0.0], [0]
-    pressure = Backpressure(lambda: dropped[0], clock=lambda: now[0])
+class Slow:
+    """A stream on a device with room for so many frames between two looks."""
 
-    def run(lost: int) -> int:
-        """A stretch of 160 frames in which so many are dropped; how many are learned from."""
-        learned = sum(pressure.learns() for _ in range(160))
-        dropped[0] += lost
-        now[0] += EVERY_S
-        pressure.learns()
-        return learned
+    def __init__(self, *, update_every: int = 1) -> None:
+        self.adapter = SimpleNamespace(update_every=update_every)
+        self.now, self.dropped = 0.0, 0
+        self.pressure = Backpressure(self.adapter, lambda: self.dropped, clock=lambda: self.now)
 
-    assert [run(lost) for lost in (0, 100, 100, 100, 100, 100, 4)] == [160, 160, 80, 40, 20, 10, 10]
-    assert pressure.thinning == 16
-    for expected in (8, 4, 2, 1, 1):
-        run(0)
-        assert pressure.thinning == expected
+    def run(self, lost: int) -> int:
+        """A stretch of 160 delivered frames, while so many are dropped; how many are classified."""
+        taken = sum(self.pressure.takes() for _ in range(160))
+        self.dropped += lost
+        self.now += EVERY_S
+        self.pressure.takes()
+        return taken
+
+    @property
+    def step(self) -> tuple[int, int]:
+        return self.adapter.update_every, self.pressure.stride
+
+
+def test_updates_become_rare_before_frames_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    slow = Slow()
+    steps, words = [], []
+    for lost in (0, 8, 100, 100, 100, 100, 100, 100, 100):
+        slow.run(lost)
+        steps.append(slow.step)
+        words.append(slow.pressure.load)
+    less = [(4, 1), (16, 1), (64, 1)]
+    # Eight in 168 are below 5 %: nothing gives way.
+    assert steps == [(1, 1), (1, 1), *less, (64, 2), (64, 4), (64, 8), (64, 8)]
+    assert words == [
+        *["keeping-up"] * 2,
+        *["updating-less"] * 3,
+        *["skipping"] * 4,
+    ]
     messages = [record.message for record in caplog.records]
-    assert len(messages) == 8
-    assert "38 % of the frames are dropped: learning from one in 2" in messages[0]
+    assert len(messages) == 6
+    assert messages[0] == ("38 % of the frames are dropped: an update every 4 frames from here on")
+    assert messages[3].endswith("one frame in 2 is classified, the others are skipped from here on")
+
+
+def test_skipped_frames_are_evenly_spaced() -> None:
+    slow = Slow(update_every=64)
+    slow.run(100)
+    slow.run(100)
+    assert slow.step == (64, 4)
+    taken = [slow.pressure.takes() for _ in range(40)]
+    assert sum(taken) == 10
+    assert {b - a for a, b in pairwise(n for n, one in enumerate(taken) if one)} == {4}
+
+
+def test_it_comes_back_to_what_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    slow = Slow(update_every=24)
+    for _ in range(3):
+        slow.run(100)
+    assert slow.step == (64, 4)
+    steps = []
+    for _ in range(8):
+        slow.run(0)
+        steps.append(slow.step)
+    assert steps == [
+        *[(64, 4), (64, 2), (64, 2), (64, 1)],
+        *[(64, 1), (24, 1), (24, 1), (24, 1)],
+    ]
+    assert slow.pressure.level == 0
+    assert caplog.records[-1].message == "no frame is dropped: an update every 24 frames"
+
+
+def test_a_device_between_two_steps_tries_less_and_less_often() -> None:
+    """Two steps are enough for it and one is not, all day long."""
+    slow = Slow(update_every=64)
+    changes = 0
+    for _ in range(24 * 720):
+        before = slow.pressure.level
+        slow.run(0 if slow.pressure.level >= 2 else 100)
+        changes += slow.pressure.level != before
+    assert slow.pressure.level in (1, 2)
+    # Every ten seconds it would be 8,640.
+    assert changes < 80
+
+
+def test_a_long_calm_makes_it_patient_no_more() -> None:
+    slow = Slow(update_every=64)
+    slow.run(100)
+    for _ in range(3):
+        slow.run(0)
+        slow.run(0)
+        assert slow.pressure.level == 0
+        slow.run(100)
+        assert slow.pressure.level == 1
+        for _ in range(40):
+            slow.run(0)
+        assert slow.pressure.level == 0
+        slow.run(100)
+        assert slow.pressure.level == 1
+
+
+def test_gain_takes_another_update_every_at_once() -> None:
+    rng = np.random.default_rng(0)
+    head = rng.normal(size=(4, 8)).astype(np.float32)
+    config = GainConfig.preset("tracked")
+    gain, plain = Gain(head, config, update_every=1), Gain(head, config, update_every=4)
+    frames = rng.normal(size=(9, 1, 8)).astype(np.float32)
+    for features in frames[:1]:
+        gain.step(features, features @ head.T)
+        plain.step(features, features @ head.T)
+    plain.flush()
+    gain.update_every = 4
+    assert gain.update_every == 4
+    for features in frames[1:8]:
+        gain.step(features, features @ head.T)
+        plain.step(features, features @ head.T)
+    assert (gain.frames, gain.pending_frames) == (plain.frames, plain.pending_frames) == (5, 3)
+    # Three wait; with two asked for, the next batch teaches all four.
+    gain.update_every = 2
+    gain.step(frames[8], frames[8] @ head.T)
+    assert (gain.frames, gain.pending_frames) == (9, 0)
+    plain.step(frames[8], frames[8] @ head.T)
+    np.testing.assert_array_equal(gain.state.shift.vector, plain.state.shift.vector)
+    with pytest.raises(ConfigError, match="update_every: expected at least 1 frame, got 0"):
+        gain.update_every = 0
+    assert gain.update_every == 2
 
 
 def write(path: Path, text: object) -> None:

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gain_apps.backpressure import Backpressure
+from gain_apps.live_source import LiveSource
 from gain_apps.outputs import Outputs
 from gain_apps.stop_request import StopRequest
 from gain_apps.stream import main
@@ -27,15 +29,20 @@ from gain_apps.summary import RunRecord
 from gain_apps.watchdog import HUNG_STATUS, Watchdog
 from gain_core import GainConfig
 from gain_core.errors import ConfigError, StreamError
+from gain_export.adaptive import add_adaptation
 from gain_runtime.adapter import Adapter
+from gain_runtime.adaptive_adapter import AdaptiveAdapter
+from gain_runtime.adaptive_artifact import load_adaptive
 from gain_runtime.background_sink import BackgroundSink
 from gain_runtime.changed_sink import ChangedSink
 from gain_runtime.frame import Frame, SourceInfo
 from gain_runtime.frame_health import FrameHealth
-from gain_runtime.open_session import open_session
+from gain_runtime.open_session import open_adaptive_session, open_session
+from gain_runtime.pattern_source import PatternParams, PatternSource
 from gain_runtime.reader import FrameReader
 from gain_runtime.reconnecting_source import SignalLostError
 from gain_runtime.result import FrameResult, Ranked
+from gain_runtime.stream_adapter import StreamAdapter
 from gain_runtime.webhook_sink import WebhookSink
 
 
@@ -122,6 +129,73 @@ def test_broken_frames_are_predicted_and_teach_nothing(artifact_path: Path, batc
             np.testing.assert_array_equal(adapter.step(probe).probs, expected.step(probe).probs)
     assert sink.indices == list(range(6))
     assert record.to_dict()["not_learned"] == {"black": 2, "frozen": 1}
+
+
+@contextmanager
+def every_second_frame(artifact_path: Path, folder: Path | None) -> Iterator[StreamAdapter]:
+    """An adapter that learns every 2 frames; in an adaptive file made in `folder`, if given."""
+    config = GainConfig.preset("tracked")
+    if folder is None:
+        with open_session(artifact_path, num_threads=1) as session:
+            yield Adapter(session, config, update_every=2)
+        return
+    path = folder / "tiny.adaptive.onnx"
+    add_adaptation(artifact_path, path, config=config, update_every=2)
+    with open_adaptive_session(load_adaptive(path), num_threads=1) as graph:
+        yield AdaptiveAdapter(graph)
+
+
+@pytest.mark.parametrize("kind", ["model", "adaptive"])
+def test_a_device_that_cannot_keep_up_updates_less_then_skips_and_recovers(
+    artifact_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+) -> None:
+    monkeypatch.setattr("gain_apps.backpressure.EVERY_S", 0.1)
+    source = LiveSource(PatternSource(PatternParams(width=24, height=16, frames=900, rate=300.0)))
+    record, slow = RunRecord(), threading.Event()
+    slow.set()
+    steps: list[tuple[int, int]] = []
+
+    class Busy(Sink):
+        def write(self, result: FrameResult, /) -> None:
+            super().write(result)
+            # Room for some 100 frames a second of 300; then the load is gone.
+            time.sleep(0.01 if slow.is_set() else 0.0)
+
+    sink, outputs = Busy(), Outputs()
+    outputs.add("sink", sink)
+    with (
+        every_second_frame(artifact_path, tmp_path if kind == "adaptive" else None) as adapter,
+        FrameReader(source) as reader,
+    ):
+        pressure = Backpressure(adapter, lambda: reader.dropped)
+
+        def note() -> None:
+            step = (adapter.update_every, pressure.stride)
+            steps.extend([step] if steps[-1:] != [step] else [])
+            if pressure.stride >= 4:
+                slow.clear()
+
+        loop = StreamLoop(
+            *(adapter, outputs, record),
+            stop=StopRequest(),
+            between=note,
+            backpressure=pressure,
+        )
+        with caplog.at_level(logging.WARNING):
+            loop.run(reader)
+    assert steps[:6] == [(2, 1), (8, 1), (32, 1), (64, 1), (64, 2), (64, 4)]
+    # Less is done about it as soon as nothing is dropped.
+    assert (64, 2) in steps[6:]
+    assert record.left_out > 0
+    assert record.frames + record.left_out + reader.dropped == 900
+    assert record.to_dict()["left_out"] == record.left_out
+    assert "an update every 8 frames from here on" in caplog.messages[0]
+    assert any("the others are skipped" in message for message in caplog.messages)
+    assert any(message.startswith("no frame is dropped") for message in caplog.messages)
 
 
 def test_a_source_that_hangs_in_a_read_is_a_lost_signal(artifact_path: Path) -> None:

@@ -85,6 +85,40 @@ def test_two_hundred_kills(
     kill_often(200, start, make_adapter, artifact_path, tmp_path)
 
 
+def test_killing_several_streams_costs_each_no_more(
+    start: Callable[..., subprocess.Popen[str]],
+    make_adapter: Callable[..., Adapter],
+    artifact_path: Path,
+    tmp_path: Path,
+) -> None:
+    names = ("yard", "door", "hall")
+    known = dict.fromkeys(names, 0)
+    moment = random.Random(3)
+    for kill in range(3):
+        process = start(
+            *(f"test://pattern?width=64&height=48&frames={10**6 + n}" for n in range(3)),
+            *("--names", ",".join(names), "--model", artifact_path, "--threads", 1),
+            *("--snapshots", tmp_path / "kept", "--snapshot-every", EVERY, "--warm-up", 1),
+            *("--jsonl", tmp_path / "rows.jsonl"),
+        )
+        rows = {name: tmp_path / name / "rows.jsonl" for name in names}
+        deadline = time.monotonic() + START_S
+        while min(map(count_lines, rows.values())) <= EVERY and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.005)
+        time.sleep(moment.uniform(0.0, LONGEST_RUN_S))
+        process.kill()
+        assert "set aside" not in process.communicate()[1]
+        for name, path in rows.items():
+            adapter = make_adapter()
+            with SnapshotStore(tmp_path / "kept" / name) as store:
+                assert store.restore(adapter) == store.snapshots()[0], f"kill {kill}, {name}"
+            learned = known[name] + count_lines(path)
+            assert learned - EVERY <= adapter.frames <= learned + 1, f"kill {kill}, {name}"
+            known[name] = adapter.frames
+            path.unlink()
+
+
 def test_a_stopped_stream_loses_nothing_and_the_next_one_goes_on(
     start: Callable[..., subprocess.Popen[str]], artifact_path: Path, tmp_path: Path
 ) -> None:

@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 
 from gain_apps.commands import CommandQueue
-from gain_apps.serve import LiveBoard, ServeAddress, StreamFacts, StreamIdentity, open_server
+from gain_apps.serve import (
+    DeviceFacts,
+    KeptFacts,
+    LiveBoard,
+    ServeAddress,
+    StreamFacts,
+    StreamIdentity,
+    open_server,
+)
 from gain_runtime.frame import Frame, SourceInfo
 from gain_runtime.result import FrameResult, Ranked
 
@@ -85,6 +93,17 @@ class FakeStream:
             dropped=3,
             not_learned={"black": 2},
             reconnects=1,
+            device=DeviceFacts(
+                load="skipping",
+                level=4,
+                update_every=64,
+                stride=2,
+                left_out=7,
+                throttled=True,
+                celsius=88.5,
+            ),
+            kept=KeptFacts(written=5, failing=False, frames_not_kept=12),
+            outputs_lost=1,
             adaptation={"guard": self.guard, "drift": 0.25, "shift_nats": 0.5, "unset": None},
         )
 

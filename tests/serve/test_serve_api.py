@@ -34,6 +34,16 @@ def test_status_tells_what_the_stream_does(serve, ask, stream, until):
     points = ask(server, "/api/history").json()["points"]
     assert points[0]["adaptation"] == {"drift": 0.25, "shift_nats": 0.5}
     assert status["dropped"] == 3
+    assert status["device"] == {
+        "load": "skipping",
+        "update_every": 64,
+        "stride": 2,
+        "left_out": 7,
+        "throttled": True,
+        "celsius": 88.5,
+    }
+    assert status["kept"] == {"written": 5, "failing": False, "frames_not_kept": 12}
+    assert status["outputs_lost"] == 1
     assert status["commands"] == ["freeze", "unfreeze", "reset", "save"]
 
 
@@ -177,6 +187,39 @@ def test_metrics_are_those_of_the_stream(serve, ask, stream, until):
     assert lines['gain_adaptation{name="drift"}'] == "0.25"
     assert lines['gain_adaptation_state{name="guard",value="watching"}'] == "1.0"
     assert 'gain_adaptation{name="unset"}' not in lines
+
+
+def test_metrics_tell_what_gives_way(serve, ask, stream, until):
+    server = serve()
+    until(lambda: stream.board.sequence)
+    text = ask(server, "/metrics").body.decode()
+    lines = dict(
+        line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")
+    )
+    for name, value in (
+        ("backpressure_level", 4.0),
+        ('load{state="skipping"}', 1.0),
+        ("update_every", 64.0),
+        ("frame_stride", 2.0),
+        ("frames_left_out_total", 7.0),
+        ("device_throttled", 1.0),
+        ("device_celsius", 88.5),
+        ("outputs_lost", 1.0),
+        ("snapshots_total", 5.0),
+        ("snapshot_failing", 0.0),
+        ("frames_not_kept", 12.0),
+    ):
+        assert float(lines[f"gain_{name}"]) == value, name
+
+
+def test_what_is_not_there_has_no_metric(idle, ask):
+    board = LiveBoard(idle.board.identity, probe=StreamFacts)
+    board.poll()
+    with open_server(board, idle.info, idle.queue, address=ServeAddress(port=0)) as server:
+        text = ask(server, "/metrics").body.decode()
+    assert "gain_device_throttled 0.0" in text
+    assert "gain_device_celsius" not in text
+    assert "gain_snapshot" not in text
 
 
 def test_health_is_503_when_nothing_is_classified(idle, ask):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from gain_apps.serve import LiveBoard, StreamFacts
+from gain_apps.serve import DeviceFacts, KeptFacts, LiveBoard, StreamFacts
 from gain_apps.serve.board import MOST_EVENTS, PROBE_INTERVAL_S
 from gain_apps.serve.history import History
 
@@ -119,6 +119,45 @@ def test_broken_frames_and_a_lost_signal_are_events_once(board, clock, facts):
     assert [(event.kind, event.text) for event in board.view().events] == [
         ("stream", "broken frame (black); such frames teach nothing"),
         ("stream", "the source is back after a loss of signal"),
+    ]
+
+
+def test_what_the_device_does_is_an_event(board, clock, facts):
+    told = (
+        {},
+        {"throttled": True, "celsius": 91.0},
+        {
+            "throttled": True,
+            "celsius": 93.0,
+            "load": "updating-less",
+            "level": 1,
+            "update_every": 4,
+        },
+        {"load": "skipping", "level": 4, "update_every": 64, "stride": 2, "left_out": 30},
+        {},
+    )
+    for device in told:
+        facts["device"] = DeviceFacts(**device)
+        board.poll()
+        clock.now += PROBE_INTERVAL_S
+    assert [(event.kind, event.text) for event in board.view().events] == [
+        ("device", "the device slows itself down"),
+        ("device", "updating-less: an update every 4 frames"),
+        ("device", "the device runs at full speed again"),
+        ("device", "skipping: one frame in 2 is classified, the others are skipped"),
+        ("device", "keeping-up: an update every frame"),
+    ]
+
+
+def test_snapshots_and_outputs_that_fail_are_events(board, clock, facts):
+    for kept, lost in ((None, 0), (KeptFacts(failing=True), 0), (KeptFacts(written=1), 1)):
+        facts.update(kept=kept, outputs_lost=lost)
+        board.poll()
+        clock.now += PROBE_INTERVAL_S
+    assert [(event.kind, event.text) for event in board.view().events] == [
+        ("state", "no snapshot can be written"),
+        ("stream", "an output failed; the stream goes on without it"),
+        ("state", "snapshots can be written again"),
     ]
 
 

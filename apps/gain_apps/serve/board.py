@@ -7,15 +7,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from gain_apps.serve.facts import StreamFacts, changes
 from gain_apps.serve.history import History, Point
 from gain_runtime.result import FrameResult
 
-__all__ = ["Event", "LiveBoard", "LiveView", "StreamFacts", "StreamIdentity"]
+__all__ = ["Event", "LiveBoard", "LiveView", "StreamIdentity"]
 
-Scalar: TypeAlias = bool | int | float | str | None
 Scale: TypeAlias = Literal["fine", "coarse"]
 
 # Width in seconds and number of the bins: ten minutes by the second, a day by the two minutes.
@@ -39,34 +39,6 @@ class StreamIdentity:
     provider: str
     version: str
     labels: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamFacts:
-    """What the loop knows beside the newest result; asked for on the loop's own thread.
-
-    Attributes
-    ----------
-    frozen : bool
-    frames_learned, dropped, rejected, skipped : int
-        Frames in the state; left out because the network was busy; not classifiable; unreadable.
-    reconnects : int
-        Times a lost source came back.
-    not_learned : mapping
-        Frames that were predicted but not learned from, by what was wrong with them.
-    adaptation : mapping
-        Numbers and words of the adapter's status. A word that changes is an event, and so is a
-        count whose name ends with `_trips`.
-    """
-
-    frozen: bool = False
-    frames_learned: int = 0
-    dropped: int = 0
-    rejected: int = 0
-    skipped: int = 0
-    reconnects: int = 0
-    not_learned: Mapping[str, int] = field(default_factory=dict)
-    adaptation: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +150,7 @@ class LiveBoard:
             for history in self._histories.values():
                 history.tell(numbers)
         if not first:
-            for kind, text in _changes(before, facts):
+            for kind, text in changes(before, facts):
                 self.note(kind, text)
 
     def note(self, kind: str, text: str, /) -> None:
@@ -187,7 +159,7 @@ class LiveBoard:
         Parameters
         ----------
         kind : str
-            `command`, `state`, `adaptation` or `stream`.
+            `command`, `state`, `adaptation`, `device` or `stream`.
         text : str
         """
         event = Event(at_s=self._clock() - self._started_s, kind=kind, text=text)
@@ -231,33 +203,3 @@ class LiveBoard:
         """
         with self._lock:
             return self._histories[scale].points(since_s=since_s)
-
-
-def _changes(before: StreamFacts, after: StreamFacts) -> list[tuple[str, str]]:
-    """Kind and text of what is different; numbers drift all the time and are none."""
-    found = []
-    if before.frozen != after.frozen:
-        found.append(("state", "frozen" if after.frozen else "learning again"))
-    if after.frames_learned < before.frames_learned:
-        found.append(
-            ("state", f"from {before.frames_learned} learned frames to {after.frames_learned}")
-        )
-    if after.reconnects > before.reconnects:
-        found.append(("stream", "the source is back after a loss of signal"))
-    for fault in after.not_learned:
-        if fault not in before.not_learned:
-            found.append(("stream", f"broken frame ({fault}); such frames teach nothing"))
-    for name, value in after.adaptation.items():
-        old = before.adaptation.get(name)
-        # A guard may trip and recover between two looks: its count tells.
-        told = isinstance(value, str | bool) or name.endswith("_trips")
-        if told and old is not None and old != value:
-            found.append(("adaptation", f"{name}: {_word(old)} → {_word(value)}"))
-    return found
-
-
-def _word(value: Scalar) -> str:
-    """A value as a person reads it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)

@@ -15,6 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from gain_apps.serve.board import LiveBoard, LiveView
+from gain_apps.serve.facts import DeviceFacts, KeptFacts
 
 __all__ = ["MetricsPage"]
 
@@ -52,6 +53,9 @@ class _BoardCollector(Collector):
         yield from _gauges(view)
         yield from _stages(view)
         yield from _adaptation(view)
+        yield from _device(view.facts.device)
+        if view.facts.kept is not None:
+            yield from _kept(view.facts.kept)
         identity = self._board.identity
         yield InfoMetricFamily(
             "gain_stream",
@@ -75,6 +79,7 @@ def _counters(view: LiveView) -> Iterator[Metric]:
         ("frames_dropped", "Frames left out because the network was busy", facts.dropped),
         ("frames_rejected", "Frames that could not be classified", facts.rejected),
         ("frames_skipped", "Frames that could not be read", facts.skipped),
+        ("frames_left_out", "Frames skipped to keep up with the camera", facts.device.left_out),
         ("reconnects", "Times a lost source came back", facts.reconnects),
     ):
         yield CounterMetricFamily(f"gain_{name}", text, value=value)
@@ -94,6 +99,7 @@ def _gauges(view: LiveView) -> Iterator[Metric]:
         ("result_age_seconds", "Seconds since the newest result", view.age_s),
         ("frozen", "1 while nothing is learned", float(facts.frozen)),
         ("frames_learned", "Frames in the state", facts.frames_learned),
+        ("outputs_lost", "Outputs that failed and were left out", facts.outputs_lost),
     ]
     if result is not None:
         rows += [
@@ -134,3 +140,30 @@ def _adaptation(view: LiveView) -> Iterator[Metric]:
             numbers.add_metric([label], float(value))
     yield numbers
     yield words
+
+
+def _device(device: DeviceFacts) -> Iterator[Metric]:
+    """Whether the device keeps up, and what gives way."""
+    rows: list[tuple[str, str, float]] = [
+        ("backpressure_level", "Steps taken to keep up; 0 while it does", device.level),
+        ("update_every", "Frames between two updates at present", device.update_every),
+        ("frame_stride", "One frame in so many is classified", device.stride),
+        ("device_throttled", "1 while the device slows itself down", float(device.throttled)),
+    ]
+    if device.celsius is not None:
+        rows.append(("device_celsius", "Hottest zone of the device", device.celsius))
+    for name, text, value in rows:
+        yield GaugeMetricFamily(f"gain_{name}", text, value=value)
+    family = GaugeMetricFamily("gain_load", "What gives way, as a word", labels=["state"])
+    family.add_metric([device.load], 1.0)
+    yield family
+
+
+def _kept(kept: KeptFacts) -> Iterator[Metric]:
+    """The snapshots."""
+    yield CounterMetricFamily("gain_snapshots", "Snapshots taken", value=kept.written)
+    for name, text, value in (
+        ("snapshot_failing", "1 while no snapshot can be written", float(kept.failing)),
+        ("frames_not_kept", "Learned frames that are in no snapshot", kept.frames_not_kept),
+    ):
+        yield GaugeMetricFamily(f"gain_{name}", text, value=value)

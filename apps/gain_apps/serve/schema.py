@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gain_apps.serve.board import Event, LiveBoard, LiveView, Scalar, StreamIdentity
+from gain_apps.backpressure import Load
+from gain_apps.serve.board import Event, LiveBoard, LiveView, StreamIdentity
+from gain_apps.serve.facts import DeviceFacts, KeptFacts, Scalar
 from gain_apps.serve.history import Point
 from gain_runtime.result import FrameResult, Ranked
 
@@ -91,6 +93,25 @@ class Newest(BaseModel):
     stage_ms: dict[str, float]
 
 
+class Device(BaseModel):
+    """Whether the device keeps up, and what gives way where it does not."""
+
+    load: Load
+    update_every: int
+    stride: int
+    left_out: int
+    throttled: bool
+    celsius: float | None
+
+
+class Kept(BaseModel):
+    """Snapshots of the state."""
+
+    written: int
+    failing: bool
+    frames_not_kept: int
+
+
 class Happened(BaseModel):
     """One event."""
 
@@ -112,12 +133,15 @@ class Status(BaseModel):
     rejected: int
     skipped: int
     reconnects: int
+    outputs_lost: int
     not_learned: dict[str, int]
     frames_learned: int
     frozen: bool
     agreement: Share | None
     newest: Newest | None
     adaptation: dict[str, bool | int | float | str | None]
+    device: Device
+    kept: Kept | None
     commands: list[PageCommand]
     events: list[Happened]
 
@@ -177,12 +201,15 @@ def status_of(board: LiveBoard, /, *, commands: tuple[PageCommand, ...]) -> Stat
         rejected=facts.rejected,
         skipped=facts.skipped,
         reconnects=facts.reconnects,
+        outputs_lost=facts.outputs_lost,
         not_learned=dict(facts.not_learned),
         frames_learned=facts.frames_learned,
         frozen=facts.frozen,
         agreement=view.agreement,
         newest=None if result is None else _newest(result, board.identity, age_s=view.age_s),
         adaptation={name: _plain(value) for name, value in facts.adaptation.items()},
+        device=_device(facts.device),
+        kept=None if facts.kept is None else _kept(facts.kept),
         commands=list(commands),
         events=[_happened(event) for event in view.events],
     )
@@ -236,6 +263,21 @@ def _newest(result: FrameResult, identity: StreamIdentity, *, age_s: float) -> N
         condition=result.frame.condition,
         stage_ms=dict(result.stage_ms),
     )
+
+
+def _device(facts: DeviceFacts) -> Device:
+    return Device(
+        load=facts.load,
+        update_every=facts.update_every,
+        stride=facts.stride,
+        left_out=facts.left_out,
+        throttled=facts.throttled,
+        celsius=facts.celsius,
+    )
+
+
+def _kept(facts: KeptFacts) -> Kept:
+    return Kept(written=facts.written, failing=facts.failing, frames_not_kept=facts.frames_not_kept)
 
 
 def _ranked(item: Ranked) -> RankedClass:

@@ -278,10 +278,21 @@ function showCounts(status) {
     ["dropped, network busy", whole(status.dropped)],
     ["rejected", whole(status.rejected)],
     ["unreadable", whole(status.skipped)],
+    ...deviceRows(status.device),
     ...Object.entries(status.not_learned).map(([fault, count]) => [`not learned: ${fault}`, whole(count)]),
     ...(status.reconnects ? [["reconnected", `${whole(status.reconnects)} times`]] : []),
+    ...(status.outputs_lost ? [["outputs lost", whole(status.outputs_lost)]] : []),
+    ...(status.kept ? [["not in a snapshot yet", `${whole(status.kept.frames_not_kept)} frames${status.kept.failing ? ", failing" : ""}`]] : []),
     ["running for", span(status.uptime_s)],
   ]);
+}
+
+function deviceRows(device) {
+  const rows = [];
+  if (device.load !== "keeping-up") rows.push(["to keep up", device.stride > 1 ? `one frame in ${device.stride}` : `update every ${device.update_every}`]);
+  if (device.left_out) rows.push(["left out, to keep up", whole(device.left_out)]);
+  if (device.celsius !== null) rows.push(["device", `${device.celsius.toFixed(0)} °C${device.throttled ? ", slows itself down" : ""}`]);
+  return rows;
 }
 
 function showAdaptation(adaptation) {

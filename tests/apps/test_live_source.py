@@ -1,0 +1,75 @@
+"""A test source that plays at its own rate, as a camera does."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from gain_apps.app_sources import app_schemes
+from gain_apps.live_source import LiveSource
+from gain_core.errors import ConfigError
+from gain_runtime.image_source import open_image
+from gain_runtime.pattern_source import PatternParams, PatternSource
+from gain_runtime.reader import FrameReader
+from gain_runtime.sources import open_source
+
+
+def pattern(*, frames: int = 6, rate: float = 50.0) -> PatternSource:
+    return PatternSource(PatternParams(width=16, height=12, frames=frames, rate=rate))
+
+
+def test_frames_come_at_their_rate_with_the_clocks_time() -> None:
+    started_ns = time.monotonic_ns()
+    with LiveSource(pattern()) as source:
+        assert source.info.live
+        frames = list(source)
+    assert [frame.index for frame in frames] == list(range(6))
+    stamps = np.array([frame.timestamp_ns for frame in frames])
+    assert started_ns <= stamps[0] < time.monotonic_ns()
+    # A busy machine delays frames; it brings none forward.
+    assert np.diff(stamps).min() >= 0.9 * 20e6
+    np.testing.assert_array_equal(frames[3].image, list(pattern())[3].image)
+
+
+def test_what_nobody_takes_in_time_is_dropped() -> None:
+    with LiveSource(pattern(frames=40, rate=200.0)) as source, FrameReader(source) as reader:
+        taken = []
+        for frame in reader:
+            taken.append(frame.index)
+            time.sleep(0.03)
+    assert taken[-1] == 39
+    assert reader.dropped + len(taken) == 40
+    assert reader.dropped > 10
+
+
+def test_closing_ends_a_wait() -> None:
+    source = LiveSource(pattern(rate=0.01))
+    taken: list[int] = []
+    thread = threading.Thread(target=lambda: taken.extend(frame.index for frame in source))
+    thread.start()
+    deadline = time.monotonic() + 5.0
+    while not taken and time.monotonic() < deadline:
+        time.sleep(0.01)
+    source.close()
+    thread.join(timeout=5.0)
+    assert not thread.is_alive()
+    source.close()
+
+
+def test_the_drive_can_be_live() -> None:
+    uri = "test://drive?resolution=crop&frames=12&rate=100"
+    for live in ("", "&live=0", "&live=1"):
+        with open_source(uri + live, schemes=app_schemes()) as source:
+            assert source.info.live == (live == "&live=1")
+            assert [frame.index for frame in source] == list(range(12))
+    with pytest.raises(ConfigError, match="test://drive: live"):
+        open_source(uri + "&live=maybe", schemes=app_schemes())
+
+
+def test_photos_have_no_rate(photo_folder) -> None:
+    photo = sorted(photo_folder.glob("*.jpg"))[0]
+    with open_image(photo) as source, pytest.raises(ConfigError, match="expected a rate"):
+        LiveSource(source)

@@ -1,0 +1,125 @@
+"""Settings of several streams: who writes where, and what cannot be meant for several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gain_apps.config_file import read_config_file
+from gain_apps.stream_plan import plan_streams
+from gain_core.errors import ConfigError
+
+TWO = ["test://pattern", "test://drive"]
+
+
+def test_one_input_is_taken_as_it_is(tmp_path: Path) -> None:
+    rows = str(tmp_path / "rows.jsonl")
+    for given in ("test://pattern", ["test://pattern"]):
+        (config,) = plan_streams({"input": given, "model": "m.onnx", "jsonl": rows})
+        assert (config.input, config.name, config.jsonl) == ("test://pattern", None, rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_stream_writes_into_a_folder_of_its_own(tmp_path: Path) -> None:
+    settings = {
+        "input": TWO,
+        "names": ["yard", "door"],
+        "model": "m.onnx",
+        "jsonl": str(tmp_path / "rows.jsonl"),
+        "output": str(tmp_path / "out.mp4"),
+        "timeline": str(tmp_path / "line.png"),
+        "state_out": str(tmp_path / "s.safetensors"),
+        "state_in": "learned.safetensors",
+        "snapshots": str(tmp_path / "kept"),
+        "save_changed": str(tmp_path / "changed"),
+        "mqtt": "mqtt://broker/site/cams/",
+        "serve": "127.0.0.1:8080",
+        "update_every": 16,
+    }
+    yard, door = plan_streams(settings)
+    assert [(c.name, c.input) for c in (yard, door)] == [("yard", TWO[0]), ("door", TWO[1])]
+    assert yard.jsonl == str(tmp_path / "yard" / "rows.jsonl")
+    assert door.output == str(tmp_path / "door" / "out.mp4")
+    assert door.timeline == str(tmp_path / "door" / "line.png")
+    assert door.state_out == str(tmp_path / "door" / "s.safetensors")
+    assert yard.snapshots == str(tmp_path / "kept" / "yard")
+    assert yard.save_changed == str(tmp_path / "changed" / "yard")
+    assert [c.mqtt for c in (yard, door)] == [
+        "mqtt://broker/site/cams/yard",
+        "mqtt://broker/site/cams/door",
+    ]
+    assert [c.serve for c in (yard, door)] == ["127.0.0.1:8080", "127.0.0.1:8081"]
+    # What is only read, and what is no place, is the same for all.
+    assert yard.state_in == door.state_in == "learned.safetensors"
+    assert yard.update_every == door.update_every == 16
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["door", "yard"]
+
+
+@pytest.mark.parametrize(
+    ("serve", "expected"),
+    [
+        ("8080", ["127.0.0.1:8080", "127.0.0.1:8081"]),
+        ("0", ["127.0.0.1:0", "127.0.0.1:0"]),
+        ("[::1]:8080", ["[::1]:8080", "[::1]:8081"]),
+    ],
+)
+def test_pages_have_ports_one_after_another(serve: str, expected: list[str]) -> None:
+    configs = plan_streams({"input": TWO, "model": "m.onnx", "serve": serve})
+    assert [config.serve for config in configs] == expected
+    assert [config.name for config in configs] == ["stream-1", "stream-2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"names": ["a"]}, "--names: expected 2", id="too few names"),
+        pytest.param({"names": ["a", "A"]}, "--names: expected different", id="same name"),
+        pytest.param({"names": ["a", "../b"]}, "--names: expected letters", id="a path"),
+        pytest.param({"names": ["a", ".."]}, "--names: expected letters", id="the parent"),
+        pytest.param({"names": ["a", ""]}, "--names: expected letters", id="empty"),
+        pytest.param({"input": ["0"], "names": ["a"]}, "expected several INPUTs", id="one input"),
+        pytest.param({"display": True}, "--display: a window shows one", id="window"),
+        pytest.param(
+            {"device_preprocess": True, "device": "cuda"},
+            "--device-preprocess: frames of several",
+            id="device preprocessing",
+        ),
+        pytest.param({"jsonl": "-"}, "--jsonl -: the streams would mix", id="stdout"),
+        pytest.param({"input": ["-", "-"]}, "INPUT: standard input", id="stdin twice"),
+        pytest.param(
+            {"model": None, "adaptive": "a.onnx"}, "--adaptive: an adaptive file", id="adaptive"
+        ),
+        pytest.param({"serve": "65535"}, "would need port 65536", id="no port left"),
+        pytest.param({"model": None}, "--model: expected", id="no model"),
+        pytest.param({"jsonl": "nowhere/rows.jsonl"}, "no such folder nowhere", id="no folder"),
+        pytest.param({"batch": 0}, "--batch: expected at least 1", id="any other"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        plan_streams({"input": TWO, "model": "m.onnx", **changes})
+    assert message in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_a_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "stream-2").write_text("taken")
+    with pytest.raises(ConfigError, match=r"--jsonl: .*stream-2: the stream's folder cannot"):
+        plan_streams({"input": TWO, "model": "m.onnx", "jsonl": str(tmp_path / "rows.jsonl")})
+
+
+def test_a_file_may_list_inputs_and_names(tmp_path: Path) -> None:
+    path = tmp_path / "cams.toml"
+    path.write_text('input = ["test://pattern", "0"]\nnames = ["a", "b"]\nmodel = "m.onnx"\n')
+    settings = read_config_file(path)
+    assert [config.name for config in plan_streams(settings)] == ["a", "b"]
+    path.write_text('input = ["0", 1]\n')
+    with pytest.raises(ConfigError, match="input: expected str, got 1"):
+        read_config_file(path)
+    path.write_text('input = "0"\nnames = "a,b"\n')
+    with pytest.raises(ConfigError, match="names: expected a list"):
+        read_config_file(path)
