@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from time import perf_counter_ns
 
 import numpy as np
 import numpy.typing as npt
+from array_api_compat import to_device
 
 from gain_core import GainConfig
 from gain_core.errors import NumericsError
@@ -20,10 +20,9 @@ from gain_runtime.open_lane import open_lane
 from gain_runtime.preprocess import Region
 from gain_runtime.session import Session
 from gain_runtime.state_file import load_state, save_state
+from gain_runtime.trip_log import TripLog
 
 __all__ = ["STAGES", "AdaptedBatch", "Adapter"]
-
-logger = logging.getLogger(__name__)
 
 # What a batch passes through here, in this order; keys of `AdaptedBatch.stage_ns`.
 STAGES = ("preprocess", "forward", "adapt")
@@ -102,7 +101,7 @@ class Adapter:
             device_preprocess=device_preprocess,
         )
         self._gain = self._lane.gain
-        self._trips = 0
+        self._trips = TripLog(lambda: self.status().guard_hold_frames)
         if frozen:
             self._gain.freeze()
 
@@ -301,10 +300,11 @@ class Adapter:
                 artifact_sha256=self.artifact.sha256,
             )
             self._gain.load_state(loaded.state, frames=loaded.frames)
+            self._trips.resume(self._trips_so_far())
 
     def _adapted(self, result: LaneResult, preprocess_ns: int) -> AdaptedBatch:
         """What the batch gave, unless it was rejected."""
-        self._report_trips(result.trips)
+        self._trips.report(result.trips)
         prediction = result.prediction
         if not prediction.finite:
             raise NumericsError(
@@ -322,15 +322,7 @@ class Adapter:
             stage_ns={"preprocess": preprocess_ns, **result.stage_ns},
         )
 
-    def _report_trips(self, count: int | None) -> None:
-        """Say once that the guard has tripped; a human may want to know why."""
-        if count is None:
-            return
-        if count > self._trips:
-            logger.warning(
-                "guard: the adapted prediction left what the source knows; everything learned was "
-                "dropped, the source answers for %d frames (trip %d)",
-                self.status().guard_hold_frames,
-                count,
-            )
-        self._trips = count
+    def _trips_so_far(self) -> int | None:
+        """What the guard's counter says; None without a guard."""
+        trips = self._gain.guard_trips
+        return None if trips is None else int(np.asarray(to_device(trips, "cpu")))
