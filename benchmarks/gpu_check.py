@@ -228,6 +228,7 @@ def judge(report: dict[str, Any]) -> list[dict[str, Any]]:
             60.0,
         ),
         ("adapted and frozen throughput apart, percent", max(ratios), 2.0),
+        ("adaptive over plain graph at B = 64, percent more", more_in_graph(report), 2.0),
         ("largest error against float64 NumPy", max(worst), AGREEMENT),
         ("failed tests", failed(report["suite"]), 0),
     )
@@ -235,6 +236,14 @@ def judge(report: dict[str, Any]) -> list[dict[str, Any]]:
         {"name": name, "value": value, "limit": limit, "met": met(value, limit, report["dry_run"])}
         for name, value, limit in values
     ]
+
+
+def more_in_graph(report: dict[str, Any]) -> float | None:
+    """By how much the adaptive file takes longer than the plain one; None where it did not run."""
+    rows = report.get("adaptive")
+    if not isinstance(rows, list):
+        return None
+    return next((row["step_percent"] for row in rows if row.get("batch_size") == 64), None)
 
 
 def met(value: float | None, limit: float, dry_run: bool) -> bool | None:

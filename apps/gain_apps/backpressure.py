@@ -35,8 +35,9 @@ class Backpressure:
     """Makes a live stream cheaper step by step while more than 5 % of its frames are dropped.
 
     First `update_every` is raised, four-fold up to 64: every frame is still learned from, in larger
-    portions. Then frames are skipped before they cost anything, all but every second, fourth,
-    eighth: evenly, where a full queue would drop them in bursts. Each step is a warning, and so is
+    portions (an adaptive file keeps its portions and learns from fewer frames). Then frames are
+    skipped before they cost anything, all but every second, fourth, eighth: evenly, where a full
+    queue would drop them in bursts. Each step is a warning, and so is
     each step back, which comes when no frame was dropped for a while; a step back that was too
     early doubles that while.
 

@@ -9,12 +9,14 @@ import { dropState, fingerprint, loadState, saveState } from "./storage.mjs";
 
 const WINDOW = 100;
 const SAVE_EVERY = 50;
+// A camera runs for hours; its curves show the last of it.
+const CAMERA_HISTORY = 2000;
 
 const element = (id) => document.getElementById(id);
 const folder = new URLSearchParams(location.search).get("demo") ?? "demo";
 
-const app = { history: [], marks: [], running: false };
-// What the page has shown, for tests and for the curious.
+const app = { history: [], marks: [], shown: 0, running: false };
+// What the page has shown, for tests and for the curious; a list in `recorded` collects the frames.
 globalThis.gain = app;
 
 start().catch((error) => show(`Cannot start: ${error.message}`));
@@ -53,7 +55,7 @@ async function run(play) {
   app.running = true;
   app.finished = false;
   ready(false);
-  Object.assign(app, { history: [], marks: [] });
+  Object.assign(app, { history: [], marks: [], shown: 0 });
   try {
     await play();
     await saveState(app.key, app.stream.exportState());
@@ -90,6 +92,7 @@ async function playWebcam() {
       context.drawImage(video, left, top, cutWidth, cutHeight, 0, 0, width, height);
       const { data } = context.getImageData(0, 0, width, height);
       await take(data.filter((_, position) => position % 4 !== 3), null, null);
+      if (app.history.length > CAMERA_HISTORY) app.history.shift();
     }
   } finally {
     for (const track of media.getTracks()) track.stop();
@@ -109,6 +112,7 @@ async function take(rgb, truth, condition) {
   const took = performance.now() - began;
   if (!prediction.finite.data[0]) throw new Error("the network returned NaN or infinity");
   const [frozen, adapted] = [prediction.source_probs.data, prediction.probs.data];
+  app.recorded?.push(rgb.slice());
   if (condition !== null && condition !== app.condition) {
     app.marks.push({ index: history.length, name: condition });
   }
@@ -117,10 +121,12 @@ async function take(rgb, truth, condition) {
     frozen: frozen.indexOf(Math.max(...frozen)),
     adapted: Number(prediction.label.data[0]),
     strength: prediction.strength.data[0],
+    confidence: { frozen: Math.max(...frozen), adapted: Math.max(...adapted) },
     truth,
     took,
   });
-  if (history.length % SAVE_EVERY === 0) await saveState(app.key, stream.exportState());
+  app.shown += 1;
+  if (app.shown % SAVE_EVERY === 0) await saveState(app.key, stream.exportState());
   draw(rgb, { frozen, adapted, truth, condition });
   await new Promise(requestAnimationFrame);
 }
@@ -135,12 +141,12 @@ function draw(rgb, { frozen, adapted, truth, condition }) {
   const judged = history.filter((item) => item.truth !== null);
   for (const name of ["frozen", "adapted"]) {
     element(`${name}-score`).textContent = judged.length
-      ? `${percent(rate(judged, name))} of ${judged.length} right`
-      : "";
+      ? `${percent(mean(judged, name, correct))} of ${judged.length} right`
+      : `${percent(mean(history.slice(-WINDOW), name, confidence))} sure, on average`;
   }
-  if (history.length % 5 === 0) drawHistory();
+  if (app.shown % 5 === 0) drawHistory();
   const { took } = history.at(-1);
-  show(`Frame ${history.length}, learned from ${stream.frames}, ${took.toFixed(0)} ms a frame`);
+  show(`Frame ${app.shown}, learned from ${stream.frames}, ${took.toFixed(0)} ms a frame`);
 }
 
 function drawFrame(rgb) {
@@ -156,24 +162,27 @@ function drawFrame(rgb) {
   canvas.getContext("2d").drawImage(small, 0, 0, canvas.width, canvas.height);
 }
 
+/** Accuracy where the truth is known, as it is of a clip; of a camera how sure the answers are. */
 function drawHistory() {
   const { history, marks } = app;
-  if (history.some((item) => item.truth !== null)) {
-    const series = ["frozen", "adapted"].map((name) => ({ name, values: running(name) }));
-    drawCurves(element("accuracy"), series, marks);
-  }
+  const judged = history.some((item) => item.truth !== null);
+  const value = judged ? correct : confidence;
+  element("curve-title").textContent =
+    `${judged ? "Accuracy" : "Confidence"} over the last ${WINDOW} frames`;
+  const series = ["frozen", "adapted"].map((name) => ({ name, values: running(name, value) }));
+  drawCurves(element("curve"), series, marks);
   const strength = history.map((item) => item.strength);
   drawCurves(element("strength"), [{ name: "adapted", values: strength }], marks);
 }
 
-/** Accuracy over the last `WINDOW` frames, at every frame. */
-function running(name) {
-  let right = 0;
+/** Mean of a value over the last `WINDOW` frames, at every frame. */
+function running(name, value) {
+  let sum = 0;
   return app.history.map((item, index) => {
-    right += item[name] === item.truth ? 1 : 0;
+    sum += value(item, name);
     const left = app.history[index - WINDOW];
-    if (left) right -= left[name] === left.truth ? 1 : 0;
-    return right / Math.min(index + 1, WINDOW);
+    if (left) sum -= value(left, name);
+    return sum / Math.min(index + 1, WINDOW);
   });
 }
 
@@ -202,7 +211,9 @@ function ready(idle) {
   element("stop").disabled = idle;
 }
 
-const rate = (items, name) =>
-  items.filter((item) => item[name] === item.truth).length / items.length;
+const correct = (item, name) => (item[name] === item.truth ? 1 : 0);
+const confidence = (item, name) => item.confidence[name];
+const mean = (items, name, value) =>
+  items.reduce((sum, item) => sum + value(item, name), 0) / items.length;
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const show = (text) => (element("status").textContent = text);

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core import GainConfig
-from gain_core.errors import ArtifactError
+from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.adaptation_status import AdaptationStatus, status_of_state
 from gain_runtime.adapter import STAGES, AdaptedBatch
 from gain_runtime.adaptive_artifact import AdaptiveArtifact
 from gain_runtime.adaptive_session import AdaptiveSession
 from gain_runtime.preprocess import Region, preprocess_batch
 from gain_runtime.state_file import load_state, save_state
+from gain_runtime.trip_log import TripLog
 
 __all__ = ["AdaptiveAdapter"]
 
@@ -44,6 +45,9 @@ class AdaptiveAdapter:
                 "without a network; make it with gain-export --adaptive and not --features-only"
             )
         self._session = session
+        self._trips = TripLog(lambda: self.status().guard_hold_frames)
+        self._update_every = session.update_every
+        self._passed = 0
         if frozen:
             session.freeze()
 
@@ -66,6 +70,31 @@ class AdaptiveAdapter:
     def frozen(self) -> bool:
         """Whether nothing is learned at present."""
         return self._session.frozen
+
+    @property
+    def update_every(self) -> int:
+        """Frames between two updates of the state; may be raised while the stream runs.
+
+        What is baked into the file is the least, and what it starts with. A graph holds no more
+        waiting frames than it was made for, so beyond that the others are not learned from.
+
+        Raises
+        ------
+        ConfigError
+            If it is set to fewer frames than the file has baked in.
+        """
+        return self._update_every
+
+    @update_every.setter
+    def update_every(self, frames: int) -> None:
+        least = self._session.update_every
+        if frames < least:
+            raise ConfigError(
+                f"update_every: expected at least {least}, which is baked into "
+                f"{self.artifact.path}, got {frames}; make the file again with gain-export "
+                "--adaptive --update-every"
+            )
+        self._update_every = frames
 
     @property
     def frames(self) -> int:
@@ -108,9 +137,13 @@ class AdaptiveAdapter:
         started = perf_counter_ns()
         pixel_values = preprocess_batch(images, self.artifact.manifest.preprocess, regions=regions)
         prepared = perf_counter_ns()
+        learn = learn and self._is_due(len(images))
         run = self._session.step if learn else self._session.predict
         prediction = run(pixel_values)
         finished = perf_counter_ns()
+        if learn:
+            self._passed = 0
+            self._trips.report(self._session.guard_trips)
         times = (prepared - started, finished - prepared, 0)
         source_log_probs = np.asarray(prediction.source_log_probs)
         return AdaptedBatch(
@@ -148,6 +181,7 @@ class AdaptiveAdapter:
     def reset(self) -> None:
         """Return to the source: nothing learned, nothing pending."""
         self._session.reset()
+        self._passed = 0
 
     def freeze(self) -> None:
         """Keep predicting with the state as it is, and stop learning."""
@@ -205,3 +239,10 @@ class AdaptiveAdapter:
             artifact_sha256=self.artifact.artifact_sha256,
         )
         self._session.load_state(loaded.state, frames=loaded.frames)
+        self._trips.resume(self._session.guard_trips)
+        self._passed = 0
+
+    def _is_due(self, count: int) -> bool:
+        """Whether a batch of so many frames may be learned from, or waits in the graph."""
+        self._passed += count
+        return self._passed * self._session.update_every >= self._update_every

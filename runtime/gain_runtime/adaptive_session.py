@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
 from gain_core import (
     GainConfig,
@@ -26,11 +25,17 @@ from gain_core.shift import ShiftSums
 from gain_core.statistics import Evidence, accumulate
 from gain_core.step import ShiftAdded, advance_shift, commit
 from gain_runtime.adaptive_artifact import AdaptiveArtifact, load_adaptive
-from gain_runtime.onnx_session import (
+from gain_runtime.adaptive_binding import AdaptiveBinding
+from gain_runtime.adaptive_inputs import check_inputs
+from gain_runtime.device_buffers import DeviceArray, DeviceMemory
+from gain_runtime.onnx_cuda import cuda_memory
+from gain_runtime.onnx_native import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
     NATIVE_ERRORS,
+    check_provider,
     create_native,
+    cuda_options,
     log_placement,
     one_line,
 )
@@ -41,17 +46,18 @@ logger = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float32]
 
-_OUTPUTS = ("probs", "log_probs", "strength", "gain", "source_log_probs", "finite")
 _GEOMETRY = ("centers", "variance", "center_norms")
 # State tensors that follow from the sums, in either kind of file.
 _DERIVED = (*_GEOMETRY, "shift", "shift_variance")
+_FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, MemoryError)
 
 
 class AdaptiveSession:
     """Network and adaptation as one call; `Gain`'s methods on the file's own inputs.
 
     Two sets of state buffers live on the device: a step reads one and writes the other, then
-    they change places. No state crosses to the host but on request.
+    they change places. No state crosses to the host but on request; of a step on a GPU only the
+    prediction does.
 
     Parameters
     ----------
@@ -61,6 +67,9 @@ class AdaptiveSession:
         ONNX Runtime's name of the execution provider.
     num_threads : int, optional
         Threads within one operator; None lets ONNX Runtime choose.
+    tf32 : bool, optional
+        On CUDA: let the network's matrix products of float32, and with them those of the
+        statistics, be rounded to ten bits of mantissa.
 
     Raises
     ------
@@ -81,25 +90,29 @@ class AdaptiveSession:
         *,
         provider: str = CPU_PROVIDER,
         num_threads: int | None = None,
+        tf32: bool = False,
     ) -> None:
         if num_threads is not None and num_threads < 1:
             raise ConfigError(f"num_threads: expected at least 1, got {num_threads}")
         if not isinstance(artifact, AdaptiveArtifact):
             artifact = load_adaptive(artifact)
         self._artifact = artifact
-        self._native: Any = create_native(artifact.path, provider, num_threads)
+        check_provider(provider)
+        on_cuda = provider == CUDA_PROVIDER
+        memory = cuda_memory(needed=False) if on_cuda else None
+        options = cuda_options(memory, tf32=tf32) if on_cuda else None
+        native = create_native(artifact.path, provider, num_threads, options=options)
         self._provider = provider
         self._frozen = False
-        batch = self._native.get_inputs()[0].shape[0]
+        batch = native.get_inputs()[0].shape[0]
         self._fixed_batch: int | None = batch if isinstance(batch, int) else None
-        self._flags = {
-            flag: onnxruntime.OrtValue.ortvalue_from_numpy(np.array(flag)) for flag in (False, True)
-        }
-        self._buffers: list[dict[str, Any]] = []
-        self._bindings: dict[tuple[int, bool], Any] = {}
-        self._current = 0
-        self.reset()
-        log_placement(self._native, provider)
+        # Before what runs on its stream, and so released after it.
+        self._memory: DeviceMemory | None = memory
+        self._bound: AdaptiveBinding | None = AdaptiveBinding(
+            native, artifact, provider, memory=memory
+        )
+        logger.info("%s: running on %s", artifact.path.name, provider)
+        log_placement(native, provider)
 
     @property
     def artifact(self) -> AdaptiveArtifact:
@@ -140,6 +153,11 @@ class AdaptiveSession:
         return int(self._read("pending_window_count" if shift else "pending_accepted").sum())
 
     @property
+    def guard_trips(self) -> int | None:
+        """How often the guard has tripped: one number copied to the host; None without a guard."""
+        return int(self._read("guard_trips")) if self.config.guard else None
+
+    @property
     def state(self) -> GainState:
         """The state as of the last update, copied to the host as NumPy arrays."""
         fields = (item.field for item in self._artifact.state)
@@ -150,14 +168,15 @@ class AdaptiveSession:
         """Every state tensor by field, pending rows included, copied to the host."""
         return {item.field: self._read(item.field) for item in self._artifact.state}
 
-    def predict(self, *inputs: Floats) -> Prediction:
+    def predict(self, *inputs: Floats | DeviceArray) -> Prediction:
         """Predict a batch; the state does not change.
 
         Parameters
         ----------
         *inputs : arrays, float32, C-contiguous
             `pixel_values` (B, 3, height_px, width_px), or `features` (B, D) and `logits` (B, K)
-            where the file has no network.
+            where the file has no network. Of NumPy or, on CUDA with CuPy, of CuPy on the
+            session's device.
 
         Returns
         -------
@@ -167,7 +186,7 @@ class AdaptiveSession:
         Raises
         ------
         ArrayError
-            If an input has another type, shape or layout.
+            If an input has another type, device, shape or layout.
         EngineError
             If the session is closed or ONNX Runtime fails; the state is untouched.
         NumericsError
@@ -175,7 +194,7 @@ class AdaptiveSession:
         """
         return self._run(inputs, update=False)
 
-    def step(self, *inputs: Floats) -> Prediction:
+    def step(self, *inputs: Floats | DeviceArray) -> Prediction:
         """Predict a batch, then learn from it, at once or when `update_every` frames wait.
 
         Parameters
@@ -215,7 +234,7 @@ class AdaptiveSession:
 
     def reset(self) -> None:
         """Return to the source: nothing learned, nothing pending."""
-        self._replace({item.field: item.zeros() for item in self._artifact.state})
+        self._open().replace({item.field: item.zeros() for item in self._artifact.state})
 
     def freeze(self) -> None:
         """Keep predicting with the state as it is, and stop learning; pending frames are kept."""
@@ -250,12 +269,15 @@ class AdaptiveSession:
             arrays |= state_to_arrays(state)
             arrays |= {name: getattr(state.geometry, name) for name in _GEOMETRY}
         arrays["frames"] = np.array(frames, dtype=np.int64)
-        self._replace(arrays)
+        self._open().replace(arrays)
 
     def close(self) -> None:
         """Release network and state; may be called twice."""
-        self._native = None
-        self._bindings, self._buffers = {}, []
+        try:
+            if self._bound is not None:
+                self._bound.synchronize()
+        finally:
+            self._bound = self._memory = None
 
     def __enter__(self) -> AdaptiveSession:
         return self
@@ -268,26 +290,22 @@ class AdaptiveSession:
     ) -> None:
         self.close()
 
-    def _run(self, inputs: tuple[Floats, ...], *, update: bool) -> Prediction:
+    def _run(self, inputs: tuple[Floats | DeviceArray, ...], *, update: bool) -> Prediction:
         """One call of the graph; the state advances if it succeeds, is finite and `update`."""
-        self._refuse_closed()
-        batch_size = self._check_inputs(inputs)
+        bound = self._open()
+        device_id = None if self._memory is None else self._memory.device_id
+        batch_size = check_inputs(
+            inputs, self._artifact, fixed_batch=self._fixed_batch, device_id=device_id
+        )
         if batch_size == 0:
             return self._empty()
-        binding = self._binding(update)
-        for name, array in zip(self._artifact.input_names, inputs, strict=True):
-            binding.bind_cpu_input(name, array)
-        for name in _OUTPUTS:
-            binding.bind_output(name, "cpu")  # anew, or the last batch's size would be kept
         try:
-            self._native.run_with_iobinding(binding)
-        except NATIVE_ERRORS as err:
+            values = bound.run(inputs, update=update)
+        except _FAILURES as err:
             raise EngineError(
                 f"{self._artifact.path}: {self._provider} failed on a batch of {batch_size}: "
                 f"{one_line(err)}"
             ) from err
-        outputs = dict(zip(self._output_order, binding.get_outputs(), strict=True))
-        values = {name: outputs[name].numpy() for name in _OUTPUTS}
         if not values["finite"]:
             raise NumericsError(
                 f"{self._artifact.path}: {', '.join(self._artifact.input_names)}: expected finite "
@@ -295,47 +313,8 @@ class AdaptiveSession:
                 "and the state is untouched"
             )
         if update:
-            self._current = 1 - self._current
+            bound.advance()
         return Prediction(**values)
-
-    @property
-    def _output_order(self) -> list[str]:
-        """Names in the order in which a binding lists its outputs."""
-        return [*(item.next_name for item in self._artifact.state), *_OUTPUTS]
-
-    def _binding(self, update: bool) -> Any:
-        """The state's buffers as inputs and outputs; made once per direction.
-
-        Without an update the state is its own output: the graph then passes every tensor through,
-        and ONNX Runtime copies nothing where both are one buffer.
-        """
-        key = (self._current, update)
-        if key not in self._bindings:
-            binding = self._native.io_binding()
-            old = self._buffers[self._current]
-            new = self._buffers[1 - self._current] if update else old
-            for item in self._artifact.state:
-                binding.bind_ortvalue_input(item.name, old[item.field])
-                binding.bind_ortvalue_output(item.next_name, new[item.field])
-            binding.bind_ortvalue_input("update", self._flags[update])
-            self._bindings[key] = binding
-        return self._bindings[key]
-
-    def _replace(self, arrays: dict[str, Any]) -> None:
-        """New buffers on the device with these values, twice."""
-        self._refuse_closed()
-        place = "cuda" if self._provider == CUDA_PROVIDER else "cpu"
-        self._bindings = {}
-        self._buffers = [
-            {
-                item.field: onnxruntime.OrtValue.ortvalue_from_numpy(
-                    np.array(arrays[item.field], dtype=item.dtype, order="C"), place, 0
-                )
-                for item in self._artifact.state
-            }
-            for _ in range(2)
-        ]
-        self._current = 0
 
     def _refuse_foreign(self, state: GainState) -> None:
         """A state of another head or of the other kind of proposal."""
@@ -372,39 +351,7 @@ class AdaptiveSession:
 
     def _read(self, field: str) -> npt.NDArray[Any]:
         """One state tensor, copied to the host."""
-        self._refuse_closed()
-        return np.array(self._buffers[self._current][field].numpy())
-
-    def _check_inputs(self, inputs: tuple[Floats, ...]) -> int:
-        """The batch size, if the arrays are what the graph takes."""
-        artifact = self._artifact
-        if len(inputs) != len(artifact.input_names):
-            raise ArrayError(
-                f"{artifact.path}: expected {len(artifact.input_names)} arrays "
-                f"({', '.join(artifact.input_names)}), got {len(inputs)}"
-            )
-        batch_size = self._fixed_batch
-        for name, array, shape in zip(
-            artifact.input_names, inputs, artifact.input_shapes, strict=True
-        ):
-            sizes = ", ".join(map(str, ("B" if batch_size is None else batch_size, *shape)))
-            expected = f"a C-contiguous NumPy array ({sizes}) float32"
-            if not isinstance(array, np.ndarray):
-                raise ArrayError(f"{name}: expected {expected}, got {type(array).__name__}")
-            fits = array.ndim == 1 + len(shape) and array.shape[1:] == shape
-            if not fits or batch_size not in (None, array.shape[0]) or array.dtype != np.float32:
-                raise ArrayError(
-                    f"{name}: expected {expected}, got {array.shape} {array.dtype}; "
-                    "prepare it as the artifact says"
-                )
-            if not array.flags.c_contiguous:
-                raise ArrayError(
-                    f"{name}: expected {expected}, got strides {array.strides}; "
-                    "use numpy.ascontiguousarray"
-                )
-            batch_size = array.shape[0]
-        assert batch_size is not None
-        return batch_size
+        return self._open().read(field)
 
     def _empty(self) -> Prediction:
         """The prediction of no frame."""
@@ -419,11 +366,13 @@ class AdaptiveSession:
             finite=np.array(True),
         )
 
-    def _refuse_closed(self) -> None:
-        if self._native is None:
+    def _open(self) -> AdaptiveBinding:
+        """The graph and its state, unless they are released."""
+        if self._bound is None:
             raise EngineError(
                 f"{self._artifact.path}: the session is closed; open it again before use"
             )
+        return self._bound
 
 
 def _is_summed(field: str) -> bool:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 from gaussian_world import gaussian_world
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gain_core import PRESETS, Gain, state_to_arrays
-from gain_core.errors import ArrayError, ArtifactError, EngineError, NumericsError
+from gain_core import PRESETS, Gain, state_from_arrays, state_to_arrays
+from gain_core.errors import (
+    ArrayError,
+    ArtifactError,
+    ConfigError,
+    EngineError,
+    NumericsError,
+)
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adapter import Adapter
 from gain_runtime.adaptive_adapter import AdaptiveAdapter
@@ -224,6 +232,81 @@ def test_adapter_and_its_state_files_are_interchangeable(
             assert_allclose(
                 adaptive.step(images).probs, usual.step(images).probs, rtol=0, atol=1e-4
             )
+
+
+@pytest.mark.parametrize("config", ["tracked"], indirect=True)
+@pytest.mark.parametrize("baked", [1, 2])
+def test_the_graph_is_updated_as_rarely_as_asked(make_session, baked):
+    session = make_session(features_only=False, update_every=baked)
+    adapter = AdaptiveAdapter(session)
+    assert adapter.update_every == baked
+    learned = []
+    for images in IMAGES[:4]:
+        adapter.step(images)
+        learned.append(session.frames)
+    assert learned == [2, 4, 6, 8]
+    adapter.update_every = 6 * baked
+    for images in IMAGES[:6]:
+        adapter.step(images)
+        learned.append(session.frames)
+    # One batch of two frames in three.
+    assert learned[4:] == [8, 8, 10, 10, 10, 12]
+    adapter.update_every = baked
+    adapter.step(IMAGES[7])
+    assert session.frames == 14
+
+
+@pytest.mark.parametrize("config", ["tracked"], indirect=True)
+def test_frames_not_to_be_learned_from_do_not_count_towards_an_update(make_session):
+    session = make_session(features_only=False)
+    adapter = AdaptiveAdapter(session)
+    adapter.update_every = 4
+    for images in IMAGES[:4]:
+        adapter.step(images, learn=False)
+    assert session.frames == 0
+    adapter.step(IMAGES[4])
+    assert session.frames == 0
+    adapter.step(IMAGES[5])
+    assert session.frames == 2
+
+
+def test_less_than_the_file_holds_is_refused(make_session):
+    adapter = AdaptiveAdapter(make_session(features_only=False, update_every=6))
+    with pytest.raises(ConfigError, match=r"update_every: expected at least 6, .* got 5"):
+        adapter.update_every = 5
+    assert adapter.update_every == 6
+
+
+@pytest.mark.parametrize("config", ["tracked"], indirect=True)
+def test_a_trip_is_one_warning_and_a_loaded_one_none(make_session, tmp_path, caplog):
+    caplog.set_level(logging.WARNING, logger="gain_runtime")
+    session = make_session(features_only=False)
+    adapter = AdaptiveAdapter(session)
+    adapter.step(IMAGES[0])
+    assert (session.guard_trips, caplog.messages) == (0, [])
+    # A long history of answers that the source would not have given.
+    arrays = state_to_arrays(session.state)
+    distrusted = {"guard_count": 500.0, "guard_agreement": 1.0, "guard_confidence": 400.0}
+    arrays |= {name: np.array(value, np.float32) for name, value in distrusted.items()}
+    prototypes = session.artifact.prototypes
+    session.load_state(state_from_arrays(arrays, prototypes=prototypes, config=session.config))
+    for images in IMAGES[1:4]:
+        adapter.step(images)
+    assert session.guard_trips == 1
+    assert len(caplog.messages) == 1
+    assert "the source answers for" in caplog.messages[0]
+    assert caplog.messages[0].endswith("(trip 1)")
+    adapter.save_state(tmp_path / "state.safetensors")
+    other = AdaptiveAdapter(make_session(features_only=False))
+    # Other files of the same artifact: the adapter of one loads the state of the other.
+    other.load_state(tmp_path / "state.safetensors")
+    other.step(IMAGES[4])
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("config", ["balanced"], indirect=True)
+def test_gaussians_have_no_guard(make_session):
+    assert make_session().guard_trips is None
 
 
 def test_adapter_needs_a_network(make_session):

@@ -49,7 +49,7 @@ def test_node_streams_as_python_does(
 ):
     path = tmp_path / "tiny.adaptive.onnx"
     add_adaptation(make_artifact(WEIGHT), path, config=PRESETS[preset], update_every=update_every)
-    pixel_values = write_clip(tmp_path / "clip", num_frames=50, num_classes=5)
+    pixel_values = write_clip(tmp_path / "clip", num_frames=150, num_classes=5)
     subprocess.run(
         [
             *("node", "stream.mjs", path, tmp_path / "clip"),

@@ -11,6 +11,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 from gain_oracle import Oracle
 from gaussian_world import gaussian_world
@@ -265,3 +266,15 @@ def test_a_state_of_zeros_gives_the_source_to_the_last_bit(make_graph, preset):
     assert_array_equal(result["probs"], result["source_probs"])
     assert_array_equal(result["strength"], 0.0)
     assert_array_equal(result["gain"], 0.0)
+
+
+def test_few_ways_lead_through_arithmetic_alone(make_graph):
+    """TensorRT for RTX 1.7 follows every one of them; with two a halving a build takes minutes."""
+    graph = make_graph(np.eye(4, 6), PRESETS["tracked"])
+    model = onnx.load(graph.path)
+    arithmetic = {"Add", "Sub", "Mul", "Div", "Where", "Greater", "GreaterOrEqual", "And", "Not"}
+    ways: dict[str, int] = {}
+    for node in model.graph.node:
+        reads = sum(ways.get(name, 1) for name in node.input)
+        ways |= dict.fromkeys(node.output, reads if node.op_type in arithmetic else 1)
+    assert 24 < max(ways.values()) < 1000

@@ -10,21 +10,29 @@ import subprocess
 import sys
 import time
 import urllib.request
+from itertools import islice
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from gain_apps.roadsigns.drive import drive_source
 from gain_core import GainConfig
+from gain_export import PreprocessOverrides, export_onnx
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adaptive_session import AdaptiveSession
+from gain_runtime.artifact import load_artifact
+from gain_runtime.preprocess import preprocess
+from gain_runtime.sources import open_source
 
 # Two npm packages of 150 MB and a browser.
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).resolve().parent
 WEB = HERE.parents[1] / "examples" / "web"
+SIGNS = HERE.parents[1] / "models" / "roadsigns"
 WEIGHT = (np.random.default_rng(2).integers(-16, 17, size=(5, 12)) / 8).astype(np.float32)
 
 
@@ -79,6 +87,106 @@ def served(installed):
         server.wait(timeout=10)
 
 
+def write_camera(path: Path, frames: list[np.ndarray]) -> None:
+    """A raw video that Chromium takes for a camera; pixels are doubled, so that colours stay."""
+    height, width = (2 * size for size in frames[0].shape[:2])
+    with path.open("wb") as video:
+        video.write(f"YUV4MPEG2 W{width} H{height} F10:1 Ip A1:1 C420jpeg\n".encode())
+        for frame in frames:
+            doubled = np.ascontiguousarray(frame.repeat(2, axis=0).repeat(2, axis=1))
+            video.write(b"FRAME\n" + cv2.cvtColor(doubled, cv2.COLOR_RGB2YUV_I420).tobytes())
+
+
+def write_road_signs(demo: Path) -> list[np.ndarray]:
+    """Model and clip of a drive past road signs with a noisy sensor; returns its frames."""
+    overrides = PreprocessOverrides(
+        img_size=(64, 64),
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        crop_fraction=1.0,
+        interpolation="bicubic",
+    )
+    demo.mkdir()
+    artifact = export_onnx(
+        SIGNS / "roadsigns.onnx",
+        output=demo / "signs.onnx",
+        preprocess=overrides,
+        labels=SIGNS / "labels.txt",
+    ).path
+    add_adaptation(artifact, demo / "model.adaptive.onnx", config=GainConfig())
+    manifest = load_artifact(artifact).manifest
+    spec = manifest.preprocess
+    rng = np.random.default_rng(0)
+    with open_source("test://drive?resolution=crop", schemes={"drive": drive_source}) as source:
+        sharp = [(preprocess(frame.image, spec) + 1.0) * 127.5 for frame in islice(source, 40)]
+    noisy = [frame.transpose(1, 2, 0) + rng.normal(0.0, 50.0, (64, 64, 3)) for frame in sharp]
+    frames = [np.clip(frame, 0, 255).astype(np.uint8) for frame in noisy]
+    header = {
+        "frames": len(frames),
+        "height": 64,
+        "width": 64,
+        "mean": list(spec.mean),
+        "std": list(spec.std),
+        "channel_order": "RGB",
+        "labels": list(manifest.labels),
+        "truth": [0] * len(frames),
+        "conditions": ["noise"] * len(frames),
+    }
+    (demo / "clip.json").write_text(json.dumps(header))
+    (demo / "clip.bin").write_bytes(np.stack(frames).tobytes())
+    return frames
+
+
+def test_page_adapts_on_a_camera_and_remembers(installed, served, tmp_path):
+    demo = installed / "site" / "demo"
+    shutil.rmtree(demo, ignore_errors=True)
+    frames = write_road_signs(demo)
+    write_camera(tmp_path / "camera.y4m", frames)
+    seen = drive(installed, served, tmp_path, camera=tmp_path / "camera.y4m")
+    assert seen["errors"] == []
+    first, second = seen["first"], seen["second"]
+    assert (first["restored"], first["frames"]) == (False, 0)
+    assert (second["restored"], second["frames"]) == (True, first["learned"])
+    assert seen["afterReset"] is False
+    strongest = 0.0
+    with AdaptiveSession(demo / "model.adaptive.onnx", num_threads=1) as session:
+        for played in (first, second):
+            assert played["title"] == "Confidence over the last 100 frames"
+            assert all(score.endswith("sure, on average") for score in played["scores"])
+            assert len(played["recorded"]) == len(played["history"]) >= 60
+            for recorded, item in zip(played["recorded"], played["history"], strict=True):
+                frame = np.array(recorded, np.uint8).reshape(64, 64, 3)
+                pixel_values = (frame.transpose(2, 0, 1)[None] / 255.0 - 0.5) / 0.5
+                expected = session.step(np.ascontiguousarray(pixel_values, np.float32))
+                assert item["adapted"] == int(np.argmax(expected.probs))
+                assert item["strength"] == pytest.approx(float(expected.strength[0]), abs=1e-3)
+                strongest = max(strongest, item["strength"])
+            assert session.frames == played["learned"]
+    assert strongest > 0.5, "nothing was corrected, so the comparison shows little"
+    # What was classified is what the camera showed.
+    for recorded in (*first["recorded"][::20], *second["recorded"][::20]):
+        taken = np.array(recorded, np.float64).reshape(64, 64, 3)
+        distance = min(float(np.mean(np.abs(taken - frame))) for frame in frames)
+        assert distance < 12.0
+    assert (tmp_path / "page.png").stat().st_size > 20_000
+
+
+def drive(installed: Path, served: str, folder: Path, *, camera: Path | None = None) -> dict:
+    """What the driver saw on the page."""
+    command = ["node", "drive.mjs", find_browser(), served, folder]
+    done = subprocess.run(
+        [*command, camera] if camera else command,
+        cwd=installed / "driver",
+        env=os.environ | {"HOME": str(folder)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "seen.json").read_text())
+
+
 def test_page_adapts_as_python_does_and_remembers(
     installed, served, make_artifact, write_clip, tmp_path
 ):
@@ -87,15 +195,7 @@ def test_page_adapts_as_python_does_and_remembers(
     pixel_values = write_clip(demo, num_frames=60, num_classes=5)
     path = demo / "model.adaptive.onnx"
     add_adaptation(make_artifact(WEIGHT), path, config=GainConfig())
-    subprocess.run(
-        ["node", "drive.mjs", find_browser(), served, tmp_path],
-        cwd=installed / "driver",
-        env=os.environ | {"HOME": str(tmp_path)},
-        check=True,
-        capture_output=True,
-        timeout=280,
-    )
-    seen = json.loads((tmp_path / "seen.json").read_text())
+    seen = drive(installed, served, tmp_path)
     assert seen["errors"] == []
     assert seen["hosts"] == [served.removeprefix("http://").rstrip("/")]
     first, second = seen["first"], seen["second"]

@@ -73,7 +73,7 @@ def test_the_dry_run_runs_the_suite_and_the_benchmark(dry_run):
 
 
 def test_a_dry_run_judges_no_target(dry_run):
-    assert len(dry_run["targets"]) == 6
+    assert len(dry_run["targets"]) == 7
     assert all(target["met"] is None for target in dry_run["targets"])
 
 
@@ -103,6 +103,7 @@ def report(*, percent, step_ms, ratio, error, failures):
         "cost": cost,
         "throughput": [{"ratio": 1.0}, {"ratio": ratio}],
         "agreement": [{"largest_errors": {"probs": error, "strength": 1.0}}],
+        "adaptive": [{"batch_size": 64, "step_percent": percent}, {"agreement": error, "ok": True}],
         "suite": {"by_library": {"cupy": {"passed": 3, "failed": failures, "skipped": 0}}},
     }
 
@@ -110,8 +111,8 @@ def report(*, percent, step_ms, ratio, error, failures):
 def test_targets_are_met_or_missed_by_the_numbers(script):
     good = report(percent=1.9, step_ms=0.05, ratio=0.99, error=1e-5, failures=0)
     bad = report(percent=5.1, step_ms=0.07, ratio=0.97, error=1e-2, failures=1)
-    assert [target["met"] for target in script.judge(good)] == [True] * 6
-    assert [target["met"] for target in script.judge(bad)] == [False] * 6
+    assert [target["met"] for target in script.judge(good)] == [True] * 7
+    assert [target["met"] for target in script.judge(bad)] == [False] * 7
     between = report(percent=3.0, step_ms=0.05, ratio=1.0, error=0.0, failures=0)
     assert [target["met"] for target in script.judge(between)][:2] == [False, True]
 
@@ -120,7 +121,8 @@ def test_the_best_library_counts(script):
     result = report(percent=9.0, step_ms=0.5, ratio=1.0, error=0.0, failures=0)
     faster = report(percent=1.0, step_ms=0.01, ratio=1.0, error=0.0, failures=0)
     result["cost"] += faster["cost"]
-    assert [target["met"] for target in script.judge(result)] == [True] * 6
+    result["adaptive"] = faster["adaptive"]
+    assert [target["met"] for target in script.judge(result)] == [True] * 7
 
 
 def test_a_suite_that_did_not_finish_is_no_success(script):

@@ -283,9 +283,11 @@ def test_bad_settings_are_refused(session: OnnxSession, setting: dict[str, float
         SharedSession(session, **setting)
 
 
-def test_adapters_on_one_session_learn_apart(session: OnnxSession, tmp_path: Path) -> None:
+def test_adapters_on_one_session_learn_apart(
+    session: OnnxSession, recording: Recording, tmp_path: Path
+) -> None:
     """Each of three threads ends where it would have alone, however the passes were shared."""
-    shared = SharedSession(session, wait_s=0.002)
+    shared = SharedSession(recording, wait_s=0.002)
     config = GainConfig.preset("paper")
     members = [shared.join() for _ in range(3)]
     adapters = [Adapter(member, config) for member in members]
@@ -301,8 +303,13 @@ def test_adapters_on_one_session_learn_apart(session: OnnxSession, tmp_path: Pat
     def play(adapter: Adapter, seed: int) -> np.ndarray:
         return np.concatenate([adapter.step([frame]).probs for frame in frames(seed)])
 
+    recording.gate.clear()
     with ThreadPoolExecutor(3) as pool:
         played = [pool.submit(play, adapter, seed) for seed, adapter in enumerate(adapters)]
+        # The first pass holds until the other two wait for the second.
+        while max(recording.sizes, default=0) + len(shared._waiting) < 3:
+            time.sleep(0.001)
+        recording.gate.set()
         results = [future.result(timeout=30.0) for future in played]
     assert shared.rows == 30 + 35 + 40
     assert shared.passes < shared.rows

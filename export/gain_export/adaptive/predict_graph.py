@@ -162,12 +162,15 @@ def _strength(start: Value, evidence: Value, *, gain: Value, num_iters: int) -> 
     """lambda*, (B, 1), by a fixed number of halvings, eq:app_optimal_lambda."""
     at_zero = gain - total(softmax(start) * evidence, axis=1)
     at_one = gain - total(softmax(start + evidence) * evidence, axis=1)
-    half = 0.5
-    low = start.tape.constant(0.0)
+    # `gain_core` keeps the lower end and adds half the bracket to it. The middle alone has the same
+    # bits: up to 24 halvings all of its sums but the last are exact, later ones hardly count. It
+    # leads to the next middle on one way; the lower end does on two, and TensorRT for RTX 1.7
+    # follows all 2^24 of them through the graph, for minutes.
+    middle = start.tape.constant(0.5)
+    quarter = 0.25
     for _ in range(num_iters):
-        middle = low + half
         expected = total(softmax(start + middle * evidence) * evidence, axis=1)
-        low = where(gain > expected, middle, low)
-        half *= 0.5
-    inner = where(at_one >= 0.0, 1.0, low + half)
+        middle = middle + where(gain > expected, quarter, -quarter)
+        quarter *= 0.5
+    inner = where(at_one >= 0.0, 1.0, middle)
     return where(at_zero > 0.0, inner, 0.0)

@@ -1,12 +1,19 @@
-// node drive.mjs CHROMIUM URL OUT_DIR: plays the clip, reloads, plays on; writes what it saw.
+// node drive.mjs CHROMIUM URL OUT_DIR [CAMERA.y4m]: plays the clip, or with a file in the place of a
+// camera watches that; reloads, plays on; writes what it saw.
 
 import { writeFile } from "node:fs/promises";
 import path from "node:path";
 
 import { chromium } from "playwright-core";
 
-const [executablePath, url, out] = process.argv.slice(2);
-const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
+const CAMERA_FRAMES = 60;
+const [executablePath, url, out, camera] = process.argv.slice(2);
+const args = ["--no-sandbox"];
+if (camera) {
+  args.push("--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream");
+  args.push(`--use-file-for-fake-video-capture=${camera}`);
+}
+const browser = await chromium.launch({ executablePath, args });
 const seen = { hosts: [], errors: [] };
 try {
   const page = await browser.newPage({ viewport: { width: 1000, height: 1000 } });
@@ -46,15 +53,29 @@ async function play(page) {
     frames: globalThis.gain.stream.frames,
     isolated: crossOriginIsolated,
   }));
-  await page.click("#clip");
+  await page.click(camera ? "#webcam" : "#clip");
+  if (camera) await watch(page);
   await page.waitForFunction(() => globalThis.gain.finished, null, { timeout: 240_000 });
   const after = await page.evaluate(() => ({
     history: globalThis.gain.history,
     learned: globalThis.gain.stream.frames,
+    recorded: globalThis.gain.recorded?.map((rgb) => [...rgb]),
     status: document.getElementById("status").textContent,
+    title: document.getElementById("curve-title").textContent,
+    scores: ["frozen", "adapted"].map((name) => document.getElementById(`${name}-score`).textContent),
     state: globalThis.gain.stream
       .exportState()
       .map(({ name, type, dims, data }) => ({ name, type, dims, data: [...data].map(Number) })),
   }));
   return { ...before, ...after };
+}
+
+async function watch(page) {
+  await page.evaluate(() => (globalThis.gain.recorded = []));
+  await page.waitForFunction(
+    (frames) => globalThis.gain.finished || globalThis.gain.history?.length >= frames,
+    CAMERA_FRAMES,
+    { timeout: 240_000 },
+  );
+  await page.click("#stop", { timeout: 5_000 }).catch(() => {}); // it may have stopped by itself
 }
