@@ -4,9 +4,13 @@
 
 ARTIFACT is `models/roadsigns/roadsigns.onnx` after `gain-export`; `make demo` leaves one. The
 signs are those of `roadsigns_adaptation.py`, under the fifteen corruptions at severity 5. Every row
-is `balanced:half_life=60` or `tracked` with one part exchanged, or another method; every table is a
-`gain-eval` run. LHA has ten rounds, and there are five seeds: an hour on one core. The result is
-written after every stream.
+is `balanced:half_life=60` or `tracked` with one part exchanged, or another method, run by
+`gain-eval`. LHA has ten rounds, and there are five seeds: some forty minutes on one core. The
+result is written after every few methods, and what is in it already is not run again.
+
+    python benchmarks/roadsigns_ablation.py --json RESULT.json --into docs/ablations.md
+
+puts the tables of a result between the marks of a page, and runs nothing.
 """
 
 from __future__ import annotations
@@ -19,96 +23,85 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ablation_methods import BASE, DEFAULT, all_methods
+from ablation_tables import TABLES
+from marks import put_tables
 from roadsigns_adaptation import SCORES, print_table, spread, write_still_signs
 
 NUM_SEEDS = 5
 ROUNDS = 10
-BASE = "balanced:half_life=60"
-ABLATIONS = {
-    "intervention": (
-        "rule=retention",
-        "rule=full",
-        "rule=fixed:fixed_strength=0.5",
-        "rule=entropy",
-        "rule=disagreement",
-    ),
-    "roles": ("role=evaluator", "role=swapped"),
-    "state updates": (
-        "assignment=source",
-        "assignment=source:reliability=false",
-        "assignment=proposal",
-        "assignment=proposal:reliability=false",
-        "reliability=false",
-    ),
-    "class prior": ("prior=uniform", "prior=reliability", "prior=balancing"),
-    "prior strength": tuple(
-        f"prior_samples=0:prior_strength={value}" for value in (3, 10, 30, 100, 300, 1000, 3000)
-    ),
-}
-DEFAULT = "tracked"
-DEFAULT_ABLATIONS = {
-    "intervention": (
-        "rule=full",
-        "rule=fixed:fixed_strength=0.5",
-        "rule=entropy",
-        "rule=disagreement",
-    ),
-    "roles": ("role=evaluator", "role=swapped"),
-    "guard": ("guard=false",),
-    "label evidence": ("label_draws=0", "label_draws=3", "label_draws=30"),
-    "shrinkage": ("shrinkage=0", "shrinkage=1", "shrinkage=2"),
-    "memory": ("half_life=128", "half_life=512", "half_life=4096"),
-}
-OTHERS = ("paper", "neo", "neo-continual", "foa-shift", "t3a", "lame", "recentre")
-STREAMS = {"csc": (), "cdc": (), "mds": (), "lha": ("--rounds", str(ROUNDS))}
+# Strength and gain would double the time of a stream that is ten times as long as the others.
+STREAMS = {"csc": (), "cdc": (), "mds": (), "lha": ("--rounds", str(ROUNDS), "--no-diagnosis")}
 BATCH_SIZES = (1, 16, 64, 128)
 BATCH_METHODS = (BASE, DEFAULT, "paper", "neo", "neo-continual", "recentre")
+# Methods of one `gain-eval` run: what an interruption can lose.
+CHUNK = 6
 STRENGTH = ("mean_strength", "share_at_zero", "share_at_one", "pearson", "spearman")
 
 
 def main() -> int:
-    """Run everything, print the tables and write them."""
+    """Run what is missing, print the tables and write them; or put them into a page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("artifact", type=Path)
+    parser.add_argument("artifact", type=Path, nargs="?")
     parser.add_argument("--cache", type=Path, help="folder for features (default: gain-eval's)")
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help=f"(default: {NUM_SEEDS})")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--into", type=Path, help="put the tables into this page, run nothing")
     args = parser.parse_args()
-    report: dict[str, Any] = {"command": "python benchmarks/roadsigns_ablation.py ARTIFACT"}
+    if args.into:
+        put_tables(args.into, TABLES, json.loads(args.json.read_text()))
+        return 0
+    if args.artifact is None:
+        parser.error("ARTIFACT is needed to run anything")
+    report = json.loads(args.json.read_text()) if args.json.exists() else {}
     with tempfile.TemporaryDirectory() as name:
         signs = Path(name) / "signs.npz"
         write_still_signs(signs)
-        for stream, flags in STREAMS.items():
-            found = evaluate(args, signs, all_methods(), "--stream", stream, *flags)
-            if "base" not in report:
-                report |= heading(found)
-            report["streams"][stream] = summary(found)
-            write(args.json, report)
+        for stream, options in STREAMS.items():
+            flags = ("--stream", stream, *options)
+            complete(args, signs, report, *flags, place=("streams", stream))
         for size in BATCH_SIZES:
             flags = ("--no-diagnosis", "--batch-size", str(size))
-            found = evaluate(args, signs, BATCH_METHODS, *flags)
-            report["csc_batch_sizes"][f"batch size {size}"] = summary(found)
-            write(args.json, report)
+            place = ("csc_batch_sizes", f"batch size {size}")
+            complete(args, signs, report, *flags, place=place)
     for group in ("streams", "csc_batch_sizes"):
         for name, part in report[group].items():
             print_table(name, part["methods"])
     return 0
 
 
-def all_methods() -> tuple[str, ...]:
-    """Both bases with each part exchanged, and the others."""
-    exchanged = [
-        f"{base}:{change}"
-        for base, groups in ((BASE, ABLATIONS), (DEFAULT, DEFAULT_ABLATIONS))
-        for changes in groups.values()
-        for change in changes
-    ]
-    return (BASE, DEFAULT, *exchanged, *OTHERS)
+def complete(
+    args: argparse.Namespace,
+    data: Path,
+    report: dict[str, Any],
+    /,
+    *flags: str,
+    place: tuple[str, str],
+) -> None:
+    """Run the methods that one table lacks, a few at a time."""
+    group, title = place
+    wanted = all_methods() if group == "streams" else BATCH_METHODS
+    known = report.get(group, {}).get(title, {}).get("methods", {})
+    missing = [method for method in wanted if method not in known]
+    for start in range(0, len(missing), CHUNK):
+        found = evaluate(args, data, tuple(missing[start : start + CHUNK]), *flags)
+        shared = heading(found)
+        if not report:
+            report |= shared
+        for key in ("severity", "seeds", "artifact", "images", "bins"):
+            if report[key] != shared[key]:
+                raise SystemExit(f"{args.json}: {key} is {report[key]}, this run's {shared[key]}")
+        new = summary(found)
+        rows = report[group].get(title, {}).get("methods", {}) | new["methods"]
+        order = [name for name in ("source", *wanted) if name in rows]
+        report[group][title] = new | {"methods": {name: rows[name] for name in order}}
+        write(args.json, report)
 
 
 def heading(first: dict[str, Any]) -> dict[str, Any]:
     """What all tables have in common."""
     return {
+        "command": "python benchmarks/roadsigns_ablation.py ARTIFACT",
         "severity": 5,
         "seeds": first["seeds"],
         "base": BASE,
@@ -123,10 +116,11 @@ def heading(first: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write(target: Path | None, report: dict[str, Any], /) -> None:
+def write(target: Path, report: dict[str, Any], /) -> None:
     """The result so far."""
-    if target is not None:
-        target.write_text(json.dumps(report, indent=1) + "\n")
+    unfinished = target.with_name(f"{target.name}.part")
+    unfinished.write_text(json.dumps(report, indent=1) + "\n")
+    unfinished.replace(target)
 
 
 def evaluate(

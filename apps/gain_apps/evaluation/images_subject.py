@@ -14,6 +14,7 @@ from gain_apps.evaluation.datasets import open_data
 from gain_apps.evaluation.features import FeatureMaker
 from gain_apps.evaluation.image_data import CLEAN, ImageData
 from gain_apps.evaluation.methods.protocol import Head
+from gain_apps.evaluation.methods.registry import parse_method
 from gain_apps.evaluation.methods.torch_network import SourcePixels, TorchNetwork, timm_network
 from gain_apps.evaluation.store import ANY_SEVERITY, FeatureStore, Outputs, PixelLoader
 from gain_apps.evaluation.streams import RAMP
@@ -199,7 +200,8 @@ def _source_mean(
     args: Namespace, maker: FeatureMaker, on_images: OnImages | None
 ) -> npt.NDArray[np.float64] | None:
     """Mean feature of clean images, where a method needs it and there are some."""
-    if not any(name.partition(":")[0] == FOA_SHIFT for name in args.methods):
+    specs = [parse_method(text) for text in args.methods]
+    if not any(spec.name == FOA_SHIFT or spec.options.get("measured") is True for spec in specs):
         return None
     clean_maker = _clean_maker(args, maker)
     if clean_maker is None:
