@@ -11,6 +11,7 @@ from onnx import TensorProto, external_data_helper, inliner
 
 from gain_core.errors import ArtifactError
 from gain_runtime.manifest import PREFIX
+from gain_runtime.model_text import refuse_broken_text
 
 __all__ = [
     "DEFAULT_OPSET",
@@ -119,6 +120,7 @@ def _parse(path: Path) -> onnx.ModelProto:
             f"{path}: expected an ONNX model, got a file without a graph; "
             "copy it again or export the model again"
         )
+    refuse_broken_text(model, path)
     return model
 
 

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from gain_core.errors import ArtifactError
 from gain_runtime.manifest import PREFIX, Manifest
+from gain_runtime.model_text import refuse_broken_text
 
 __all__ = ["Artifact", "load_artifact", "read_head", "read_model", "write_metadata"]
 
@@ -105,6 +106,7 @@ def read_model(path: Path, /) -> tuple[onnx.ModelProto, str]:
     sha256 = hashlib.sha256(data).hexdigest()
     model = _parse(data, path)
     del data  # a large model need not lie in memory twice while its head is read
+    refuse_broken_text(model, path)
     _refuse_external_data(model, path)
     return model, sha256
 

@@ -2,8 +2,8 @@
 
     python tests/faults/fuzz_readers.py TARGET CORPUS [-max_total_time=60] [more of libFuzzer's]
 
-TARGET is artifact, adaptive, engine, state or uri, CORPUS a folder with at least one whole example.
-The process ends with status 0 unless an input leads to something else than a result or a
+TARGET is model, artifact, adaptive, engine, state or uri, CORPUS a folder with at least one whole
+example. The process ends with status 0 unless an input leads to something else than a result or a
 `GainError`; libFuzzer then writes it to a file and prints the traceback.
 """
 
@@ -19,6 +19,7 @@ import atheris
 with atheris.instrument_imports(include=["gain_core", "gain_runtime", "gain_export"]):
     from gain_core import GainConfig
     from gain_core.errors import ConfigError, GainError
+    from gain_export.onnx_file import load_onnx
     from gain_runtime.adaptive_artifact import load_adaptive
     from gain_runtime.artifact import load_artifact
     from gain_runtime.engine_file import read_engine
@@ -66,6 +67,7 @@ def uri(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
+    "model": read_file(load_onnx, ".onnx"),
     "artifact": read_file(load_artifact, ".onnx"),
     "adaptive": read_file(load_adaptive, ".adaptive.onnx"),
     "engine": read_file(read_engine, ".engine"),

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from gain_core import Gain, GainConfig
@@ -27,6 +28,12 @@ pytestmark = [
         importlib.util.find_spec("atheris") is None, reason="atheris is not installed"
     ),
 ]
+
+
+def seed_model(folder, artifact_path):
+    model = onnx.load(artifact_path)
+    del model.metadata_props[:]
+    onnx.save(model, folder / "whole")
 
 
 def seed_artifact(folder, artifact_path):
@@ -73,6 +80,7 @@ def seed_uri(folder, artifact_path):
 
 
 SEEDS = {
+    "model": seed_model,
     "artifact": seed_artifact,
     "adaptive": seed_adaptive,
     "engine": seed_engine,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gain_apps.stream_config import StreamConfig
 from gain_core.errors import ArtifactError, ConfigError, GainError
 from gain_export.adaptive import add_adaptation
+from gain_export.onnx_file import load_onnx
 from gain_runtime.adapter import Adapter
 from gain_runtime.adaptive_artifact import load_adaptive
 from gain_runtime.artifact import load_artifact
@@ -161,6 +162,16 @@ def test_external_data_is_refused_wherever_it_lies(
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ArtifactError, match="expected all weights inside the file"):
         load_artifact(path)
+
+
+@pytest.mark.parametrize("name", ["features", "pixel_values", "gain.schema"])
+def test_a_name_that_is_no_text_is_refused(artifact_path: Path, tmp_path: Path, name: str) -> None:
+    """Protobuf hands such a name over as bytes."""
+    path = tmp_path / "tiny.onnx"
+    path.write_bytes(artifact_path.read_bytes().replace(name.encode(), b"\xff" + name.encode()[1:]))
+    for read in (load_artifact, load_onnx, load_adaptive):
+        with pytest.raises(ArtifactError, match=r"expected names and metadata in UTF-8, got b'"):
+            read(path)
 
 
 SCHEMES = ["", "rtsp://", "http://", "https://", "test://", "v4l2://", "csi://", "file://", "x://"]
