@@ -216,7 +216,7 @@ class Soak:
         ]
         if not killed:
             text = (folder / f"life-{life['number']}.json").read_text()
-            life["summary"] = json.loads(text) if text else None
+            life["summary"] = json.loads(_without_folders(text, self._args)) if text else None
         self._save()
 
     def _metrics(self) -> dict[str, float]:
@@ -262,6 +262,13 @@ def _process_status(pid: int) -> dict[str, float]:
         "open_files": len(list(Path(f"/proc/{pid}/fd").iterdir())),
         "cpu_s": ticks / os.sysconf("SC_CLK_TCK"),
     }
+
+
+def _without_folders(text: str, args: argparse.Namespace, /) -> str:
+    """Names of files only: a committed result says nothing of the machine's folders."""
+    for folder in (args.folder, args.artifact.parent):
+        text = text.replace(f"{folder}/", "")
+    return text
 
 
 def _count_rows(path: Path) -> dict[str, Any]:

@@ -333,11 +333,12 @@ def hook(status: int = 200) -> Iterator[tuple[str, list[dict], list[dict]]]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             data = self.rfile.read(int(self.headers["Content-Length"]))
+            # Before the answer, which lets the next post come, in a thread of its own.
+            headers.append(dict(self.headers))
+            records.append(json.loads(data))
             self.send_response(status)
             self.send_header("Content-Length", "0")
             self.end_headers()
-            headers.append(dict(self.headers))
-            records.append(json.loads(data))
 
         def log_message(self, format: str, *args: object) -> None:
             """Keep the test's output clean."""
