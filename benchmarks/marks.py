@@ -17,6 +17,8 @@ def put_tables(
 ) -> None:
     """Put each table between `<!-- NAME -->` and `<!-- /NAME -->` of a page.
 
+    The first mark may go on behind a colon, as `<!-- NAME: how to make it -->`.
+
     Parameters
     ----------
     page : Path
@@ -33,7 +35,9 @@ def put_tables(
     text = page.read_text(encoding="utf-8")
     for name, make in tables.items():
         mark = re.escape(name)
-        found = re.search(rf"^(<!-- {mark} -->)$.*?^(<!-- /{mark} -->)$", text, re.M | re.S)
+        found = re.search(
+            rf"^(<!-- {mark}(?:: [^\n]*)? -->)$.*?^(<!-- /{mark} -->)$", text, re.M | re.S
+        )
         if found is None:
             raise SystemExit(f"{page}: expected <!-- {name} --> and <!-- /{name} --> on lines")
         text = f"{text[: found.end(1)]}\n\n{make(report)}\n\n{text[found.start(2) :]}"

@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime
+from marks import put_tables
 from prometheus_client.parser import text_string_to_metric_families
-from soak_table import lost_frames, put_table, soak_table
+from soak_table import lost_frames, soak_table
 from soak_viewer import Viewer, open_viewer
 
 from gain_core import __version__
@@ -72,12 +73,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write the numbers")
     args = parser.parse_args()
     if args.table is not None:
-        table = soak_table(json.loads(args.table.read_text("utf-8")))
+        report = json.loads(args.table.read_text("utf-8"))
         if args.into is None:
-            print(table)
+            print(soak_table(report))
         else:
-            page = put_table(args.into.read_text("utf-8"), table)
-            args.into.write_text(page, "utf-8")
+            put_tables(args.into, {"soak": soak_table}, report)
         return 0
     if args.artifact is None:
         parser.error("--artifact is required; make demo leaves one")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["lost_frames", "put_table", "soak_table"]
+__all__ = ["lost_frames", "soak_table"]
 
 Life = Mapping[str, Any]
 
 # The windows of a run's percentiles are full by then, and what is left to grow is a leak.
 SETTLED_FRAMES = 4_200
 MIB = 1024.0
-MARKS = re.compile(r"^(<!-- soak: .* -->)$.*?^(<!-- /soak -->)$", re.MULTILINE | re.DOTALL)
 
 
 def soak_table(report: Mapping[str, Any], /) -> str:
@@ -53,29 +51,6 @@ def lost_frames(before: Life, life: Life, /) -> int:
     """
     learned = (before["restored_frames"] or 0) + before["rows"]["frames"]
     return int(learned - (life["restored_frames"] or 0))
-
-
-def put_table(page: str, table: str, /) -> str:
-    """The page with the table between its two marks.
-
-    Parameters
-    ----------
-    page, table : str
-        Markdown.
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    SystemExit
-        If the page has no such marks.
-    """
-    found = MARKS.search(page)
-    if found is None:
-        raise SystemExit("expected <!-- soak: … --> and <!-- /soak --> on lines of their own")
-    return f"{page[: found.end(1)]}\n\n{table}\n\n{page[found.start(2) :]}"
 
 
 def _whole(report: Mapping[str, Any], lives: Sequence[Life], lost: Sequence[int]) -> list[str]:

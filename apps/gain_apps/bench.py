@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gain_apps.device_flags import add_device_flags
 from gain_core.errors import GainError
 
 __all__ = ["build_parser", "main"]
@@ -74,18 +75,7 @@ def _add_measurement(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--preset", help="tracked (default), balanced, paper or paper-l2")
     group.add_argument("--seed", type=int, metavar="N", help="of the test sources (default 0)")
-    group.add_argument("--device", help="cpu (default), cuda, tensorrt, or auto")
-    group.add_argument(
-        "--device-preprocess",
-        action="store_true",
-        help="resize, crop and normalise on the GPU, too; same pixels",
-    )
-    group.add_argument(
-        "--allow-host-code",
-        action="store_true",
-        help="run an engine built with --version-compatible, which brings code for the CPU",
-    )
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads for the network")
+    add_device_flags(group)
 
 
 def _add_comparison(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from gain_apps.device_flags import add_device_flags
 from gain_core.errors import GainError
 
 __all__ = ["build_parser", "main"]
@@ -99,18 +100,7 @@ def _add_adaptation(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="adaptive file instead, made by gain-export --adaptive: its graph learns by itself",
     )
-    group.add_argument("--device", help="cpu (default), cuda, tensorrt, or auto")
-    group.add_argument(
-        "--device-preprocess",
-        action="store_true",
-        help="resize, crop and normalise on the GPU, too; same pixels",
-    )
-    group.add_argument(
-        "--allow-host-code",
-        action="store_true",
-        help="run an engine built with --version-compatible, which brings code for the CPU",
-    )
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads for the network")
+    add_device_flags(group)
     group.add_argument("--preset", help="tracked (default), balanced, paper or paper-l2")
     group.add_argument(
         "--half-life", type=float, metavar="FRAMES", help="how fast old frames are forgotten"

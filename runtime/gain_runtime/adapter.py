@@ -9,7 +9,6 @@ from time import perf_counter_ns
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import to_device
 
 from gain_core import GainConfig
 from gain_core.errors import NumericsError
@@ -300,7 +299,7 @@ class Adapter:
                 artifact_sha256=self.artifact.sha256,
             )
             self._gain.load_state(loaded.state, frames=loaded.frames)
-            self._trips.resume(self._trips_so_far())
+        self._trips.resume(self.status().guard_trips)
 
     def _adapted(self, result: LaneResult, preprocess_ns: int) -> AdaptedBatch:
         """What the batch gave, unless it was rejected."""
@@ -321,8 +320,3 @@ class Adapter:
             gain=np.asarray(prediction.gain),
             stage_ns={"preprocess": preprocess_ns, **result.stage_ns},
         )
-
-    def _trips_so_far(self) -> int | None:
-        """What the guard's counter says; None without a guard."""
-        trips = self._gain.guard_trips
-        return None if trips is None else int(np.asarray(to_device(trips, "cpu")))

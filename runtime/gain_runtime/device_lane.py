@@ -101,10 +101,12 @@ class DeviceLane:
         slot = next(self._slots)
         slot.free()
         stream = self._stream
-        slot.began.record(self._copies if isinstance(pixel_values, np.ndarray) else stream)
         if isinstance(pixel_values, np.ndarray):
+            slot.began.record(self._copies)
             pixel_values = slot.copy_in(pixel_values, self._copies)
             stream.wait_event(slot.copied)
+        else:
+            slot.began.record(stream)
         with stream:
             features, logits = self._session.infer(pixel_values)
             slot.inferred.record(stream)

@@ -83,6 +83,7 @@ class ShiftStep:
         )
         self._vector = self._zeros(self._num_classes)
         self._scalars = self._zeros(_SCALARS)
+        self._in_place = self._named()
         self._waiting = self._zeros(2, self._num_classes)
         self._totals = self._zeros(_TOTALS)
         self._fresh = self._zeros(_FRESH)
@@ -96,7 +97,7 @@ class ShiftStep:
         """See `DeviceStep`."""
         features, logits = self._checked(features, logits)
         if features.shape[0] == 0:
-            return predict(features, logits, self._view(), config=self._config)
+            return predict(features, logits, self._in_place, config=self._config)
         result = new_block(features.shape[0], like=self._like)
         self._enqueue_prediction(features, logits, result)
         return result.prediction
@@ -111,7 +112,7 @@ class ShiftStep:
         """See `DeviceStep`."""
         features, logits = self._checked(features, logits)
         if features.shape[0] == 0:
-            return predict(features, logits, self._view(), config=self._config)
+            return predict(features, logits, self._in_place, config=self._config)
         batch_size, columns = features.shape
         key = (batch_size, columns, flush)
         recorded = self._recorded.get(key)
@@ -170,7 +171,7 @@ class ShiftStep:
     def load(self, state: GainState, /) -> None:
         """See `DeviceStep`."""
         assert isinstance(state, ShiftState)
-        mine = self._view()
+        mine = self._in_place
         for name in ("sums", "shift", "guard"):
             record, theirs = getattr(mine, name), getattr(state, name)
             for field in record.__dataclass_fields__:
@@ -180,19 +181,19 @@ class ShiftStep:
     @property
     def state(self) -> ShiftState:
         """See `DeviceStep`."""
-        copied = copy_state(self._view())
+        copied = copy_state(self._in_place)
         assert isinstance(copied, ShiftState)
         return copied
 
     @property
     def guard_trips(self) -> Array:
         """How often the guard has tripped, () on the device."""
-        trips: DeviceArray = self._view().guard.trips
+        trips: DeviceArray = self._in_place.guard.trips
         copied: Array = trips.copy()
         return copied
 
-    def _view(self) -> ShiftState:
-        """The state in place."""
+    def _named(self) -> ShiftState:
+        """The state's arrays by name; they stay where they are, so this is asked for once."""
         numbers, w = self._scalars, NUM_WINDOWS
         (numerator, denominator, variance, trust, count, agreement, confidence, hold, trips) = (
             numbers[place : place + 1].reshape(()) for place in range(2 * w, _SCALARS)
