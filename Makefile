@@ -11,7 +11,7 @@ demo: $(DEMO_VENV)/.ready
 	mkdir -p $(DEMO)
 	$(DEMO_VENV)/bin/gain-export models/roadsigns/roadsigns.onnx --output $(DEMO)/roadsigns.gain.onnx \
 	    --force --labels models/roadsigns/labels.txt --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 \
-	    --crop-pct 1 --crop-mode squash --interpolation bicubic
+	    --crop-pct 1 --crop-mode squash --interpolation bicubic --calibrate test://signs
 	$(DEMO_VENV)/bin/gain-stream 'test://drive?frames=$(DEMO_FRAMES)' --model $(DEMO)/roadsigns.gain.onnx \
 	    --update-every 16 --side-by-side --output $(DEMO)/drive.mp4 \
 	    --jsonl $(DEMO)/frames.jsonl --timeline $(DEMO)/timeline.png \

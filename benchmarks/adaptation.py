@@ -6,8 +6,9 @@
 ARTIFACT is the road-sign model after `gain-export` (`make demo` leaves one): its drive and still
 signs are always run, and a Gaussian world whose answer is known. Beds are `.npz` files of frozen
 features: those in `../shared/data/beds`, and what `cifar_vit.py` and `cifar_lite0.py` write. Every
-cell is a `gain-eval` run over five seeds (three from a thousand classes on, one where frames come
-one by one); a pair that is in the result file already is not run again.
+cell is a `gain-eval` run over five seeds (ten where a stream is of one class, so that ten classes
+are seen, and one where frames come one by one); a pair that is in the result file already is not
+run again, but for the methods named by `--refresh`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from marks import markdown, put_tables
 from roadsigns_adaptation import write_still_signs
 
 from gain_apps.evaluate import main as gain_eval
 
+DEFAULT, MEASURED = "tracked", "tracked:measured=true"
 METHODS = "tracked,tracked:measured=true,balanced,paper-l2,neo,neo-continual,foa-shift,recentre"
 RIVALS = ("neo", "neo-continual", "foa-shift", "recentre")
 STREAMS = {
@@ -39,9 +43,11 @@ STREAMS = {
 # One image of each class: an order by class is one more shuffle, and severities need images.
 NEED_REPEATS = ("runs of one class", "sorted by class", "one class only")
 NEED_IMAGES = ("severity ramp",)
-SINGLE_METHODS = "tracked,tracked:update_every=16,neo-continual"
+SINGLE_METHODS = "tracked,tracked:measured=true,tracked:update_every=16,neo-continual"
 # A recorded drive has no clean images to measure a source mean on.
 RECORDED_METHODS = "tracked,balanced,paper-l2,neo,neo-continual,recentre"
+# Frame by frame takes sixty-four times as many steps; a stream of one class has one class a seed.
+SEEDS = {"single frames": ["--seeds", "1"], "one class only": ["--seeds", "10"]}
 DRIVE = "test://drive?frames=6000&resolution=crop&seed={seed}"
 LEAST_GAIN, MOST_LOSS, MOST_ECE = 4.0, 0.5, 2.0
 
@@ -54,16 +60,17 @@ def main() -> int:
     parser.add_argument("--photos", action="append", default=[], metavar="NAME=ARTIFACT:FOLDER")
     parser.add_argument("--cache", default=str(Path.home() / ".cache" / "gain-edge" / "eval"))
     parser.add_argument("--only", action="append", help="this bed only; may be repeated")
+    parser.add_argument("--refresh", metavar="METHODS", help="run these again in every pair")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--picture", type=Path, help="draw the result file and do nothing else")
-    parser.add_argument("--table", action="store_true", help="print it as Markdown, nothing else")
+    parser.add_argument("--into", type=Path, help="put the table into this page, run nothing")
     args = parser.parse_args()
-    if args.picture or args.table:
-        cells = json.loads(args.json.read_text())["cells"]
+    if args.picture or args.into:
+        report = json.loads(args.json.read_text())
         if args.picture:
-            draw(cells, args.picture)
-        if args.table:
-            print_table(cells)
+            draw(report["cells"], args.picture)
+        if args.into:
+            put_tables(args.into, TABLES, report)
         return 0
     report = json.loads(args.json.read_text()) if args.json.exists() else {"cells": {}}
     report["command"] = "python benchmarks/adaptation.py"
@@ -73,11 +80,12 @@ def main() -> int:
                 continue
             for stream in streams:
                 key = f"{name}, {stream}"
-                if key not in report["cells"]:
-                    # Frame by frame takes sixty-four times as many steps: one seed.
-                    counted = ["--seeds", "1"] if stream == "single frames" else seeds
+                found = report["cells"].setdefault(key, {})
+                methods = methods_to_run(stream, done=bool(found), refresh=args.refresh)
+                if methods:
+                    counted = SEEDS.get(stream, seeds)
                     flags = (*STREAMS.get(stream, ("--stream", "recorded")), *counted)
-                    report["cells"][key] = cell(base, stream, flags, Path(folder))
+                    found |= cell(base, methods, flags, Path(folder))
                     report["bars"] = bars(report["cells"])
                     args.json.write_text(json.dumps(report, indent=1) + "\n")
                 show(key, report["cells"][key])
@@ -99,14 +107,13 @@ def subjects(
         name, _, place = text.partition("=")
         path, _, severity = place.rpartition(":")
         with np.load(path) as data:
-            num_classes, repeated = len(data["weight"]), len(data["labels"]) > len(data["weight"])
+            repeated = len(data["labels"]) > len(data["weight"])
         streams = [
             stream
             for stream in STREAMS
             if stream not in NEED_IMAGES and (repeated or stream not in NEED_REPEATS)
         ]
-        seeds = ["--seeds", "5" if num_classes < 500 else "3"]
-        found.append((name, [path, "--severity", severity], streams, seeds))
+        found.append((name, [path, "--severity", severity], streams, ["--seeds", "5"]))
     for text in args.photos:
         name, _, place = text.partition("=")
         artifact, _, images = place.partition(":")
@@ -121,6 +128,17 @@ def subjects(
         base = [args.artifact, DRIVE.format(seed=seed), "--cache", args.cache]
         found.append((f"road-sign drive {seed}", base, ["as recorded"], ["--seeds", "1"]))
     return found
+
+
+def methods_to_run(stream: str, /, *, done: bool, refresh: str | None) -> str:
+    """Names, with commas between: all of a stream's, or those to run again, or none."""
+    methods = {"single frames": SINGLE_METHODS, "as recorded": RECORDED_METHODS}.get(
+        stream, METHODS
+    )
+    if not done:
+        return methods
+    wanted = (refresh or "").split(",")
+    return ",".join(name for name in methods.split(",") if name in wanted)
 
 
 def write_gaussian_world(path: Path) -> None:
@@ -146,11 +164,9 @@ def write_gaussian_world(path: Path) -> None:
     np.savez(path, **arrays)
 
 
-def cell(base: list[str], stream: str, flags: tuple[str, ...], folder: Path) -> dict[str, Any]:
-    """Accuracy and ECE of every method on one stream."""
+def cell(base: list[str], methods: str, flags: tuple[str, ...], folder: Path) -> dict[str, Any]:
+    """Accuracy and ECE of the source and every method on one stream."""
     target = folder / "result.json"
-    special = {"single frames": SINGLE_METHODS, "as recorded": RECORDED_METHODS}
-    methods = special.get(stream, METHODS)
     arguments = [*base, *flags, "--methods", methods, "--no-diagnosis", "--json", str(target)]
     status = gain_eval(arguments)
     if status != 0:
@@ -163,16 +179,22 @@ def cell(base: list[str], stream: str, flags: tuple[str, ...], folder: Path) -> 
 
 
 def bars(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The promises, checked over all pairs."""
+    """The promises, checked over all pairs, of the default without and with clean images."""
+    return {method: promises(cells, method) for method in (DEFAULT, MEASURED)}
+
+
+def promises(cells: dict[str, dict[str, Any]], method: str) -> dict[str, Any]:
+    """The promises, checked over all pairs that have the method."""
+    cells = {key: row for key, row in cells.items() if method in row}
     deltas = {
-        key: row["tracked"]["accuracy"] - row["source"]["accuracy"] for key, row in cells.items()
+        key: row[method]["accuracy"] - row["source"]["accuracy"] for key, row in cells.items()
     }
     weak = [deltas[key] for key, row in cells.items() if row["source"]["accuracy"] < 70.0]
-    calm = {key: row["tracked"]["ece"] - row["source"]["ece"] for key, row in cells.items()}
+    calm = {key: row[method]["ece"] - row["source"]["ece"] for key, row in cells.items()}
     rivalled = [row for row in cells.values() if all(name in row for name in RIVALS)]
     means = {
         name: round(float(np.mean([row[name]["accuracy"] for row in rivalled])), 2)
-        for name in ("source", "tracked", "tracked:measured=true", "balanced", "paper-l2", *RIVALS)
+        for name in ("source", DEFAULT, MEASURED, "balanced", "paper-l2", *RIVALS)
     }
     return {
         "pairs": len(cells),
@@ -194,17 +216,20 @@ def bars(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def print_table(cells: dict[str, dict[str, Any]]) -> None:
-    """Accuracy / ECE of every pair in Markdown."""
-    columns = ("source", "tracked", "tracked:measured=true", "balanced", *RIVALS)
-    print("| test bed, stream | " + " | ".join(f"`{name}`" for name in columns) + " |")
-    print("|---|" + "---|" * len(columns))
-    for key, row in cells.items():
-        entries = (
-            f"{row[name]['accuracy']:.1f} / {row[name]['ece']:.1f}" if name in row else ""
-            for name in columns
-        )
-        print(f"| {key} | " + " | ".join(entries) + " |")
+def all_pairs(report: Mapping[str, Any], /) -> str:
+    """Accuracy / ECE of every pair."""
+    columns = ("source", DEFAULT, MEASURED, "balanced", *RIVALS)
+
+    def text(scores: Mapping[str, float] | None) -> str:
+        return "" if scores is None else f"{scores['accuracy']:.1f} / {scores['ece']:.1f}"
+
+    rows = [
+        [key, *(text(row.get(name)) for name in columns)] for key, row in report["cells"].items()
+    ]
+    return markdown(["test bed, stream", *(f"`{name}`" for name in columns)], rows)
+
+
+TABLES = {"all pairs": all_pairs}
 
 
 def draw(cells: dict[str, dict[str, Any]], path: Path) -> None:
@@ -223,7 +248,7 @@ def draw(cells: dict[str, dict[str, Any]], path: Path) -> None:
         if name.startswith("road-sign drive"):
             name, stream = "road-sign drives", f"drive {name.split()[-1]}"
         beds.setdefault(name, {})[stream] = row
-    shown = {"tracked": "#1b9e77", "balanced": "#7570b3", "neo-continual": "#d95f02"}
+    shown = {MEASURED: "#1b9e77", DEFAULT: "#66c2a5", "neo-continual": "#d95f02"}
     columns = 2
     rows = -(-len(beds) // columns)
     figure, axes = pyplot.subplots(rows, columns, figsize=(11, 2.9 * rows), squeeze=False)

@@ -30,6 +30,7 @@ from gain_apps.evaluate import main as gain_eval
 RESULTS = Path(__file__).resolve().parent / "results"
 METHODS = (
     "tracked",
+    "tracked:measured=true",
     "balanced",
     "paper",
     "paper-l2",

@@ -35,6 +35,12 @@ class GainConfig:
     label_draws : float
         Up to as many effective draws of a class, all that the classes seen explain is taken out
         of the shift; beyond, in proportion less.
+    mixture_test : bool
+        Count a memory as one draw where its frames' logits are as symmetric about their mean as
+        those of a single class are ("shift").
+    match_scale : bool
+        Bring the deviations of the classes' logits to the ratios they have on the source's domain
+        ("shift").
     guard : bool
         Watch the agreement with the source and return to it where that breaks down ("shift").
     prior_strength : float
@@ -76,6 +82,8 @@ class GainConfig:
     half_life: float = 1024.0
     shrinkage: float = 1.25
     label_draws: float = 10.0
+    mixture_test: bool = True
+    match_scale: bool = True
     guard: bool = True
     prior_strength: float = 300.0
     prior_samples: float = 0.0
@@ -100,6 +108,8 @@ class GainConfig:
             ),
             ("shrinkage", "a finite number >= 0", 0.0 <= self.shrinkage < math.inf),
             ("label_draws", "a finite number >= 0", 0.0 <= self.label_draws < math.inf),
+            ("mixture_test", "true or false", isinstance(self.mixture_test, bool)),
+            ("match_scale", "true or false", isinstance(self.match_scale, bool)),
             ("guard", "true or false", isinstance(self.guard, bool)),
             ("prior_strength", "a finite number > 0", 0.0 < self.prior_strength < math.inf),
             ("prior_samples", "a finite number >= 0", 0.0 <= self.prior_samples < math.inf),

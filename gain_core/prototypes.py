@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +18,16 @@ from gain_core._checks import (
 )
 from gain_core._typing import Array, Namespace
 from gain_core.config import GainConfig
-from gain_core.errors import ArrayError, NumericsError
+from gain_core.errors import ArrayError, ConfigError, NumericsError
 
-__all__ = ["Prototypes", "prepare_prototypes", "unit_rows"]
+__all__ = ["DEFAULT_ASYMMETRY", "Prototypes", "prepare_prototypes", "unit_rows"]
+
+# Asymmetry of frames of one class, and of all classes, where the source's own was not measured:
+# about the largest of the one, and of the other, that a network on clean images shows. In between,
+# nothing is certain, and the shift waits.
+DEFAULT_ASYMMETRY = (0.03, 0.4)
+# The two must differ by this much: a network whose mixtures look like single classes tells nothing.
+LEAST_ASYMMETRY_GAP = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +50,11 @@ class Prototypes:
     thresholds : array, (K,)
         What the head's bias owes to the length of its rows, see `_thresholds`; zeros where the
         bias is not known, or where `mean_logits` were measured, which makes it of no use.
+    log_lengths : array, (K,)
+        Logarithm of every centred row's length, less its mean: how the logits' deviations differ
+        by class where features scatter alike in all directions.
+    asymmetry : array, (2,)
+        Of the source's frames of one class, and of all classes; see `ShiftSums`.
     """
 
     centered: Array
@@ -50,6 +63,8 @@ class Prototypes:
     row_squares: Array
     mean_logits: Array
     thresholds: Array
+    log_lengths: Array
+    asymmetry: Array
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,6 +85,7 @@ def prepare_prototypes(
     *,
     bias: Array | None = None,
     mean_logits: Array | None = None,
+    asymmetry: tuple[float, float] | None = None,
 ) -> Prototypes:
     """Check the head's weight and compute its constants.
 
@@ -84,7 +100,10 @@ def prepare_prototypes(
     mean_logits : array, (K,), optional
         Mean logits of the source on unlabelled images of its own domain, classes about alike;
         without it they are taken to be equal, which a softmax trained on balanced classes makes
-        nearly so. Neither is for a `Prototypes` record, which has its own.
+        nearly so. None of the three is for a `Prototypes` record, which has its own.
+    asymmetry : pair of float, optional
+        Of the source's clean frames of one class, and of all classes; `DEFAULT_ASYMMETRY` where
+        they were not measured.
 
     Returns
     -------
@@ -96,6 +115,8 @@ def prepare_prototypes(
     ArrayError
         If it is no floating matrix of at least two rows and one column, or `bias` or
         `mean_logits` do not fit it.
+    ConfigError
+        If `asymmetry` is no pair of finite numbers, the second the larger.
     NumericsError
         On NumPy, if it holds NaN or infinity, or overflows in float32.
     """
@@ -130,7 +151,31 @@ def prepare_prototypes(
         row_squares=row_squares,
         mean_logits=measured,
         thresholds=_thresholds(known_bias, row_squares),
+        log_lengths=_log_lengths(row_squares),
+        asymmetry=_asymmetry(asymmetry, like=row_squares),
     )
+
+
+def _log_lengths(row_squares: Array) -> Array:
+    """Centred logarithms of the rows' lengths; a row of zeros counts as a very short one."""
+    xp = array_namespace(row_squares)
+    floor = 1e-6 * xp.mean(row_squares)
+    floor = xp.where(floor > 0, floor, xp.ones_like(floor))
+    lengths = 0.5 * xp.log(xp.maximum(row_squares, floor))
+    return lengths - xp.mean(lengths)
+
+
+def _asymmetry(pair: tuple[float, float] | None, *, like: Array) -> Array:
+    """The two as an array, the second at least `LEAST_ASYMMETRY_GAP` above the first."""
+    single, mixed = DEFAULT_ASYMMETRY if pair is None else pair
+    if not (math.isfinite(single) and math.isfinite(mixed) and single < mixed):
+        raise ConfigError(
+            "asymmetry: expected two finite numbers, of one class and of all, the second the "
+            f"larger, got {single!r} and {mixed!r}; measure it with gain-export --calibrate"
+        )
+    xp = array_namespace(like)
+    values = [single, max(mixed, single + LEAST_ASYMMETRY_GAP)]
+    return xp.asarray(values, dtype=like.dtype, device=device(like))
 
 
 def _thresholds(bias: Array, row_squares: Array) -> Array:

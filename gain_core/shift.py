@@ -1,11 +1,15 @@
-"""The tracked shift: how far the target's mean logits have moved, and how far that can be trusted.
+"""The tracked shift: how far the target's logits have moved, and how far that can be trusted.
 
 The correction lives in the K logits alone. A domain shift moves the mean of the source's logits;
 so does a run of one class. What the classes seen explain is taken out, and what is left is
-shrunk towards no shift at all by how many independent draws of a class stand behind it. Means
+shrunk towards no shift at all by how many independent draws of a class stand behind it. Frames
+of many classes stick out of their mean on one side, each in the logit of its own class, and
+frames of one class scatter about it evenly: where they do, the memory is one draw. Means
 over five memories, each half as long as the next, are combined from the longest to the shortest:
 a shorter memory moves the estimate only as far as its difference exceeds its own noise, so the
-estimate is steady in calm and fast after a jump. `docs/method.md` has the derivation.
+estimate is steady in calm and fast after a jump. The deviations of the classes' logits, which a
+domain changes as well, are brought back to their ratios in the same way, from the longer memories.
+`docs/method.md` has the derivation.
 """
 
 from __future__ import annotations
@@ -47,6 +51,20 @@ LEAST_SPREAD = 0.25
 # it: a run of one class has moved the mean by more than its frames differ, while a domain that
 # makes one class win too often leaves the others in the scatter.
 LEAST_POWER = 0.5
+# Between the source's asymmetry on one class and on all classes, the shares of the way where a
+# memory begins to count as a mixture and where it is one: for the shift of the means, and for the
+# ratios of the deviations, which a mistake does more harm to.
+SHIFT_RAMP = (0.08, 0.22)
+SCALE_RAMP = (0.3, 0.5)
+# Variance of the logarithm of a deviation, times the number of draws. That of a Gaussian would be
+# a half; a class's logit is mostly low and seldom high, which is why it is more.
+SCALE_NOISE = 1.5
+# The longest memories, which the ratios of the deviations are taken from.
+NUM_SCALE_WINDOWS = 3
+# A class's variance is at least this share of the classes' mean.
+LEAST_VARIANCE = 1e-6
+# Of two classes, one logit is the other's negative: no asymmetry can tell one from both.
+LEAST_TESTED_CLASSES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +80,24 @@ class ShiftSums:
     window_logits : array, (J, K)
         Sum of x, the source's log-probabilities less their mean over classes, and less the mean
         logits on the source's own domain where those were measured.
-    window_squares : array, (J,)
-        Sum of |x|^2.
+    window_powers : array, (J, K)
+        Sum of x^2.
     window_mass : array, (J, K)
         Sum of p*.
+    window_lean, window_range : array, (J,)
+        Sums of max y + min y and of max y - min y over classes, y being x less the mean of the
+        shortest memory as it was when the frame came; a first batch has none. Their quotient is
+        the asymmetry.
     scale_numerator, scale_denominator : array, ()
         Regression of a frame's logit of its own class, which gives the scale a; see `scale_of`.
     """
 
     window_count: Array
     window_logits: Array
-    window_squares: Array
+    window_powers: Array
     window_mass: Array
+    window_lean: Array
+    window_range: Array
     scale_numerator: Array
     scale_denominator: Array
 
@@ -86,6 +110,8 @@ class Shift:
     ----------
     vector : array, (K,)
         beta, the shift of the mean logits, to be subtracted from the source's.
+    stretch : array, (K,)
+        What the centred logits are multiplied by after that; ones where nothing is to be matched.
     variance : array, ()
         Posterior variance of one entry of it.
     trust : array, ()
@@ -93,6 +119,7 @@ class Shift:
     """
 
     vector: Array
+    stretch: Array
     variance: Array
     trust: Array
 
@@ -107,8 +134,10 @@ def empty_sums(num_classes: int, *, like: Array) -> ShiftSums:
     return ShiftSums(
         window_count=zeros(NUM_WINDOWS),
         window_logits=zeros(NUM_WINDOWS, num_classes),
-        window_squares=zeros(NUM_WINDOWS),
+        window_powers=zeros(NUM_WINDOWS, num_classes),
         window_mass=zeros(NUM_WINDOWS, num_classes),
+        window_lean=zeros(NUM_WINDOWS),
+        window_range=zeros(NUM_WINDOWS),
         scale_numerator=zeros(),
         scale_denominator=zeros(),
     )
@@ -119,7 +148,7 @@ def no_shift(num_classes: int, *, like: Array) -> Shift:
     xp = array_namespace(like)
     zero = scalar(0.0, like=like, xp=xp)
     vector = xp.zeros((num_classes,), dtype=like.dtype, device=device(like))
-    return Shift(vector=vector, variance=zero, trust=zero)
+    return Shift(vector=vector, stretch=xp.ones_like(vector), variance=zero, trust=zero)
 
 
 def shift_posteriors(source_log_probs: Array, shift: Shift, /) -> tuple[Array, Array]:
@@ -134,25 +163,31 @@ def shift_posteriors(source_log_probs: Array, shift: Shift, /) -> tuple[Array, A
     Returns
     -------
     log_proposal, log_evaluator : array, (B, K)
-        Normalised. The proposal is the source with the shift taken out of its logits. The
-        evaluator is the posterior predictive: the same averaged over a shift whose entries have
-        the variance v, so that a difference of two logits has 2 v, by the probit approximation
-        1 / sqrt(1 + pi 2 v / 8) of a softmax under Gaussian logits.
+        Normalised. The proposal is the source with the shift taken out of its centred logits and
+        their deviations matched. The evaluator is the posterior predictive: the same averaged
+        over a shift whose entries have the variance v, so that a difference of two logits has
+        2 v, by the probit approximation 1 / sqrt(1 + pi 2 v / 8) of a softmax under Gaussian
+        logits.
     """
     xp = array_namespace(source_log_probs)
-    log_proposal = log_softmax(source_log_probs - shift.vector, xp=xp)
+    logits = centered(source_log_probs, xp=xp) - shift.vector
+    log_proposal = log_softmax(logits * shift.stretch, xp=xp)
     spread = xp.sqrt(1.0 + (math.pi / 4.0) * shift.variance)
     return log_proposal, log_softmax(log_proposal / spread, xp=xp)
 
 
-def accumulate_shift(evidence: Evidence, shift: Shift, /, *, prototypes: Prototypes) -> ShiftSums:
+def accumulate_shift(
+    evidence: Evidence, sums: ShiftSums, shift: Shift, /, *, prototypes: Prototypes
+) -> ShiftSums:
     """What a batch adds.
 
     Parameters
     ----------
     evidence : Evidence
+    sums : ShiftSums
+        As they were when the batch was predicted; read only.
     shift : Shift
-        The one the batch was predicted with.
+        The one it was predicted with.
     prototypes : Prototypes
 
     Returns
@@ -167,11 +202,17 @@ def accumulate_shift(evidence: Evidence, shift: Shift, /, *, prototypes: Prototy
     own = xp.take_along_axis(logits - shift.vector, chosen[:, None], axis=1)[:, 0]
     power = xp.take(prototypes.row_squares, chosen, axis=0)
     weighted = evidence.reliability * power
+    tiny = scalar(TINY, like=sums.window_count, xp=xp)
+    about = logits - sums.window_logits[0, :] / xp.maximum(sums.window_count[0], tiny)
+    known = xp.where(sums.window_count[0] > 0, evidence.accepted, xp.zeros_like(own))
+    highest, lowest = xp.max(about, axis=1), xp.min(about, axis=1)
     return ShiftSums(
         window_count=xp.sum(evidence.accepted, keepdims=True),
         window_logits=xp.sum(logits, axis=0, keepdims=True),
-        window_squares=xp.reshape(xp.sum(logits * logits), (1,)),
+        window_powers=xp.sum(logits * logits, axis=0, keepdims=True),
         window_mass=xp.sum(evidence.probs, axis=0, keepdims=True),
+        window_lean=xp.sum((highest + lowest) * known, keepdims=True),
+        window_range=xp.sum((highest - lowest) * known, keepdims=True),
         scale_numerator=xp.sum(weighted * own),
         scale_denominator=xp.sum(weighted * power),
     )
@@ -210,15 +251,17 @@ def forget_and_add(old: ShiftSums, added: ShiftSums, /, *, config: GainConfig) -
     return ShiftSums(
         window_count=old.window_count * decay + added.window_count,
         window_logits=old.window_logits * decay[:, None] + added.window_logits,
-        window_squares=old.window_squares * decay + added.window_squares,
+        window_powers=old.window_powers * decay[:, None] + added.window_powers,
         window_mass=old.window_mass * decay[:, None] + added.window_mass,
+        window_lean=old.window_lean * decay + added.window_lean,
+        window_range=old.window_range * decay + added.window_range,
         scale_numerator=old.scale_numerator * scale_decay + added.scale_numerator,
         scale_denominator=old.scale_denominator * scale_decay + added.scale_denominator,
     )
 
 
 def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainConfig) -> Shift:
-    """The shrunken shift of the mean logits.
+    """The shrunken shift of the mean logits, and the matched deviations.
 
     Parameters
     ----------
@@ -240,15 +283,17 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
     share = sums.window_mass / count[:, None]
     # 1/n_eff: the label noise of a mean in units of one draw's. Draws from all K classes alike
     # leave 1/count; a memory that holds one class leaves 1, however long it is.
-    inverse_draws = xp.maximum(xp.sum(share * share, axis=1) - 1.0 / num_classes, 1.0 / count)
+    diversity = xp.maximum(xp.sum(share * share, axis=1) - 1.0 / num_classes, 1.0 / count)
     length = xp.sum(mean * mean, axis=1)
-    spread = xp.maximum(sums.window_squares / count - length, zero)
-    weight = xp.minimum(config.label_draws * inverse_draws, one)
+    spread = xp.maximum(xp.sum(sums.window_powers, axis=1) / count - length, zero)
+    weight = xp.minimum(config.label_draws * diversity, one)
     held = xp.maximum(LEAST_POWER * spread, tiny)
     weight = weight * xp.minimum(length / held, one)
     explained = _explained(share - 1.0 / num_classes, prototypes) * scale_of(sums)
     moved = mean - weight[:, None] * explained
-    moved = moved - _within_thresholds(moved, prototypes)
+    moved = moved - _within(moved, prototypes.thresholds)
+    asymmetry = asymmetry_of(sums)
+    inverse_draws = _unless_mixed(diversity, asymmetry, SHIFT_RAMP, prototypes, config)
     seen = sums.window_count > 0
     vector, trust = xp.zeros_like(mean[0, :]), zero
     variance = None
@@ -264,7 +309,78 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
         vector = vector + share_kept * step
         trust = trust + share_kept * (one - trust)
     assert variance is not None
-    return Shift(vector=vector, variance=xp.where(seen[0], variance, zero), trust=trust)
+    stretch = xp.ones_like(vector)
+    if config.match_scale:
+        certain = _unless_mixed(inverse_draws, asymmetry, SCALE_RAMP, prototypes, config)
+        powers = sums.window_powers / count[:, None] - mean * mean
+        # Views of one thing, in any memory: their deviations are rounding's or a sensor's, and
+        # beside what came before, a longer memory's are of the step between.
+        views = xp.maximum(xp.max(LEAST_SPREAD * length / xp.maximum(spread, tiny)), one)
+        certain = xp.maximum(certain * views, views - 1.0)
+        noise = SCALE_NOISE * num_classes * xp.where(seen, certain, one)
+        stretch = _stretch(powers, noise, prototypes=prototypes, config=config)
+    variance = xp.where(seen[0], variance, zero)
+    return Shift(vector=vector, stretch=stretch, variance=variance, trust=trust)
+
+
+def asymmetry_of(sums: ShiftSums, /) -> Array:
+    """Asymmetry (J,) of the frames about their mean: the least of each memory and longer ones.
+
+    Frames of many classes stick out in the logit of their class and in no other: max y is further
+    from zero than min y. Frames of one class scatter evenly.
+    """
+    xp = array_namespace(sums.window_lean)
+    tiny = scalar(TINY, like=sums.window_lean, xp=xp)
+    quotient = sums.window_lean / xp.maximum(sums.window_range, tiny)
+    least: list[Array] = []
+    for window in _reversed_windows():
+        here = quotient[window]
+        least.insert(0, here if not least else xp.minimum(here, least[0]))
+    return xp.stack(least)
+
+
+def _unless_mixed(
+    inverse_draws: Array,
+    asymmetry: Array,
+    ramp: tuple[float, float],
+    prototypes: Prototypes,
+    config: GainConfig,
+) -> Array:
+    """1/n_eff (J,) of each memory, raised to one draw where its frames look like one class's."""
+    if not config.mixture_test or prototypes.shape[0] < LEAST_TESTED_CLASSES:
+        return inverse_draws
+    xp = array_namespace(inverse_draws)
+    single, gap = prototypes.asymmetry[0], prototypes.asymmetry[1] - prototypes.asymmetry[0]
+    begins, ends = ramp
+    way = (asymmetry - single - begins * gap) / ((ends - begins) * gap)
+    return xp.maximum(inverse_draws, 1.0 - xp.clip(way, 0.0, 1.0))
+
+
+def _stretch(
+    powers: Array, noise: Array, /, *, prototypes: Prototypes, config: GainConfig
+) -> Array:
+    """Factors (K,) that match the logits' deviations, from variances (J, K) and their noise (J,).
+
+    The same shrinkage as the shift's, of the logarithms, towards deviations in the ratios that the
+    source's own have; the logits' mean square over classes stays what it is.
+    """
+    xp = array_namespace(powers)
+    tiny = scalar(TINY, like=powers, xp=xp)
+    least = xp.maximum(LEAST_VARIANCE * xp.mean(powers, axis=1, keepdims=True), tiny)
+    powers = xp.maximum(powers, least)
+    logs = 0.5 * xp.log(powers)
+    logs = logs - xp.mean(logs, axis=1, keepdims=True)
+    logs = logs - _within(logs, prototypes.log_lengths)
+    found = xp.zeros_like(powers[0, :])
+    for window in list(_reversed_windows())[:NUM_SCALE_WINDOWS]:
+        step = logs[window, :] - found
+        power = xp.maximum(xp.sum(step * step), tiny)
+        ratio = 1.0 - config.shrinkage * noise[window] / power
+        found = found + xp.maximum(ratio, xp.zeros_like(ratio)) * step
+    factors = xp.exp(-found)
+    longest = powers[-1, :]
+    matched = longest * factors * factors
+    return factors * xp.sqrt(xp.sum(longest) / xp.sum(matched))
 
 
 def scale_of(sums: ShiftSums, /) -> Array:
@@ -280,14 +396,12 @@ def centered(log_probs: Array, *, xp: Namespace) -> Array:
     return log_probs - xp.mean(log_probs, axis=1, keepdims=True)
 
 
-def _within_thresholds(moved: Array, prototypes: Prototypes) -> Array:
-    """As much of the head's own thresholds as the mean logits (J, K) contain, none to all."""
-    xp = array_namespace(moved)
-    thresholds = prototypes.thresholds
-    tiny = scalar(TINY, like=thresholds, xp=xp)
-    along = (moved @ thresholds) / xp.maximum(xp.sum(thresholds * thresholds), tiny)
-    along = xp.minimum(xp.maximum(along, xp.zeros_like(along)), xp.ones_like(along))
-    return along[:, None] * thresholds
+def _within(observed: Array, pattern: Array) -> Array:
+    """As much of the head's own pattern (K,) as the rows (J, K) contain, none to all."""
+    xp = array_namespace(observed)
+    tiny = scalar(TINY, like=pattern, xp=xp)
+    along = (observed @ pattern) / xp.maximum(xp.sum(pattern * pattern), tiny)
+    return xp.clip(along, 0.0, 1.0)[:, None] * pattern
 
 
 def _explained(share: Array, prototypes: Prototypes) -> Array:

@@ -278,7 +278,7 @@ def add_up(
     ShiftAdded
     """
     prepared = prepare_prototypes(prototypes, config)
-    sums = accumulate_shift(evidence, state.shift, prototypes=prepared)
+    sums = accumulate_shift(evidence, state.sums, state.shift, prototypes=prepared)
     seen = observe(evidence) if config.guard else no_guard_sums(like=state.shift.vector)
     return on_top(ShiftAdded(sums=sums, guard=seen), before)
 
@@ -547,7 +547,9 @@ def may_adapt(state: GainState, /) -> Array:
     """Whether a correction is proposed at all, () bool: there is one, and no guard holds it."""
     if isinstance(state, ShiftState):
         xp = array_namespace(state.shift.vector)
-        return ~state.guard.holds & xp.any(xp.abs(state.shift.vector) > 0)
+        shift = state.shift
+        moved = xp.any(xp.abs(shift.vector) > 0) | xp.any(xp.abs(shift.stretch - 1.0) > 0)
+        return ~state.guard.holds & moved
     return state.geometry.has_history
 
 

@@ -22,7 +22,7 @@ class _LiveParams:
 
 def app_schemes() -> Mapping[str, SourceFactory]:
     """Name after `test://` to the factory that opens it."""
-    return {"drive": _open_drive}
+    return {"drive": _open_drive, "signs": _open_signs}
 
 
 def _open_drive(params: Mapping[str, str], seed: int) -> FrameSource:
@@ -34,3 +34,10 @@ def _open_drive(params: Mapping[str, str], seed: int) -> FrameSource:
     asked = {name: value for name, value in params.items() if name == "live"}
     live = record_from_params(_LiveParams, asked, owner="test://drive").live
     return LiveSource(source) if live else source
+
+
+def _open_signs(params: Mapping[str, str], seed: int) -> FrameSource:
+    """Clean pictures of the same signs."""
+    from gain_apps.roadsigns.stills import stills_source
+
+    return stills_source(params, seed)

@@ -23,6 +23,7 @@ from gain_apps.export_engine import (
     check_engine_arguments,
     write_engine,
 )
+from gain_apps.export_images import calibration_folder, check_calibration, write_fitness
 from gain_apps.export_precision import (
     add_precision_arguments,
     check_precision_arguments,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from gain_export.engine import EngineReport
     from gain_export.precision import PrecisionReport
     from gain_export.report import OnStep
-    from gain_runtime.fitness import Fitness
 
 __all__ = ["build_parser", "main"]
 
@@ -113,11 +113,11 @@ def _add_check_arguments(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--calibrate",
-        type=Path,
         metavar="DIR",
         help="unlabelled clean images of the known classes: write a fitness report into "
         "the artifact, which the runtime adapts by (docs/method.md), and calibrate --precision "
-        "int8 on them; of an artifact, only that",
+        "int8 on them; of an artifact, only that. test://signs: for the road-sign network, "
+        "rendered stills of a seed of their own, no frames of test://drive",
     )
     group.add_argument("--json", action="store_true", help="print the report as one JSON object")
     group.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
@@ -201,14 +201,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         with _logging(debug=args.debug):
+            check_calibration(args.calibrate)
             check_precision_arguments(args)
             check_adaptive_arguments(_as_adapted(args))
             check_engine_arguments(args)
             report = None if _is_finished(args) else _export(args)
-            fitness = _calibrate(args, args.target if report is None else report.path)
-            if report is not None and fitness is not None:
-                report = _as_it_is_now(report)
-            precision = _lower(args, report)
+            with calibration_folder(args.calibrate) as images:
+                path = args.target if report is None else report.path
+                fitness = None if images is None else write_fitness(path, images)
+                if report is not None and fitness is not None:
+                    report = _as_it_is_now(report)
+                precision = _lower(args, report, images)
             adaptive = _adapt(args, report, precision)
             engine = _build_engine(args, report, precision)
     except GainError as err:
@@ -234,26 +237,20 @@ def _is_finished(args: argparse.Namespace) -> bool:
     return is_artifact(args.target)
 
 
-def _calibrate(args: argparse.Namespace, path: Path) -> Fitness | None:
-    """Write the fitness report into the artifact if it is wanted."""
-    if args.calibrate is None:
-        return None
-    from gain_export.fitness import add_fitness
-
-    return add_fitness(path, args.calibrate)
-
-
 def _as_it_is_now(report: ExportReport) -> ExportReport:
     """The report with the hash and size of the file as it lies there."""
     data = report.path.read_bytes()
     return replace(report, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
 
 
-def _lower(args: argparse.Namespace, report: ExportReport | None) -> PrecisionReport | None:
+def _lower(
+    args: argparse.Namespace, report: ExportReport | None, images: Path | None
+) -> PrecisionReport | None:
     """Write the artifact in lower precision if it is wanted."""
     if args.precision is None:
         return None
-    return write_precision(args, args.target if report is None else report.path)
+    path = args.target if report is None else report.path
+    return write_precision(args, path, calibration_images=images)
 
 
 def _as_adapted(args: argparse.Namespace) -> argparse.Namespace:

@@ -82,8 +82,10 @@ def precision_target(args: argparse.Namespace) -> Path:
     return precision_path(args.output or args.target, args.precision)
 
 
-def write_precision(args: argparse.Namespace, artifact_path: Path, /) -> PrecisionReport:
-    """Write an artifact in lower precision beside it.
+def write_precision(
+    args: argparse.Namespace, artifact_path: Path, /, *, calibration_images: Path | None
+) -> PrecisionReport:
+    """Write an artifact in lower precision beside it, on the images that --calibrate stands for.
 
     Raises
     ------
@@ -95,7 +97,7 @@ def write_precision(args: argparse.Namespace, artifact_path: Path, /) -> Precisi
     return convert_precision(
         artifact_path,
         args.precision,
-        calibration_images=args.calibrate,
+        calibration_images=calibration_images,
         calibration=args.calibration or "minmax",
         verify_images=args.verify_images,
         allow_drift=bool(args.allow_drift),

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ArtifactError
+from gain_core.prototypes import DEFAULT_ASYMMETRY
+from gain_export.asymmetry import CLASS_IMAGES, LEAST_IMAGES, measure_asymmetry
 from gain_export.photographs import iterate_photographs
 from gain_runtime.artifact import load_artifact, read_model, write_metadata
 from gain_runtime.atomic_file import write_atomically
@@ -114,6 +116,7 @@ def measure_fitness(
     probs = np.exp(raw - peaks)
     probs /= probs.sum(axis=1, keepdims=True)
     share = np.bincount(predicted, minlength=rows.shape[0]) / len(z)
+    asymmetry = measure_asymmetry(raw)
     return Fitness(
         num_images=len(z),
         feature_norm=float(np.mean(np.linalg.norm(z, axis=1))),
@@ -123,6 +126,9 @@ def measure_fitness(
         effective_classes=float(1.0 / np.sum(share * share)),
         lda_agreement=_lda_agreement(centered, predicted),
         mean_logits=tuple(float(value) for value in _mean_logits(raw)),
+        single_asymmetry=None if asymmetry is None else asymmetry.single,
+        mixed_asymmetry=None if asymmetry is None else asymmetry.mixed,
+        single_images=0 if asymmetry is None else asymmetry.single_images,
     )
 
 
@@ -174,35 +180,70 @@ def advice(fitness: Fitness, num_classes: int, /) -> list[str]:
     -------
     list of str
     """
-    lines = []
     spread = math.sqrt(float(np.mean(np.square(fitness.mean_logits))))
-    lines.append(
+    lines = [
         f"the classes' mean logits differ by {spread:.2f} on these images; the shift is measured "
         "from them"
         if spread > 0.0
-        else "the classes' mean logits do not differ beyond noise; the shift is measured from zero"
-    )
+        else "the classes' mean logits do not differ beyond noise; the shift is measured from zero",
+        _on_asymmetry(fitness, num_classes),
+    ]
     if fitness.common_share > 0.5:
         lines.append(
             f"{100 * fitness.common_share:.0f} % of the features' square is common to all images: "
             "statistics about the origin, as the preset paper has them, would collapse"
         )
-    if fitness.lda_agreement is None:
-        lines.append(
-            f"too few images a class to say whether class statistics fit; {LDA_IMAGES} of each of "
-            f"the {num_classes} classes would do"
-        )
-    else:
-        agreement = f"diagonal LDA agrees with the head on {100 * fitness.lda_agreement:.0f} %"
-        if fitness.lda_agreement >= LDA_GOOD:
-            lines.append(f"{agreement}: class-conditional statistics describe this head well")
-        elif fitness.lda_agreement >= LDA_POOR:
-            lines.append(f"{agreement}: class-conditional statistics can help a little at best")
-        else:
-            lines.append(f"{agreement}: class-conditional correction cannot be expected to help")
+    lines.append(_on_lda(fitness.lda_agreement, num_classes))
     if fitness.effective_classes < 0.25 * num_classes and fitness.num_images >= 4 * num_classes:
         lines.append(
             f"the images are of {fitness.effective_classes:.0f} classes in effect, of "
             f"{num_classes}: give a set in which all classes are about alike"
         )
     return lines
+
+
+def _on_asymmetry(fitness: Fitness, num_classes: int) -> str:
+    """What a stream of one class will be taken for."""
+    single, mixed = fitness.single_asymmetry, fitness.mixed_asymmetry
+    default = "the defaults {:g} and {:g} are used".format(*DEFAULT_ASYMMETRY)
+    if num_classes < 3:
+        return (
+            "with two classes, frames of one cannot be told from frames of both by the asymmetry "
+            "of their logits; it is not looked at"
+        )
+    if single is None or mixed is None:
+        if fitness.num_images < LEAST_IMAGES:
+            return (
+                "too few images to say how frames of one class are told from frames of many; "
+                f"{LEAST_IMAGES} would do, better {CLASS_IMAGES} of each of the {num_classes} "
+                f"classes; {default}"
+            )
+        return (
+            "frames of one class cannot be told from frames of many on these images: their logits "
+            f"are as symmetric; {default}, and the shift is followed late or not at all"
+        )
+    if fitness.single_images == 0:
+        return (
+            f"the logits' asymmetry over frames of many classes is {mixed:.2f}; no class has "
+            f"{CLASS_IMAGES} images, so {single:g} is taken for frames of one: {CLASS_IMAGES} of "
+            f"each of the {num_classes} classes would do"
+        )
+    return (
+        "frames of one class can be told from frames of many: their logits' asymmetry is "
+        f"{single:.2f} against {mixed:.2f}; a stream of one class counts as a single draw"
+    )
+
+
+def _on_lda(agreement: float | None, num_classes: int) -> str:
+    """Whether class-conditional statistics describe the head."""
+    if agreement is None:
+        return (
+            f"too few images a class to say whether class statistics fit; {LDA_IMAGES} of each of "
+            f"the {num_classes} classes would do"
+        )
+    words = f"diagonal LDA agrees with the head on {100 * agreement:.0f} %"
+    if agreement >= LDA_GOOD:
+        return f"{words}: class-conditional statistics describe this head well"
+    if agreement >= LDA_POOR:
+        return f"{words}: class-conditional statistics can help a little at best"
+    return f"{words}: class-conditional correction cannot be expected to help"

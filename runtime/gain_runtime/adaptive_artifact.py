@@ -21,6 +21,8 @@ from gain_runtime.manifest import PREFIX, Manifest
 __all__ = [
     "ADAPTIVE_PREFIX",
     "ADAPTIVE_SCHEMA_VERSION",
+    "ASYMMETRY",
+    "LOG_LENGTHS",
     "MEAN_LOGITS",
     "THRESHOLDS",
     "AdaptiveArtifact",
@@ -29,9 +31,10 @@ __all__ = [
 ]
 
 ADAPTIVE_PREFIX = PREFIX + "adaptive."
-ADAPTIVE_SCHEMA_VERSION = "1"
-# Initializers that the tracked shift reads, in files where they are not zero.
+ADAPTIVE_SCHEMA_VERSION = "2"
+# Initializers of a tracked shift: values a class, in files where they are not zero, and a pair.
 MEAN_LOGITS, THRESHOLDS = "gain/mean_logits", "gain/thresholds"
+LOG_LENGTHS, ASYMMETRY = "gain/log_lengths", "gain/asymmetry"
 _STATE_PREFIX = "state."
 
 
@@ -169,19 +172,17 @@ def _prototypes(
 ) -> Prototypes:
     """The head's constants, as the graph has them."""
     prepared = prepare_prototypes(weight, config)
-    found = {
-        name: numpy_helper.to_array(tensor)
-        for name in (MEAN_LOGITS, THRESHOLDS)
-        for tensor in graph.initializer
-        if tensor.name == name
-    }
-    if any(values.shape != (weight.shape[0],) for values in found.values()):
-        raise ValueError(f"{', '.join(found)}: expected ({weight.shape[0]},)")
-    return replace(
-        prepared,
-        mean_logits=found.get(MEAN_LOGITS, prepared.mean_logits),
-        thresholds=found.get(THRESHOLDS, prepared.thresholds),
-    )
+    sizes = {MEAN_LOGITS: len(weight), THRESHOLDS: len(weight), LOG_LENGTHS: len(weight)}
+    sizes[ASYMMETRY] = 2
+    found = {}
+    for tensor in graph.initializer:
+        if tensor.name not in sizes:
+            continue
+        values = numpy_helper.to_array(tensor)
+        if values.shape != (sizes[tensor.name],):
+            raise ValueError(f"{tensor.name}: expected ({sizes[tensor.name]},), got {values.shape}")
+        found[tensor.name.removeprefix("gain/")] = values
+    return replace(prepared, **found)
 
 
 def _state_spec(item: Mapping[str, Any]) -> StateSpec:

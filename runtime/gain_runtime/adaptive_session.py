@@ -48,7 +48,7 @@ Floats = npt.NDArray[np.float32]
 
 _GEOMETRY = ("centers", "variance", "center_norms")
 # State tensors that follow from the sums, in either kind of file.
-_DERIVED = (*_GEOMETRY, "shift", "shift_variance")
+_DERIVED = (*_GEOMETRY, "shift", "shift_stretch", "shift_variance")
 _FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, MemoryError)
 
 
@@ -264,7 +264,9 @@ class AdaptiveSession:
         # Before the first frame everything is zero, and the graph gives the source.
         if isinstance(state, ShiftState):
             arrays |= state_to_arrays(state)
-            arrays |= {"shift": state.shift.vector, "shift_variance": state.shift.variance}
+            shift = state.shift
+            arrays |= {"shift": shift.vector, "shift_stretch": shift.stretch}
+            arrays["shift_variance"] = shift.variance
         elif state.statistics.sample_count > 0:
             arrays |= state_to_arrays(state)
             arrays |= {name: getattr(state.geometry, name) for name in _GEOMETRY}

@@ -56,6 +56,12 @@ class Artifact:
         fitness = self.manifest.fitness
         return None if fitness is None else np.array(fitness.mean_logits, dtype=np.float32)
 
+    @property
+    def asymmetry(self) -> tuple[float, float] | None:
+        """Of the source's frames of one class, and of all, where the export measured it."""
+        fitness = self.manifest.fitness
+        return None if fitness is None else fitness.asymmetry
+
 
 def load_artifact(path: str | Path, /) -> Artifact:
     """Read an artifact and check that it is whole and fits its own manifest.

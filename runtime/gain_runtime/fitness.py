@@ -31,11 +31,17 @@ class Fitness:
         Share of images on which diagonal LDA gives the head's class; None on too few images.
     mean_logits : tuple of K floats
         Centred mean logits, shrunk by their noise: what the shift is measured from.
+    single_asymmetry, mixed_asymmetry : float or None
+        Asymmetry of the logits about their mean over the images of one class, and over all
+        images: what a stream of one class is told from a mixture by. None, both, where it was not
+        measured or the two do not differ enough.
+    single_images : int
+        Images behind `single_asymmetry`; 0 where no class has enough and it is the default.
 
     Raises
     ------
     ValueError
-        If a number is not finite.
+        If a number is not finite, only one asymmetry is there, or the second is not the larger.
     """
 
     num_images: int
@@ -46,11 +52,28 @@ class Fitness:
     effective_classes: float
     lda_agreement: float | None
     mean_logits: tuple[float, ...]
+    single_asymmetry: float | None = None
+    mixed_asymmetry: float | None = None
+    single_images: int = 0
 
     def __post_init__(self) -> None:
         numbers = [value for value in asdict(self).values() if isinstance(value, float)]
         if not all(map(math.isfinite, (*numbers, *self.mean_logits))):
             raise ValueError("fitness: expected finite numbers")
+        single, mixed = self.single_asymmetry, self.mixed_asymmetry
+        neither = single is None and mixed is None
+        if not (neither or (single is not None and mixed is not None and single < mixed)):
+            raise ValueError(
+                "fitness: expected the asymmetry of one class below that of all, or neither, "
+                f"got {single!r} and {mixed!r}"
+            )
+
+    @property
+    def asymmetry(self) -> tuple[float, float] | None:
+        """Of frames of one class, and of all, as `prepare_prototypes` takes it."""
+        if self.single_asymmetry is None or self.mixed_asymmetry is None:
+            return None
+        return self.single_asymmetry, self.mixed_asymmetry
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], /) -> Fitness:
@@ -63,4 +86,8 @@ class Fitness:
         """
         values = dict(record)
         values["mean_logits"] = tuple(float(value) for value in values["mean_logits"])
+        for name in ("single_asymmetry", "mixed_asymmetry"):
+            # Records of before it was measured lack them.
+            if values.get(name) is not None:
+                values[name] = float(values[name])
         return cls(**values)

@@ -104,7 +104,9 @@ def open_lane(
                 f"there, got {session.provider}; use the device cuda or tensorrt, with CuPy "
                 "installed, or leave preprocessing on the host"
             )
-        prototypes = prepare_prototypes(artifact.head_weight, config, **known)
+        prototypes = prepare_prototypes(
+            artifact.head_weight, config, asymmetry=artifact.asymmetry, **known
+        )
         gain = Gain(prototypes, config, update_every=update_every, warmup_frames=warmup_frames)
         return HostLane(session, prototypes, gain)
     from gain_runtime.cuda.cuda_gain import CudaGain
@@ -117,7 +119,9 @@ def open_lane(
         there = {
             name: None if array is None else cupy.asarray(array) for name, array in known.items()
         }
-        prototypes = prepare_prototypes(cupy.asarray(artifact.head_weight), config, **there)
+        prototypes = prepare_prototypes(
+            cupy.asarray(artifact.head_weight), config, asymmetry=artifact.asymmetry, **there
+        )
         fused = CudaGain(prototypes, config, update_every=update_every, warmup_frames=warmup_frames)
         spec = artifact.manifest.preprocess
         preprocessor = CudaPreprocessor(spec) if device_preprocess else None

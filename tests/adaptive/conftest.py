@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gain_core import GainConfig, GainState, state_to_arrays
 from gain_export.adaptive import add_adaptation
 from gain_runtime.artifact import write_metadata
+from gain_runtime.fitness import Fitness
 from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
 from gain_runtime.preprocess import preprocess_batch
 
@@ -71,6 +72,7 @@ def write_artifact(
     batch: str | int = "B",
     hidden: str = "pooled",
     opset: int = 17,
+    fitness: Fitness | None = None,
 ) -> Path:
     """An artifact whose features are D linear maps of the image; `hidden` names a value inside."""
     K, D = weight.shape
@@ -114,10 +116,27 @@ def write_artifact(
         preprocess=Preprocess(
             height_px=SIZE_PX, width_px=SIZE_PX, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)
         ),
+        fitness=fitness,
     )
     write_metadata(model, manifest)
     path.write_bytes(model.SerializeToString())
     return path
+
+
+def measured(mean_logits: np.ndarray, asymmetry: tuple[float, float]) -> Fitness:
+    """A report with these two measurements."""
+    return Fitness(
+        num_images=400,
+        feature_norm=1.0,
+        common_share=0.1,
+        alignment=0.5,
+        confidence=0.6,
+        effective_classes=4.0,
+        lda_agreement=None,
+        mean_logits=tuple(mean_logits.tolist()),
+        single_asymmetry=asymmetry[0],
+        mixed_asymmetry=asymmetry[1],
+    )
 
 
 def open_graph(path: Path) -> GraphStream:
@@ -140,6 +159,12 @@ def make_artifact(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def make_fitness() -> Callable[..., Fitness]:
+    """`measured`, for tests that write the artifact themselves."""
+    return measured
+
+
+@pytest.fixture(scope="session")
 def open_file() -> Callable[[Path], GraphStream]:
     """Open any file by hand."""
     return open_graph
@@ -147,10 +172,19 @@ def open_file() -> Callable[[Path], GraphStream]:
 
 @pytest.fixture
 def make_graph(tmp_path: Path) -> Callable[..., GraphStream]:
-    """A features-only file for a head and config, open."""
+    """A features-only file for a head and config, and a measured asymmetry if given, open."""
 
-    def make(prototypes: np.ndarray, config: GainConfig, **settings: Any) -> GraphStream:
-        artifact = write_artifact(tmp_path / "tiny.onnx", prototypes.astype(np.float32))
+    def make(
+        prototypes: np.ndarray,
+        config: GainConfig,
+        *,
+        asymmetry: tuple[float, float] | None = None,
+        **settings: Any,
+    ) -> GraphStream:
+        fitness = None if asymmetry is None else measured(np.zeros(len(prototypes)), asymmetry)
+        artifact = write_artifact(
+            tmp_path / "tiny.onnx", prototypes.astype(np.float32), fitness=fitness
+        )
         path = tmp_path / "tiny.adaptive.onnx"
         add_adaptation(artifact, path, config=config, features_only=True, **settings)
         return open_graph(path)

@@ -11,10 +11,10 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, numpy_helper
 
-from gain_core import PRESETS, Gain, GainConfig
+from gain_core import PRESETS, Gain, GainConfig, prepare_prototypes
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.adaptive import adaptive_path, add_adaptation
-from gain_runtime.adaptive_artifact import load_adaptive
+from gain_runtime.adaptive_artifact import ASYMMETRY, LOG_LENGTHS, MEAN_LOGITS, load_adaptive
 from gain_runtime.artifact import load_artifact
 
 RNG = np.random.default_rng(0)
@@ -68,9 +68,11 @@ def test_weights_are_in_the_file_once(make_artifact, tmp_path, preset):
     before = {tensor.name: tensor for tensor in onnx.load(artifact).graph.initializer}
     after = {tensor.name: tensor for tensor in onnx.load(path).graph.initializer}
     assert all(after[name] == tensor for name, tensor in before.items())
-    added = [numpy_helper.to_array(after[name]) for name in after.keys() - before.keys()]
-    # The longest constant is the rates of a shift's five memories.
-    assert max(array.size for array in added) <= 5
+    added = {name: numpy_helper.to_array(after[name]) for name in after.keys() - before.keys()}
+    # A shift's constants: the lengths of the head's rows, and the rates of its five memories.
+    sizes = [array.size for name, array in added.items() if name != LOG_LENGTHS]
+    assert max(sizes) <= 5
+    assert (LOG_LENGTHS in added) == (preset == "tracked")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_a_plain_artifact_is_not_loaded_as_adaptive(make_artifact):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("schema", "2", "schema 1, got 2"),
+        ("schema", "1", "schema 2, got 1"),
         ("config", "{}}", "malformed"),
         ("config", '{"half_life": -1.0}', "half_life"),
         ("input", "sound", "malformed"),
@@ -178,6 +180,47 @@ def test_damaged_metadata_is_named(make_artifact, tmp_path, key, value, message)
     entry.value = value
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ArtifactError, match=message):
+        load_adaptive(path)
+
+
+CONSTANTS = {MEAN_LOGITS, LOG_LENGTHS, ASYMMETRY}
+
+
+@pytest.mark.parametrize(
+    ("settings", "written"),
+    [
+        pytest.param({}, CONSTANTS, id="both-parts"),
+        pytest.param({"mixture_test": False}, CONSTANTS - {ASYMMETRY}, id="no-mixture-test"),
+        pytest.param({"match_scale": False}, CONSTANTS - {LOG_LENGTHS}, id="no-match-scale"),
+        pytest.param({"proposal": "gaussian", "guard": False}, set(), id="gaussians"),
+    ],
+)
+def test_what_the_artifact_measured_is_in_the_file(
+    make_artifact, make_fitness, tmp_path, settings, written
+):
+    config, path = GainConfig(**settings), tmp_path / "tiny.adaptive.onnx"
+    fitness = make_fitness(np.linspace(-0.5, 0.5, 6), (-0.125, 0.25))
+    add_adaptation(make_artifact(WEIGHT, fitness=fitness), path, config=config)
+    assert {tensor.name for tensor in onnx.load(path).graph.initializer} & CONSTANTS == written
+    found = load_adaptive(path).prototypes
+    expected = prepare_prototypes(
+        WEIGHT, config, mean_logits=np.array(fitness.mean_logits), asymmetry=fitness.asymmetry
+    )
+    assert_allclose(found.log_lengths, expected.log_lengths, rtol=0, atol=1e-6)
+    if MEAN_LOGITS in written:
+        assert_allclose(found.mean_logits, expected.mean_logits, rtol=0, atol=1e-6)
+    if ASYMMETRY in written:
+        assert_array_equal(found.asymmetry, expected.asymmetry)
+
+
+def test_a_constant_of_another_length_is_refused(make_artifact, tmp_path):
+    path = tmp_path / "tiny.adaptive.onnx"
+    add_adaptation(make_artifact(WEIGHT), path, config=GainConfig())
+    model = onnx.load(path)
+    tensor = next(item for item in model.graph.initializer if item.name == ASYMMETRY)
+    tensor.CopyFrom(numpy_helper.from_array(np.zeros(3, np.float32), ASYMMETRY))
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ArtifactError, match=r"gain/asymmetry: expected \(2,\), got \(3,\)"):
         load_adaptive(path)
 
 

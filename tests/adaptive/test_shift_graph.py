@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gaussian_world import gaussian_world
-from graph_state import derived
+from graph_state import assert_tensors_close
 from numpy.testing import assert_allclose, assert_array_equal
 from shift_oracle import ShiftOracle
 
-from gain_core import Gain, GainConfig, state_to_arrays
+from gain_core import Gain, GainConfig
 
 TRACKED = GainConfig()
 CONFIGS = {
@@ -28,6 +28,8 @@ CONFIGS = {
     "no-shrinkage": replace(TRACKED, shrinkage=0.0),
     "no-label-draws": replace(TRACKED, label_draws=0.0),
     "many-label-draws": replace(TRACKED, label_draws=100.0),
+    "no-mixture-test": replace(TRACKED, mixture_test=False),
+    "no-match-scale": replace(TRACKED, match_scale=False),
     "unguarded": replace(TRACKED, guard=False),
     "normalised": replace(TRACKED, normalise=True),
 }
@@ -50,14 +52,6 @@ def moved_stream(num_classes=7, *, batch_sizes=(16, 3, 9), num_batches=60, seed=
     return world.prototypes, batches
 
 
-def assert_state_close(graph, state) -> None:
-    """Every tensor that the core knows, over one plus its peak."""
-    for name, array in (state_to_arrays(state) | derived(state)).items():
-        peak = 1.0 + np.max(np.abs(array))
-        difference = np.abs(graph.state[f"state.{name}"] - array) / peak
-        assert np.max(difference) <= FREE_STATE, name
-
-
 @pytest.mark.parametrize("update_every", [1, 16])
 @pytest.mark.parametrize("config", [pytest.param(c, id=name) for name, c in CONFIGS.items()])
 def test_stream_stays_with_the_oracle_and_the_core(make_graph, config, update_every):
@@ -76,8 +70,9 @@ def test_stream_stays_with_the_oracle_and_the_core(make_graph, config, update_ev
             oracle.update(*waiting)
             waiting = []
         assert graph.state["state.frames"] == oracle.learned
-    assert_state_close(graph, double.state)
+    assert_tensors_close(graph.state, double.state, tolerance=FREE_STATE)
     assert_allclose(graph.state["state.shift"], oracle.beta, rtol=0, atol=1e-3)
+    assert_allclose(graph.state["state.shift_stretch"], oracle.stretch, rtol=0, atol=1e-3)
     assert strongest > 0.1, "no correction was ever proposed, so the comparison shows nothing"
 
 
@@ -88,7 +83,7 @@ def test_many_classes_and_small_batches(make_graph, batch_sizes):
     for z, raw in batches:
         result, expected = graph.step(features=z, logits=raw), double.step(z, raw)
         assert_allclose(result["probs"], expected.probs, rtol=0, atol=FREE_PROBS)
-    assert_state_close(graph, double.state)
+    assert_tensors_close(graph.state, double.state, tolerance=FREE_STATE)
 
 
 @pytest.mark.parametrize("update_every", [1, 16])
@@ -106,9 +101,14 @@ def test_the_guard_trips_and_holds_with_the_oracle(make_graph, update_every):
             held += 1
             assert_array_equal(result["probs"], result["source_probs"])
             assert_array_equal(result["strength"], 0.0)
+        trips = oracle.trips
         if sum(len(step.probs) for step in waiting) >= update_every:
             oracle.update(*waiting)
             waiting = []
+        if oracle.trips > trips:
+            assert_array_equal(graph.state["state.shift"], 0.0)
+            assert_array_equal(graph.state["state.shift_stretch"], 1.0)
+            assert_array_equal(graph.state["state.window_range"], 0.0)
         assert graph.state["state.guard_hold"] == oracle.hold
         assert graph.state["state.guard_trips"] == oracle.trips
         counts = [oracle.window_sums(window)[0] for window in range(5)]
@@ -124,4 +124,5 @@ def test_one_frame_repeated_is_the_source_to_the_last_bit(make_graph):
         result = graph.step(features=np.zeros((8, 10), np.float32), logits=raw)
         assert_array_equal(result["probs"], result["source_probs"])
     assert_array_equal(graph.state["state.shift"], 0.0)
+    assert_array_equal(graph.state["state.shift_stretch"], 1.0)
     assert graph.state["state.frames"] == 3200

@@ -15,10 +15,10 @@ import onnx
 import pytest
 from gain_oracle import Oracle
 from gaussian_world import gaussian_world
-from graph_state import derived
+from graph_state import assert_tensors_close
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gain_core import PRESETS, Gain, init_state, predict, state_to_arrays, update
+from gain_core import PRESETS, Gain, init_state, predict, update
 
 # Largest difference of a probability from float64, and of a state tensor over one plus its peak.
 FREE_PROBS, FREE_STATE = 1e-4, 5e-5
@@ -64,15 +64,6 @@ def narrow(*arrays):
     return [array.astype(np.float32) for array in arrays]
 
 
-def assert_state_close(graph, state, tolerance):
-    """Every tensor of the sums and what predictions read, over one plus its peak."""
-    expected = state_to_arrays(state) | derived(state)
-    for name, array in expected.items():
-        peak = 1.0 + np.max(np.abs(array))
-        difference = np.abs(graph.state[f"state.{name}"] - array) / peak
-        assert np.max(difference) <= tolerance, name
-
-
 @pytest.mark.parametrize("world", [pytest.param(size, id=name) for name, size in WORLDS.items()])
 @pytest.mark.parametrize("preset", GAUSSIANS)
 def test_long_stream_stays_with_the_oracle_and_both_precisions(make_graph, preset, world):
@@ -93,7 +84,7 @@ def test_long_stream_stays_with_the_oracle_and_both_precisions(make_graph, prese
         assert_array_equal(result["label"], np.argmax(result["probs"], axis=1))
         assert result["finite"]
         assert np.all((result["strength"] >= 0.0) & (result["strength"] <= 1.0))
-    assert_state_close(graph, double.state, FREE_STATE)
+    assert_tensors_close(graph.state, double.state, tolerance=FREE_STATE)
     assert graph.state["state.frames"] == double.frames == sum(len(z) for z, _, _ in world.batches)
 
 
@@ -117,7 +108,7 @@ def test_one_step_from_a_common_state(make_graph, name):
         assert_allclose(
             result["log_probs"] / peak, expected.log_probs / peak, rtol=0, atol=STEP_PROBS
         )
-        assert_state_close(graph, state, STEP_STATE)
+        assert_tensors_close(graph.state, state, tolerance=STEP_STATE)
 
 
 def test_strengths_of_all_three_kinds_agree(make_graph):
@@ -167,7 +158,7 @@ def test_classes_never_seen_and_a_run_of_one_class(make_graph, preset):
         result = graph.step(features=z, logits=raw)
         expected = double.step(features[kept], logits[kept])
         assert_allclose(result["probs"], expected.probs, rtol=0, atol=FREE_PROBS)
-    assert_state_close(graph, double.state, FREE_STATE)
+    assert_tensors_close(graph.state, double.state, tolerance=FREE_STATE)
 
 
 @pytest.mark.parametrize("update_every", [1, 5])
@@ -239,7 +230,7 @@ def test_update_every_is_gain_cores(make_graph, preset, update_every):
         waiting = "window_count" if preset == "tracked" else "accepted"
         assert graph.state[f"state.pending_{waiting}"].sum() == double.pending_frames
         if double.frames:
-            assert_state_close(graph, double.state, FREE_STATE)
+            assert_tensors_close(graph.state, double.state, tolerance=FREE_STATE)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -23,6 +23,8 @@ NAN, INF = math.nan, math.inf
             "proposal": ("softmax", "Shift", ""),
             "shrinkage": (-1e-9, INF, NAN),
             "label_draws": (-1.0, INF, NAN),
+            "mixture_test": (1, "no", None),
+            "match_scale": (0, "yes", None),
             "guard": (1, "yes", None),
             "prior_strength": (0.0, -1.0, INF, NAN),
             "prior_samples": (-1e-9, INF, NAN),
@@ -51,6 +53,8 @@ def test_value_out_of_range_names_the_field(field, bad):
     [
         pytest.param("shrinkage", 0.0, id="no-shrinkage"),
         pytest.param("label_draws", 0.0, id="no-label-draws"),
+        pytest.param("mixture_test", False, id="no-mixture-test"),
+        pytest.param("match_scale", False, id="no-match-scale"),
         pytest.param("guard", False, id="no-guard"),
         pytest.param("prior_strength", 1e-6, id="small-prior"),
         pytest.param("prior_samples", 0.0, id="no-prior-samples"),
@@ -120,6 +124,7 @@ def test_presets_are_what_their_names_say():
         assert not GainConfig.preset(name).guard
     tracked = GainConfig.preset("tracked")
     assert (tracked.proposal, tracked.guard) == ("shift", True)
+    assert (tracked.mixture_test, tracked.match_scale) == (True, True)
     assert (tracked.half_life, tracked.shrinkage, tracked.label_draws) == (1024.0, 1.25, 10.0)
 
 
@@ -140,6 +145,8 @@ def test_round_trip_keeps_a_value_of_every_field():
         proposal="gaussian",
         shrinkage=2.5,
         label_draws=3.0,
+        mixture_test=False,
+        match_scale=False,
         guard=False,
         prior_strength=7.5,
         prior_samples=2.0,

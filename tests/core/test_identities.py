@@ -207,6 +207,8 @@ def test_permuting_classes_permutes_outputs(config):
         assert_allclose(right.strength, left.strength, rtol=0, atol=1e-6)
         assert_allclose(right.gain, left.gain, rtol=1e-6, atol=1e-6)
     assert_allclose(learned(moved_state), learned(state)[order], rtol=0, atol=1e-6)
+    if isinstance(state, ShiftState):
+        assert_allclose(moved_state.shift.stretch, state.shift.stretch[order], rtol=0, atol=1e-6)
     mass, moved_mass = (
         s.sums.window_mass if isinstance(s, ShiftState) else s.statistics.support[None]
         for s in (state, moved_state)
@@ -271,8 +273,9 @@ def test_states_of_disjoint_streams_merge_to_that_of_their_union(config):
     merged = merge_states(left, right, prototypes=prototypes, config=config)
     union = learn(first + second, prototypes, config)
     if isinstance(merged, ShiftState):
-        # The scale is regressed about the shift of the time, which a second device started anew.
-        for name in ("window_count", "window_logits", "window_squares", "window_mass"):
+        # The scale is regressed about the shift of the time, and the asymmetry taken about the
+        # mean of the time, which a second device both started anew.
+        for name in ("window_count", "window_logits", "window_powers", "window_mass"):
             assert_allclose(getattr(merged.sums, name), getattr(union.sums, name), atol=1e-9)
         return
     assert_states_equal(merged, union)

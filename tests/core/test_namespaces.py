@@ -60,6 +60,9 @@ def test_every_library_gives_numpys_answer(xp, config, dtype, update_every):
         scale = 1.0 + np.max(np.abs(wanted))
         value = xp.to_numpy(arrays[name]) / scale
         assert_allclose(value, wanted / scale, rtol=0, atol=tolerance, err_msg=name)
+    if config.proposal == "shift":
+        stretch = xp.to_numpy(gain.state.shift.stretch)
+        assert_allclose(stretch, plain.state.shift.stretch, rtol=0, atol=tolerance)
     assert gain.frames == plain.frames
 
 

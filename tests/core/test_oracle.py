@@ -70,7 +70,7 @@ WORLDS = {
 
 
 # What concerns the tracked shift; test_shift_oracle.py moves these.
-SHIFT_ONLY = ("proposal", "shrinkage", "label_draws", "guard")
+SHIFT_ONLY = ("proposal", "shrinkage", "label_draws", "mixture_test", "match_scale", "guard")
 
 
 def sharp(config: GainConfig) -> GainConfig:

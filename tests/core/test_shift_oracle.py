@@ -14,7 +14,7 @@ import pytest
 from compared_steps import Tolerance, assert_scaled, assert_step_matches
 from gaussian_world import World, gaussian_world
 from numpy.testing import assert_allclose
-from shift_oracle import ShiftOracle
+from shift_oracle import DEVIATIONS, MEANS, ShiftOracle
 
 from gain_core import (
     Gain,
@@ -41,21 +41,30 @@ CONFIGS = {
     "unguarded": replace(TRACKED, guard=False),
     "prob-floor": replace(TRACKED, prob_floor=1e-3),
     "normalised": replace(TRACKED, normalise=True),
+    "no-mixture-test": replace(TRACKED, mixture_test=False),
+    "no-match-scale": replace(TRACKED, match_scale=False),
+    "earlier-form": replace(TRACKED, mixture_test=False, match_scale=False),
 }
 IDS = [pytest.param(config, id=name) for name, config in CONFIGS.items()]
+# These worlds' mixtures lean by about a tenth.
+LEANS = (0.0, 0.2)
 FLOAT64 = Tolerance(probs=1e-9, scores=1e-9, sums=1e-9)
 FLOAT32 = Tolerance(probs=1e-4, scores=1e-4, sums=1e-4)
 FLOAT32_LED = Tolerance(probs=2e-5, scores=3e-5, sums=2e-5)
 
 
 def hostile(world: World, *, seed: int = 7) -> World:
-    """The same with an offset of the logits that jumps half-way, to labels the head gets wrong."""
+    """The same with an offset of the logits that jumps half-way, to labels the head gets wrong.
+
+    The classes' deviations differ by more than their rows' lengths.
+    """
     rng = np.random.default_rng(seed)
     num_classes = len(world.prototypes)
     offsets = rng.normal(size=(2, num_classes)) * 2.0
+    widths = np.exp(0.6 * rng.normal(size=num_classes))
     batches = []
     for index, (features, logits, labels) in enumerate(world.batches):
-        moved = logits + offsets[2 * index // len(world.batches)]
+        moved = widths * logits + offsets[2 * index // len(world.batches)]
         batches.append((features, _rounded(moved), labels))
     return World(world.prototypes, tuple(batches))
 
@@ -74,12 +83,14 @@ def assert_close(result, expected, tolerance, name) -> None:
 def assert_state_matches(state: ShiftState, oracle: ShiftOracle, tolerance: float) -> None:
     """Every sum of every window, the shift made of them, and the guard."""
     for window in range(5):
-        count, x_sum, squares, mass = oracle.window_sums(window)
+        sums = oracle.window_sums(window)
         expected = {
-            "window_count": count,
-            "window_logits": x_sum,
-            "window_squares": squares,
-            "window_mass": mass,
+            "window_count": sums.count,
+            "window_logits": sums.x,
+            "window_powers": sums.powers,
+            "window_mass": sums.mass,
+            "window_lean": sums.lean,
+            "window_range": sums.range,
         }
         for name, wanted in expected.items():
             assert_close(getattr(state.sums, name)[window], wanted, tolerance, name)
@@ -87,6 +98,7 @@ def assert_state_matches(state: ShiftState, oracle: ShiftOracle, tolerance: floa
     assert_close(state.sums.scale_numerator, numerator, tolerance, "scale_numerator")
     assert_close(state.sums.scale_denominator, denominator, tolerance, "scale_denominator")
     assert_close(state.shift.vector, oracle.beta, tolerance, "vector")
+    assert_close(state.shift.stretch, oracle.stretch, tolerance, "stretch")
     assert_close(state.shift.variance, oracle.v, tolerance, "variance")
     assert_close(state.shift.trust, oracle.trust, tolerance, "trust")
     count, agreement, confidence = oracle.guard_sums()
@@ -96,14 +108,16 @@ def assert_state_matches(state: ShiftState, oracle: ShiftOracle, tolerance: floa
     assert (state.guard.hold, state.guard.trips) == (oracle.hold, oracle.trips)
 
 
-def run(world, config, *, dtype=np.float64, tolerance=FLOAT64, led=False, **head):
+def run(world, config, *, dtype=np.float64, tolerance=FLOAT64, led=False, asymmetry=LEANS, **head):
     """Stream a world through both; `led` gives each update the oracle's prediction."""
     prototypes = prepare_prototypes(
         world.prototypes.astype(dtype),
         config,
+        asymmetry=asymmetry,
         **{name: values.astype(dtype) for name, values in head.items()},
     )
-    state, oracle = init_state(prototypes, config), ShiftOracle(world.prototypes, config, **head)
+    state = init_state(prototypes, config)
+    oracle = ShiftOracle(world.prototypes, config, asymmetry=asymmetry, **head)
     strengths = []
     for index, (features, logits, _) in enumerate(world.batches):
         z, raw = features.astype(dtype), logits.astype(dtype)
@@ -126,6 +140,7 @@ def run(world, config, *, dtype=np.float64, tolerance=FLOAT64, led=False, **head
     ("num_classes", "batch_sizes"),
     [
         pytest.param(2, (8,), id="K2"),
+        pytest.param(3, (8, 3), id="K3"),
         pytest.param(6, (1,), id="B1"),
         pytest.param(5, (1, 16, 7, 2), id="K5-uneven"),
         pytest.param(40, (16,), id="K40"),
@@ -143,6 +158,8 @@ def test_float64_is_the_oracle_whatever_the_config(config):
     if config.shrinkage < 20.0 and math.isfinite(config.half_life):
         assert np.any(strengths > 0.0), "no correction was ever applied"
         assert oracle.trust > 0.1
+        stretched = np.max(np.abs(oracle.stretch - 1.0))
+        assert stretched > 0.01 if config.match_scale else stretched == 0.0
 
 
 @pytest.mark.parametrize("shrinkage", [1.25, 0.2])
@@ -157,6 +174,37 @@ def test_views_of_one_thing_are_one_draw(shrinkage):
     ]
     config = replace(TRACKED, half_life=40.0, shrinkage=shrinkage)
     run(World(world.prototypes, (*world.batches[:30], *still)), config)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_asymmetries_between_a_class_and_all(dtype):
+    """Both ramps are climbed in part, down to a gap that is widened; each pair gives its own."""
+    world = hostile(gaussian_world(7, 10, num_batches=60, batch_sizes=(16, 3), seed=8))
+    tolerance = FLOAT64 if dtype == np.float64 else FLOAT32_LED
+    settings = {"dtype": dtype, "tolerance": tolerance, "led": dtype == np.float32}
+    plain, _ = run(world, TRACKED, **settings)
+    here = plain.asymmetry(4)
+    for pair in ((here - 0.15, here + 0.85), (here - 0.4, here + 0.6), (here - 0.007, here)):
+        oracle, _ = run(world, TRACKED, asymmetry=pair, **settings)
+        partly = [oracle.single_class(4, *ramp) for ramp in (MEANS, DEVIATIONS)]
+        assert any(0.0 < share < 1.0 for share in partly)
+        assert np.max(np.abs(oracle.beta - plain.beta)) > 1e-4
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_runs_of_one_class_between_mixtures(dtype):
+    """Shorter memories hold one class while longer ones hold all."""
+    rng = np.random.default_rng(10)
+    batches = []
+    for index in range(120):
+        labels = rng.integers(0, 6, 8) if index // 20 % 2 == 0 else np.full(8, index // 40)
+        logits = 4.0 * np.eye(6)[labels] + rng.normal(size=(8, 6)) + np.linspace(-1.5, 1.5, 6)
+        batches.append((np.zeros((8, 3)), _rounded(logits), labels))
+    config = replace(TRACKED, half_life=200.0)
+    tolerance = FLOAT64 if dtype == np.float64 else FLOAT32_LED
+    world = World(_rounded(rng.normal(size=(6, 9))), tuple(batches))
+    oracle, _ = run(world, config, dtype=dtype, tolerance=tolerance, led=dtype == np.float32)
+    assert oracle.asymmetry(0) < 0.05 < 0.1 < oracle.asymmetry(4)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -196,8 +244,8 @@ def test_float32_running_free():
 def test_gain_learns_when_and_what_the_oracle_does(name, update_every):
     """Batches that straddle the period are learned with what was pending."""
     world = hostile(gaussian_world(6, 8, num_batches=150, batch_sizes=(1, 3, 11, 2), seed=5))
-    gain = Gain(world.prototypes, CONFIGS[name], update_every=update_every)
-    oracle, waiting = ShiftOracle(world.prototypes, CONFIGS[name]), []
+    gain = Gain(world.prototypes, CONFIGS[name], update_every=update_every, asymmetry=LEANS)
+    oracle, waiting = ShiftOracle(world.prototypes, CONFIGS[name], asymmetry=LEANS), []
     for features, logits, _ in world.batches:
         waiting.append(oracle.predict(logits))
         assert_step_matches(gain.step(features, logits), waiting[-1], FLOAT64, prob_floor=0.0)
@@ -243,9 +291,10 @@ def runaway_world() -> World:
 
 
 def test_posteriors_are_the_oracles():
-    config = CONFIGS["no-shrinkage"]
+    config = replace(CONFIGS["no-shrinkage"], guard=False)
     world = hostile(gaussian_world(9, 6, num_batches=40, seed=5))
-    gain, oracle = Gain(world.prototypes, config), ShiftOracle(world.prototypes, config)
+    gain = Gain(world.prototypes, config, asymmetry=LEANS)
+    oracle = ShiftOracle(world.prototypes, config, asymmetry=LEANS)
     for features, logits, _ in world.batches[:39]:
         gain.step(features, logits)
         oracle.step(logits)

@@ -31,6 +31,8 @@ from gain_runtime.cuda import CudaGain
 CONFIGS = {
     **PRESETS,
     "tracked-no-guard": replace(PRESETS["tracked"], guard=False),
+    "tracked-no-mixture-test": replace(PRESETS["tracked"], mixture_test=False),
+    "tracked-shift-alone": replace(PRESETS["tracked"], mixture_test=False, match_scale=False),
     "tracked-floor": replace(PRESETS["tracked"], prob_floor=1e-3),
     "balanced-floor": replace(PRESETS["balanced"], prob_floor=1e-3),
     "paper-no-floor": replace(PRESETS["paper"], prob_floor=0.0),

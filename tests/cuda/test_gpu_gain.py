@@ -7,16 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gaussian_world import gaussian_world
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
+from scaled_world import scaled_world
 from taught_gain import every_array
 
-from gain_core import PRESETS, Gain, Prediction
+from gain_core import PRESETS, Gain, GaussianState, Prediction
+from gain_core.statistics import about
 from gain_runtime.cuda import CudaGain
 from gain_runtime.cuda.prediction_block import PredictionBlock, block_of
 
 pytestmark = pytest.mark.gpu
 
-CONFIGS = {**PRESETS, "tracked-floor": replace(PRESETS["tracked"], prob_floor=1e-3)}
+CONFIGS = {
+    **PRESETS,
+    "tracked-floor": replace(PRESETS["tracked"], prob_floor=1e-3),
+    "tracked-no-mixture-test": replace(PRESETS["tracked"], mixture_test=False),
+    "tracked-shift-alone": replace(PRESETS["tracked"], mixture_test=False, match_scale=False),
+}
 EVERY = [pytest.param(config, id=name) for name, config in CONFIGS.items()]
 
 
@@ -48,11 +55,13 @@ def test_stream_matches_gain(cupy, config, update_every):
         assert_allclose(result.probs.get(), wanted, rtol=1e-8, atol=1e-9)
     gain.flush()
     plain.flush()
-    mine, theirs = on_host(gain.state), every_array(plain.state)
+    state, plain_state = gain.state, plain.state
+    if isinstance(state, GaussianState):
+        origin = cupy.asarray(plain_state.statistics.origin)
+        state = replace(state, statistics=about(state.statistics, origin))
+    mine, theirs = on_host(state), every_array(plain_state)
     assert mine.keys() == theirs.keys()
     for name, wanted in theirs.items():
-        if name in ("origin", "first_moment", "feature_sum", "feature_square_sum"):
-            continue  # about another origin, see `CudaGain`
         peak = 1.0 + np.max(np.abs(wanted), initial=0.0)
         assert_allclose(mine[name] / peak, wanted / peak, rtol=0, atol=1e-8, err_msg=name)
 
@@ -65,6 +74,42 @@ def test_float32_stays_close_over_a_long_stream(cupy):
         arrays = (cupy.asarray(array.astype(np.float32)) for array in (features, logits))
         result, expected = gain.step(*arrays), plain.step(features, logits)
         assert_allclose(result.probs.get(), expected.probs, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("num_classes", [10, 1000])
+def test_deviations_are_matched(cupy, num_classes):
+    head, batches = scaled_world(num_classes, 128, num_batches=40, batch_sizes=(16, 1, 16))
+    options = {"asymmetry": (0.0, 0.2)}
+    gain = CudaGain(cupy.asarray(head.astype(np.float32)), **options)
+    plain = Gain(head, **options)
+    for features, logits in batches:
+        arrays = (cupy.asarray(array.astype(np.float32)) for array in (features, logits))
+        result, expected = gain.step(*arrays), plain.step(features, logits)
+        assert_allclose(result.probs.get(), expected.probs, rtol=0, atol=2e-4)
+    assert np.std(np.log(plain.state.shift.stretch)) > 0.2
+    assert_allclose(gain.state.shift.stretch.get(), plain.state.shift.stretch, rtol=0, atol=1e-3)
+
+
+def test_one_class_stays_at_the_source(cupy):
+    head, batches = scaled_world(30, 16, num_batches=30, only_class=0, deviation=0.0)
+    gain = CudaGain(cupy.asarray(head.astype(np.float32)))
+    for features, logits in batches:
+        arrays = (cupy.asarray(array.astype(np.float32)) for array in (features, logits))
+        assert_array_equal(gain.step(*arrays).strength.get(), 0.0)
+    shift = on_host(gain.state)
+    assert_array_equal(shift["shift.vector"], 0.0)
+    assert_array_equal(shift["shift.stretch"], 1.0)
+
+
+def test_stretch_that_is_loaded_corrects(cupy):
+    gain = CudaGain(cupy.eye(6, 4, dtype=cupy.float32))
+    features, logits = cupy.ones((3, 4), cupy.float32), 3.0 * cupy.eye(3, 6, dtype=cupy.float32)
+    state = gain.state
+    stretch = cupy.linspace(0.5, 1.5, 6, dtype=cupy.float32)
+    gain.load_state(replace(state, shift=replace(state.shift, stretch=stretch)), frames=1)
+    assert bool(cupy.any(gain.predict(features, logits).strength > 0.0))
+    gain.reset()
+    assert not bool(cupy.any(gain.predict(features, logits).strength > 0.0))
 
 
 def test_rejected_batch_state_and_snapshots(cupy):

@@ -130,6 +130,16 @@ def test_one_class_shows_that_class_only():
     assert len(images) == 3 * 40
 
 
+def test_one_class_drawn_at_random_stays_the_same_through_all_domains():
+    drawn = set()
+    for seed in range(8):
+        stream = make_stream(replace(CSC, order="one-class", seed=seed), LABELS)
+        shown = set(LABELS[_column(stream, "images")])
+        assert len(shown) == 1
+        drawn |= shown
+    assert len(drawn) > 1
+
+
 def test_one_class_without_images_is_refused():
     with pytest.raises(ConfigError, match="only-class: expected a class with images, got 9"):
         make_stream(replace(CSC, order="one-class", only_class=9), LABELS)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+from dataclasses import asdict, replace
 
 import cv2
 import numpy as np
+import onnx
 import pytest
 from numpy.testing import assert_allclose
 
 from gain_core.errors import ArtifactError
 from gain_export import export_onnx
+from gain_export.asymmetry import measure_asymmetry
 from gain_export.fitness import add_fitness, advice, measure_fitness
 from gain_runtime.artifact import load_artifact
 from gain_runtime.fitness import Fitness
@@ -94,6 +98,65 @@ def test_a_record_that_is_not_finite_is_refused(bad):
         Fitness.from_record({**record, "mean_logits": [bad] * 8})
 
 
+def record_of(fitness):
+    """As JSON would have it, keys that are lists included."""
+    return json.loads(json.dumps(asdict(fitness)))
+
+
+def test_asymmetry_is_that_of_the_logits_and_said_in_words():
+    features, logits, weight = world()
+    found = measure_fitness(features, logits, weight)
+    expected = measure_asymmetry(logits)
+    assert found.asymmetry == (expected.single, expected.mixed)
+    assert found.single_images == 4000
+    (line,) = [line for line in advice(found, 8) if "frames of one class can be told" in line]
+    assert f"{expected.single:.2f} against {expected.mixed:.2f}" in line
+    assert Fitness.from_record(record_of(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("num_images", "num_classes", "words"),
+    [
+        pytest.param(48, 8, "no class has 8 images, so 0.03 is taken", id="few a class"),
+        pytest.param(24, 8, "too few images to say how frames of one class", id="few"),
+        pytest.param(400, 2, "with two classes", id="two classes"),
+    ],
+)
+def test_asymmetry_that_was_not_measured_is_said(num_images, num_classes, words):
+    features, logits, weight = world(num_images=num_images)
+    found = measure_fitness(features, logits[:, :num_classes], weight[:num_classes])
+    assert (found.asymmetry is None) == (num_images != 48)
+    assert found.single_images == 0
+    assert any(words in line for line in advice(found, num_classes))
+
+
+def test_asymmetry_of_images_of_one_class_tells_nothing():
+    features, logits, weight = world()
+    chosen = np.argmax(logits, axis=1) == 3
+    found = measure_fitness(features[chosen], logits[chosen], weight)
+    assert found.num_images > 100
+    assert (found.single_asymmetry, found.mixed_asymmetry) == (None, None)
+    (line,) = [line for line in advice(found, 8) if "cannot be told" in line]
+    assert "the defaults 0.03 and 0.4 are used" in line
+
+
+def test_a_record_of_before_the_asymmetry_loads_without_it():
+    record = record_of(measure_fitness(*world(num_images=64)))
+    for name in ("single_asymmetry", "mixed_asymmetry", "single_images"):
+        del record[name]
+    assert Fitness.from_record(record).asymmetry is None
+
+
+@pytest.mark.parametrize(
+    "pair", [(None, 0.4), (0.03, None), (0.4, 0.03), (math.nan, 0.4), (0.03, math.inf), ("x", "y")]
+)
+def test_half_an_asymmetry_or_one_the_wrong_way_round_is_refused(pair):
+    record = record_of(measure_fitness(*world(num_images=64)))
+    record |= dict(zip(("single_asymmetry", "mixed_asymmetry"), pair, strict=True))
+    with pytest.raises(ValueError, match=r"asymmetry|finite|float"):
+        Fitness.from_record(record)
+
+
 @pytest.fixture
 def artifact_path(classifier, saved, spec):
     return export_onnx(saved(classifier.plain()), preprocess=spec).path
@@ -116,6 +179,7 @@ def test_the_report_lies_in_the_artifact_and_adapters_use_it(artifact_path, clea
     before = load_artifact(artifact_path)
     assert before.manifest.fitness is None
     assert before.mean_logits is None
+    assert before.asymmetry is None
     found = add_fitness(artifact_path, clean_images)
     after = load_artifact(artifact_path)
     assert after.manifest.fitness == found
@@ -123,6 +187,7 @@ def test_the_report_lies_in_the_artifact_and_adapters_use_it(artifact_path, clea
     assert "broken.jpg" in caplog.text
     assert after.sha256 != before.sha256
     assert_allclose(after.mean_logits, np.float32(found.mean_logits))
+    assert after.asymmetry == found.asymmetry
     assert after.manifest.labels == before.manifest.labels
 
 
@@ -135,3 +200,26 @@ def test_too_few_images_leave_the_artifact_as_it_was(artifact_path, tmp_path):
     with pytest.raises(ArtifactError, match="expected a folder of images"):
         add_fitness(artifact_path, tmp_path / "none")
     assert hashlib.sha256(artifact_path.read_bytes()).hexdigest() == digest
+
+
+def test_the_artifact_has_the_asymmetry_that_was_measured(artifact_path, clean_images, monkeypatch):
+    found = add_fitness(artifact_path, clean_images)
+    assert found.asymmetry is None
+    measured = replace(found, single_asymmetry=0.05, mixed_asymmetry=0.5, single_images=16)
+    monkeypatch.setattr("gain_export.fitness.measure_fitness", lambda *arrays: measured)
+    add_fitness(artifact_path, clean_images)
+    assert load_artifact(artifact_path).asymmetry == (0.05, 0.5)
+
+
+def test_an_artifact_of_before_the_asymmetry_loads(artifact_path, clean_images):
+    add_fitness(artifact_path, clean_images)
+    model = onnx.load(artifact_path)
+    (entry,) = [item for item in model.metadata_props if item.key == "gain.fitness"]
+    record = json.loads(entry.value)
+    for name in ("single_asymmetry", "mixed_asymmetry", "single_images"):
+        del record[name]
+    entry.value = json.dumps(record)
+    onnx.save(model, artifact_path)
+    artifact = load_artifact(artifact_path)
+    assert artifact.asymmetry is None
+    assert artifact.mean_logits is not None

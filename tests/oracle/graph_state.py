@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from gain_core import GainState, ShiftState
+import numpy as np
 
-__all__ = ["derived"]
+from gain_core import GainState, ShiftState, state_to_arrays
+
+__all__ = ["assert_tensors_close", "derived"]
 
 
 def derived(state: GainState) -> dict[str, Any]:
     """What predictions read of a state."""
     if isinstance(state, ShiftState):
-        return {"shift": state.shift.vector, "shift_variance": state.shift.variance}
+        shift = state.shift
+        return {
+            "shift": shift.vector,
+            "shift_stretch": shift.stretch,
+            "shift_variance": shift.variance,
+        }
     return {name: getattr(state.geometry, name) for name in ("centers", "variance", "center_norms")}
+
+
+def assert_tensors_close(
+    tensors: Mapping[str, Any], state: GainState, /, *, tolerance: float
+) -> None:
+    """Every tensor of the sums and what predictions read, over one plus its peak.
+
+    `tensors` are a file's, by the names of its inputs. The lean, a difference of two sums, counts
+    in units of their sum, the range.
+    """
+    expected = state_to_arrays(state) | derived(state)
+    for name, array in expected.items():
+        unit = expected["window_range"] if name == "window_lean" else array
+        difference = np.abs(tensors[f"state.{name}"] - array) / (1.0 + np.max(np.abs(unit)))
+        assert np.max(difference) <= tolerance, name

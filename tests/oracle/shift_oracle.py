@@ -2,7 +2,8 @@
 
 Every frame is kept, with the number of frames learned after it; each sum is taken anew over all
 of them, a frame of age t weighing 2^(-t / half-life). Nothing decays in place and nothing is
-shared with `gain_core` but the settings' names.
+shared with `gain_core` but the settings' names. `mixture_test=False, match_scale=False` is the
+method's earlier form.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from gain_oracle import OracleStep, along_path, floored, log_softmax, root_of_slope
 
-__all__ = ["ShiftOracle"]
+__all__ = ["ASYMMETRY", "DEVIATIONS", "MEANS", "ShiftOracle"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -27,6 +28,18 @@ LEAST_SPREAD = 0.25
 # Share of the scatter that a mean's square must reach for labels to explain all they can of it.
 LABELS_POWER = 0.5
 
+# Asymmetry of one class and of all, where it was not measured, and how far apart they must be.
+ASYMMETRY = (0.03, 0.4)
+LEAST_GAP = 0.02
+# Shares of the way between the two where a memory begins to be a mixture, and where it is one.
+MEANS = (0.08, 0.22)
+DEVIATIONS = (0.3, 0.5)
+# Variance of the logarithm of a deviation over one draw, and the memories that are asked for it.
+LOG_DEVIATION_VARIANCE = 1.5
+DEVIATION_WINDOWS = (4, 3, 2)
+# Least variance of a class in units of the classes' mean, and least square of a row's length.
+LEAST_SHARE = 1e-6
+
 GUARD_HALF_LIFE = 256.0
 GUARD_LEAST_FRAMES = 256.0
 GUARD_LEAST_RATIO = 0.5
@@ -35,7 +48,10 @@ HOLDS = (256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
 
 @dataclass
 class Frame:
-    """What one frame leaves behind; `born` is how many frames were learned when it was."""
+    """What one frame leaves behind; `born` is how many frames were learned when it was.
+
+    `lean` and `range` are of the frame about the mean of what came before it, 0 where nothing did.
+    """
 
     born: int
     x: Floats
@@ -43,6 +59,19 @@ class Frame:
     zeta: float
     own: float
     power: float
+    lean: float
+    range: float
+
+
+class Window(NamedTuple):
+    """Sums over all frames in one memory: x^2 is by class."""
+
+    count: float
+    x: Floats
+    powers: Floats
+    mass: Floats
+    lean: float
+    range: float
 
 
 @dataclass
@@ -67,6 +96,7 @@ class ShiftOracle:
         *,
         bias: npt.ArrayLike | None = None,
         mean_logits: npt.ArrayLike | None = None,
+        asymmetry: tuple[float, float] = ASYMMETRY,
     ) -> None:
         c = np.asarray(prototypes, dtype=np.float64)
         if config.normalise:
@@ -76,6 +106,9 @@ class ShiftOracle:
         self.c = np.stack([row - middle for row in c])
         self.K = len(c)
         self.power = [float(np.dot(row, row)) for row in self.c]
+        self.single = asymmetry[0]
+        self.gap = max(asymmetry[1] - asymmetry[0], LEAST_GAP)
+        self.log_lengths = _less_mean(_log_roots(np.array(self.power), least=0.0))
         self.mean_logits = np.zeros(self.K)
         self.thresholds = np.zeros(self.K)
         if mean_logits is not None:
@@ -86,7 +119,13 @@ class ShiftOracle:
         self.frames: list[Frame] = []
         self.watched: list[Watched] = []
         self.hold, self.trips = 0.0, 0
+        self.windows = [self._window(window) for window in range(NUM_WINDOWS)]
+        self._nothing()
+
+    def _nothing(self) -> None:
+        """No shift, no stretch."""
         self.beta, self.v, self.trust = np.zeros(self.K), 0.0, 0.0
+        self.stretch = np.ones(self.K)
 
     def _thresholds(self, bias: Floats) -> Floats:
         """The part of the bias along -|c_k|^2 / 2, if it points that way."""
@@ -107,11 +146,11 @@ class ShiftOracle:
         return OracleStep(*(np.stack(column) for column in zip(*rows, strict=True)))
 
     def _predict_row(self, log_s: Floats) -> Sequence[Any]:
-        log_proposal = log_softmax(log_s - self.beta)
+        log_proposal = log_softmax((_less_mean(log_s) - self.beta) * self.stretch)
         # Two entries of the shift differ by a variance of 2 v; Gaussian logits of variance w are
         # averaged by dividing them by sqrt(1 + pi w / 8).
         log_evaluator = log_softmax(log_proposal / math.sqrt(1.0 + math.pi * 2.0 * self.v / 8.0))
-        if self.hold > 0 or not np.any(self.beta):
+        if self.hold > 0 or not (np.any(self.beta) or np.any(self.stretch != 1.0)):
             nothing = np.zeros(self.K)
             return np.exp(log_s), log_s, 0.0, 0.0, log_s, nothing, log_proposal, log_evaluator
         log_start = floored(log_s, self.config.prob_floor)
@@ -124,16 +163,21 @@ class ShiftOracle:
     def update(self, *results: OracleStep) -> None:
         """Learn from batches that were predicted against the state as it stands."""
         num_frames = sum(len(result.probs) for result in results)
+        # The state's mean, which knows none of the frames to come.
+        shortest = self.window_sums(0)
+        mean = shortest.x / shortest.count if shortest.count > 0 else None
         self.learned += num_frames
         for result in results:
             for p, log_s in zip(result.probs, result.source_log_probs, strict=True):
                 k = int(np.argmax(p))
                 x = _less_mean(log_s) - self.mean_logits
                 own, zeta = float(x[k] - self.beta[k]), math.exp(log_s[k])
-                self.frames.append(Frame(self.learned, x, p, zeta, own, self.power[k]))
+                lean, span = _lean_and_range(x, mean)
+                self.frames.append(Frame(self.learned, x, p, zeta, own, self.power[k], lean, span))
                 agreed = float(k == int(np.argmax(log_s)))
                 self.watched.append(Watched(self.learned, agreed, math.exp(np.max(log_s))))
         self._guard(num_frames)
+        self.windows = [self._window(window) for window in range(NUM_WINDOWS)]
         self._estimate()
 
     def _guard(self, num_frames: int) -> None:
@@ -158,17 +202,21 @@ class ShiftOracle:
         confidence = np.array([frame.confidence for frame in self.watched])
         return np.sum(weights), np.sum(weights * agreed), np.sum(weights * confidence)
 
-    def window_sums(self, window: int) -> tuple[float, Floats, float, Floats]:
-        """Count, sum of x, of |x|^2 and of p* in the memory that halves at half_life / 2^(4-j)."""
+    def window_sums(self, window: int) -> Window:
+        """Of the memory that halves at half_life / 2^(4-j), as of the last update."""
+        return self.windows[window]
+
+    def _window(self, window: int) -> Window:
+        """All frames, each with its weight."""
         if not self.frames:
-            return 0.0, np.zeros(self.K), 0.0, np.zeros(self.K)
-        weights = self._weights(
-            self.frames, self.config.half_life / 2.0 ** (NUM_WINDOWS - 1 - window)
-        )
+            return Window(0.0, np.zeros(self.K), np.zeros(self.K), np.zeros(self.K), 0.0, 0.0)
+        half_life = self.config.half_life / 2.0 ** (NUM_WINDOWS - 1 - window)
+        weights = self._weights(self.frames, half_life)
         x = np.stack([frame.x for frame in self.frames])
         p = np.stack([frame.p for frame in self.frames])
-        squares = np.sum(weights * np.sum(x**2, axis=1))
-        return np.sum(weights), weights @ x, float(squares), weights @ p
+        lean = float(weights @ np.array([frame.lean for frame in self.frames]))
+        span = float(weights @ np.array([frame.range for frame in self.frames]))
+        return Window(np.sum(weights), weights @ x, weights @ x**2, weights @ p, lean, span)
 
     def scale_sums(self) -> tuple[float, float]:
         """Numerator and denominator of own = a |c_k|^2 fitted with the weights zeta."""
@@ -184,17 +232,18 @@ class ShiftOracle:
         return 0.5 ** (ages / half_life)
 
     def _estimate(self) -> None:
-        """beta, v and trust from the longest memory to the shortest."""
-        self.beta, self.v, self.trust = np.zeros(self.K), 0.0, 0.0
+        """beta, v and trust from the longest memory to the shortest, and the stretch."""
+        self._nothing()
         if not self.frames:
             return
         numerator, denominator = self.scale_sums()
         a = max(numerator / max(denominator, LEAST_POWER), 0.0)
         for window in reversed(range(NUM_WINDOWS)):
-            moved, spread, inverse_draws = self._moved(window, a)
+            moved, spread, diversity = self._moved(window, a)
             step = moved - self.beta
             power = float(np.dot(step, step))
             alike = 1.0 - spread / max(LEAST_SPREAD * power, LEAST_POWER)
+            inverse_draws = max(diversity, self.single_class(window, *MEANS))
             noise = (spread + power) * max(inverse_draws, alike)
             kept = max(1.0 - self.config.shrinkage * noise / max(power, LEAST_POWER), 0.0)
             if window == NUM_WINDOWS - 1:
@@ -202,23 +251,91 @@ class ShiftOracle:
             self.v = (1.0 - kept) * self.v + kept * noise / self.K
             self.beta = self.beta + kept * step
             self.trust = 1.0 - (1.0 - self.trust) * (1.0 - kept)
+        if self.config.match_scale:
+            self.stretch = self._stretch()
+
+    def asymmetry(self, window: int) -> float:
+        """The least of lean / range over this memory and all longer ones."""
+        longer = [self.window_sums(other) for other in range(window, NUM_WINDOWS)]
+        return min(sums.lean / max(sums.range, LEAST_POWER) for sums in longer)
+
+    def single_class(self, window: int, begins: float, ends: float) -> float:
+        """How surely the frames are of one class: 1 up to `begins`, 0 from `ends` on."""
+        if not self.config.mixture_test or self.K < 3:
+            return 0.0
+        way = (self.asymmetry(window) - self.single) / self.gap
+        return 1.0 - min(max((way - begins) / (ends - begins), 0.0), 1.0)
+
+    def _stretch(self) -> Floats:
+        """exp(-z) for log deviations z beyond the head's own, the logits' power as it was."""
+        z = np.zeros(self.K)
+        for window in DEVIATION_WINDOWS:
+            variances, inverse_draws = self._deviations(window)
+            logs = self._beyond(_less_mean(_log_roots(variances)), self.log_lengths)
+            power = max(float(np.dot(logs - z, logs - z)), LEAST_POWER)
+            noise = LOG_DEVIATION_VARIANCE * self.K * inverse_draws
+            z = z + max(1.0 - self.config.shrinkage * noise / power, 0.0) * (logs - z)
+        variances, _ = self._deviations(NUM_WINDOWS - 1)
+        variances = _at_least(variances)
+        after = sum(variances[k] * math.exp(-2.0 * z[k]) for k in range(self.K))
+        return np.exp(-z) * math.sqrt(np.sum(variances) / after)
+
+    def _deviations(self, window: int) -> tuple[Floats, float]:
+        """Variances of the classes' logits, and 1 / n_eff of them."""
+        mean, _, _, diversity = self._moments(window)
+        certain = max(diversity, self.single_class(window, *DEVIATIONS))
+        views, sums = self._views(), self.window_sums(window)
+        return sums.powers / sums.count - mean**2, views * max(certain, 1.0 - 1.0 / views)
+
+    def _views(self) -> float:
+        """How much smaller than a quarter of its mean's square the least scatter is; 1 or more."""
+        found = 1.0
+        for window in range(NUM_WINDOWS):
+            mean, spread, _, _ = self._moments(window)
+            length = float(np.dot(mean, mean))
+            found = max(found, LEAST_SPREAD * length / max(spread, LEAST_POWER))
+        return found
+
+    def _moments(self, window: int) -> tuple[Floats, float, Floats, float]:
+        """Mean logits, the spread about them, the shares q of the classes, 1 / n_eff by those."""
+        sums = self.window_sums(window)
+        mean, q = sums.x / sums.count, sums.mass / sums.count
+        spread = max(float(np.sum(sums.powers)) / sums.count - float(np.dot(mean, mean)), 0.0)
+        return mean, spread, q, max(float(np.dot(q, q)) - 1.0 / self.K, 1.0 / sums.count)
 
     def _moved(self, window: int, a: float) -> tuple[Floats, float, float]:
         """Mean logits less what the classes seen explain, the spread about them, 1 / n_eff."""
-        count, x_sum, squares, mass = self.window_sums(window)
-        mean, q = x_sum / count, mass / count
-        inverse_draws = max(float(np.dot(q, q)) - 1.0 / self.K, 1.0 / count)
+        mean, spread, q, diversity = self._moments(window)
         mean_prototype = sum((q[k] - 1.0 / self.K) * self.c[k] for k in range(self.K))
         explained = np.array([a * float(np.dot(self.c[k], mean_prototype)) for k in range(self.K)])
-        spread = max(squares / count - float(np.dot(mean, mean)), 0.0)
-        weight = min(self.config.label_draws * inverse_draws, 1.0)
+        weight = min(self.config.label_draws * diversity, 1.0)
         weight *= min(float(np.dot(mean, mean)) / max(LABELS_POWER * spread, LEAST_POWER), 1.0)
-        moved = mean - weight * explained
-        length = float(np.dot(self.thresholds, self.thresholds))
-        if length > 0:
-            along = float(np.dot(moved, self.thresholds)) / length
-            moved = moved - min(max(along, 0.0), 1.0) * self.thresholds
-        return moved, spread, inverse_draws
+        return self._beyond(mean - weight * explained, self.thresholds), spread, diversity
+
+    def _beyond(self, row: Floats, pattern: Floats) -> Floats:
+        """Less as much of the head's own pattern as the row holds, none to all of it."""
+        length = float(np.dot(pattern, pattern))
+        along = float(np.dot(row, pattern)) / max(length, LEAST_POWER)
+        return row - min(max(along, 0.0), 1.0) * pattern
+
+
+def _lean_and_range(x: Floats, mean: Floats | None) -> tuple[float, float]:
+    """Sum and difference of the highest and the lowest of x about the mean."""
+    if mean is None:
+        return 0.0, 0.0
+    highest, lowest = max(x - mean), min(x - mean)
+    return float(highest + lowest), float(highest - lowest)
+
+
+def _at_least(squares: Floats, least: float = LEAST_POWER) -> Floats:
+    """None of them next to nothing beside the others."""
+    return np.maximum(squares, max(LEAST_SHARE * np.sum(squares) / len(squares), least))
+
+
+def _log_roots(squares: Floats, least: float = LEAST_POWER) -> Floats:
+    """Logarithms of the square roots; all alike where all are zero."""
+    squares = _at_least(squares, least)
+    return np.array([0.5 * math.log(square) if square > 0 else 0.0 for square in squares])
 
 
 def _less_mean(row: Floats) -> Floats:

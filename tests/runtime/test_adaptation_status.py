@@ -63,7 +63,10 @@ class Certain:
 
 
 def poisoned(adapter, num_classes):
-    """A state that has believed in a shift of class 0 for very long, over all classes alike."""
+    """A state that has believed in a shift of class 0 for very long, over all classes alike.
+
+    Its frames lean as those of many classes do.
+    """
     state = init_state(adapter.artifact.head_weight, adapter.config)
     frames = 1e6
     moved = np.full(num_classes, -9.0 / (num_classes - 1), np.float32)
@@ -72,8 +75,10 @@ def poisoned(adapter, num_classes):
         state.sums,
         window_count=np.full(5, frames, np.float32),
         window_logits=np.tile(np.float32(frames) * moved, (5, 1)),
-        window_squares=np.full(5, frames * 2.0 * (moved @ moved), np.float32),
+        window_powers=np.tile(np.float32(frames * 2.0) * moved**2, (5, 1)),
         window_mass=np.full((5, num_classes), frames / num_classes, np.float32),
+        window_lean=np.full(5, 5.0 * frames, np.float32),
+        window_range=np.full(5, 10.0 * frames, np.float32),
     )
     arrays = state_to_arrays(replace(state, sums=sums))
     return state_from_arrays(arrays, prototypes=adapter.artifact.head_weight, config=adapter.config)

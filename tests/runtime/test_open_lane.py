@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from gain_core import ConfigError, GainConfig
+from gain_core.prototypes import DEFAULT_ASYMMETRY
 from gain_runtime.adapter import Adapter
+from gain_runtime.fitness import Fitness
 from gain_runtime.lane import HostLane
 from gain_runtime.onnx_session import OnnxSession
 from gain_runtime.open_lane import open_adapting_session, open_lane
@@ -17,6 +21,28 @@ def test_results_in_host_memory_are_adapted_there(tiny_artifact):
     with open_adapting_session(tiny_artifact) as session:
         assert session.stream is None
         assert isinstance(open_lane(session, GainConfig()), HostLane)
+
+
+def test_what_the_export_measured_reaches_the_method(tiny_model, tmp_path):
+    fitness = Fitness(
+        num_images=99,
+        feature_norm=1.0,
+        common_share=0.1,
+        alignment=0.5,
+        confidence=0.9,
+        effective_classes=4.5,
+        lda_agreement=None,
+        mean_logits=(0.5, -0.5, 0.25, -0.25, 0.0),
+        single_asymmetry=0.0625,
+        mixed_asymmetry=0.5,
+        single_images=80,
+    )
+    for measured, expected in ((fitness, (0.0625, 0.5)), (None, DEFAULT_ASYMMETRY)):
+        path = tiny_model.relabel(fitness=measured).write(tmp_path / "tiny.onnx")
+        with OnnxSession(path) as session:
+            prototypes = open_lane(session, GainConfig()).prototypes
+        assert_array_equal(prototypes.asymmetry, np.float32(expected))
+        assert_array_equal(prototypes.mean_logits, fitness.mean_logits if measured else np.zeros(5))
 
 
 def test_device_preprocessing_wants_a_device(tiny_artifact):

@@ -31,8 +31,11 @@ PROTOTYPES = np.random.default_rng(1).normal(size=(NUM_CLASSES, FEATURE_DIM)).as
 
 
 def batch_of(size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Features of all classes, whose mean is not the source's."""
     rng = np.random.default_rng(seed)
-    features = (rng.normal(size=(size, FEATURE_DIM)) + 2.0).astype(np.float32)
+    labels = rng.integers(0, NUM_CLASSES, size)
+    features = 2.0 * PROTOTYPES[labels] + rng.normal(size=(size, FEATURE_DIM)) + 2.0
+    features = features.astype(np.float32)
     return features, (features @ PROTOTYPES.T).astype(np.float32)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_apps.corruptions import CORRUPTIONS
-from gain_apps.evaluation.methods.protocol import Head
+from gain_apps.evaluation.source_head import source_head
 from gain_apps.evaluation.store import ANY_SEVERITY, FeatureStore, Outputs
 from gain_core.errors import ArtifactError, ConfigError
 
@@ -60,7 +60,7 @@ def load_bed(path: str | Path, /, *, domains: Sequence[str] | None = None) -> Be
     Returns
     -------
     Bed
-        `head.source_mean` is the mean of `clean` where there is one.
+        `head.source_mean` and `head.asymmetry` are those of `clean` where there is one.
 
     Raises
     ------
@@ -80,11 +80,10 @@ def load_bed(path: str | Path, /, *, domains: Sequence[str] | None = None) -> Be
     available = tuple(name for name in arrays if name not in HEAD_ARRAYS)
     chosen = _choose(path, available, domains)
     labels = _check(path, arrays, available)
-    clean = arrays.get(CLEAN)
-    head = Head(
-        weight=arrays["weight"].astype(np.float32),
-        bias=arrays["bias"].astype(np.float32),
-        source_mean=None if clean is None else clean.mean(axis=0, dtype=np.float64),
+    head = source_head(
+        arrays["weight"].astype(np.float32),
+        arrays["bias"].astype(np.float32),
+        clean=arrays.get(CLEAN),
     )
     outputs = {(name, ANY_SEVERITY): (Outputs(features=arrays[name]),) for name in chosen}
     return Bed(

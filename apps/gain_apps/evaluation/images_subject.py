@@ -13,9 +13,10 @@ from gain_apps.evaluation.cache import FeatureCache, default_cache_dir
 from gain_apps.evaluation.datasets import open_data
 from gain_apps.evaluation.features import FeatureMaker
 from gain_apps.evaluation.image_data import CLEAN, ImageData
-from gain_apps.evaluation.methods.protocol import Head
+from gain_apps.evaluation.methods.protocol import Floats
 from gain_apps.evaluation.methods.registry import parse_method
 from gain_apps.evaluation.methods.torch_network import SourcePixels, TorchNetwork, timm_network
+from gain_apps.evaluation.source_head import source_head
 from gain_apps.evaluation.store import ANY_SEVERITY, FeatureStore, Outputs, PixelLoader
 from gain_apps.evaluation.streams import RAMP
 from gain_apps.evaluation.subject import OnImages, Subject
@@ -66,13 +67,11 @@ def open_images(args: Namespace, /, *, on_images: OnImages | None = None) -> Sub
                 for domain in domains
                 for severity in severities
             }
-        source_mean = _source_mean(args, maker, on_images)
+        clean = _clean_features(args, maker, on_images)
     labels = np.tile(data.labels, args.views)
     columns, labels = _subset(args.class_subset, labels, artifact.manifest.num_classes)
     rows = slice(None) if columns is None else columns
-    head = Head(
-        weight=artifact.head_weight[rows], bias=artifact.head_bias[rows], source_mean=source_mean
-    )
+    head = source_head(artifact.head_weight[rows], artifact.head_bias[rows], clean=clean)
     return Subject(
         store=FeatureStore(
             head=head,
@@ -196,10 +195,10 @@ def _recorded_domains(data: ImageData, conditions: tuple[str, ...]) -> npt.NDArr
     return np.asarray([conditions.index(name) for name in data.recorded], dtype=np.int64)
 
 
-def _source_mean(
+def _clean_features(
     args: Namespace, maker: FeatureMaker, on_images: OnImages | None
-) -> npt.NDArray[np.float64] | None:
-    """Mean feature of clean images, where a method needs it and there are some."""
+) -> Floats | None:
+    """Features of clean images, where a method needs them and there are some."""
     specs = [parse_method(text) for text in args.methods]
     if not any(spec.name == FOA_SHIFT or spec.options.get("measured") is True for spec in specs):
         return None
@@ -207,8 +206,7 @@ def _source_mean(
     if clean_maker is None:
         return None
     (clean,) = _views(clean_maker, CLEAN, 0.0, count=1, on_images=on_images)
-    mean: npt.NDArray[np.float64] = clean.features.mean(axis=0, dtype=np.float64)
-    return mean
+    return clean.features
 
 
 def _clean_maker(args: Namespace, maker: FeatureMaker) -> FeatureMaker | None:

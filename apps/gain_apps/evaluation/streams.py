@@ -186,8 +186,13 @@ def make_stream(
         severities = np.full(len(images), float(plan.severity))
         return _cut(plan, recorded, images, severities=severities, number=0)
 
+    only = plan.only_class
+    if plan.order == "one-class" and only is None:
+        # Drawn once: a stream of a single class keeps it through all its domains.
+        only = int(rng.choice(np.unique(labels)))
+
     def visit() -> Ints:
-        return image_order(plan.order, labels, rng=rng, only_class=plan.only_class)
+        return image_order(plan.order, labels, rng=rng, only_class=only)
 
     if plan.kind == "cdc":
         return _cdc(plan, [visit() for _ in range(plan.num_domains)])

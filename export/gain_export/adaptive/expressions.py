@@ -1,7 +1,8 @@
 """Writing ONNX nodes as arithmetic, so that the step's graph reads like `gain_core`.
 
 A `Tape` records nodes in the order in which they are written; a `Value` names one result and has
-Python's operators. Only operators that mean the same from opset 17 to 20 are used.
+Python's operators. Operators mean the same from opset 17 to 20, or are written as the tape's opset
+has them.
 """
 
 from __future__ import annotations
@@ -26,19 +27,25 @@ __all__ = [
     "column",
     "exp",
     "expand",
+    "highest",
     "log",
     "log_softmax",
+    "lowest",
     "maximum",
+    "minimum",
     "not_finite",
     "row",
     "softmax",
     "sqrt",
     "squeeze",
+    "taken",
     "total",
     "where",
 ]
 
 PREFIX = "gain/"
+# From this opset on the largest and the least of an axis take the axis as an input.
+_AXES_AS_INPUT = 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,10 +112,13 @@ class Tape:
         Of the graph, or of the branch that is being written.
     initializers : dict of str to onnx.TensorProto
         Constants of the whole model; branches see them too.
+    opset : int
+        Of the model that the nodes are for.
     """
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     initializers: dict[str, onnx.TensorProto] = field(default_factory=dict)
+    opset: int = 17
     _count: int = 0
 
     def value(self, name: str) -> Value:
@@ -200,6 +210,10 @@ def maximum(left: Value, right: Operand) -> Value:
     return left.tape.apply("Max", left, right)
 
 
+def minimum(left: Value, right: Operand) -> Value:
+    return left.tape.apply("Min", left, right)
+
+
 def where(condition: Value, chosen: Operand, other: Operand) -> Value:
     return condition.tape.apply("Where", condition, chosen, other)
 
@@ -222,9 +236,34 @@ def total(values: Value, *, axis: int | None = None, keep: bool = True) -> Value
     return values.tape.apply("ReduceSum", values, axes, keepdims=int(keep))
 
 
+def highest(values: Value) -> Value:
+    """The largest of each row, (B, K) as (B,)."""
+    return _extreme("ReduceMax", values)
+
+
+def lowest(values: Value) -> Value:
+    """The least of each row, (B, K) as (B,)."""
+    return _extreme("ReduceMin", values)
+
+
+def _extreme(operator: str, values: Value) -> Value:
+    """Several times as fast as the position and what stands there."""
+    tape = values.tape
+    if tape.opset < _AXES_AS_INPUT:
+        return tape.apply(operator, values, axes=[1], keepdims=0)
+    axes = tape.constant(np.array([1]), dtype=np.int64)
+    return tape.apply(operator, values, axes, keepdims=0)
+
+
 def arg_max(values: Value, *, name: str | None = None, keep: bool = True) -> Value:
     """Position of the largest value of each row; of equal ones, the first."""
     return values.tape.apply("ArgMax", values, name=name, axis=1, keepdims=int(keep))
+
+
+def taken(values: Value, positions: Sequence[int]) -> Value:
+    """These entries of the first axis."""
+    indices = values.tape.constant(np.array(positions), dtype=np.int64)
+    return values.tape.apply("Gather", values, indices, axis=0)
 
 
 def row(values: Value) -> Value:

@@ -10,8 +10,9 @@ from onnx import TensorProto
 
 from gain_core import GainConfig, Prototypes
 from gain_core._typing import Array
-from gain_export.adaptive.expressions import Tape, Value, cast, sqrt, total, where
-from gain_runtime.adaptive_artifact import MEAN_LOGITS, THRESHOLDS
+from gain_core.shift import LEAST_TESTED_CLASSES
+from gain_export.adaptive.expressions import Tape, Value, cast, sqrt, taken, total, where
+from gain_runtime.adaptive_artifact import ASYMMETRY, LOG_LENGTHS, MEAN_LOGITS, THRESHOLDS
 
 __all__ = ["Head", "prepare_head", "unit_rows"]
 
@@ -33,6 +34,11 @@ class Head:
         Of the source on its own domain, centred; None where they were not measured.
     thresholds : Value or None, (K,)
         None where they are zero.
+    log_lengths : Value or None, (K,)
+        None where the rows are all of one length, and where nothing is matched to them.
+    asymmetry : pair of Value or None, (1,)
+        Of the source's frames of one class, and what those of all classes have more; None where
+        no memory is tested.
     num_classes, feature_dim : int
     """
 
@@ -42,6 +48,8 @@ class Head:
     row_squares: Value
     mean_logits: Value | None
     thresholds: Value | None
+    log_lengths: Value | None
+    asymmetry: tuple[Value, Value] | None
     num_classes: int
     feature_dim: int
 
@@ -91,22 +99,35 @@ def prepare_head(
         rows = unit_rows(rows)
     mean = total(rows, axis=0) / num_classes
     centered = rows - mean
+    shifts = config.proposal == "shift"
+    tests = shifts and config.mixture_test and num_classes >= LEAST_TESTED_CLASSES
     return Head(
         centered=centered,
         mean=mean,
         column_squares=total(rows * rows, axis=0),
         row_squares=total(centered * centered, axis=1),
-        mean_logits=_class_values(tape, MEAN_LOGITS, constants.mean_logits),
-        thresholds=_class_values(tape, THRESHOLDS, constants.thresholds),
+        mean_logits=_class_values(tape, MEAN_LOGITS, constants.mean_logits, used=shifts),
+        thresholds=_class_values(tape, THRESHOLDS, constants.thresholds, used=shifts),
+        log_lengths=_class_values(
+            tape, LOG_LENGTHS, constants.log_lengths, used=shifts and config.match_scale
+        ),
+        asymmetry=_asymmetry(tape, constants.asymmetry) if tests else None,
         num_classes=num_classes,
         feature_dim=feature_dim,
     )
 
 
-def _class_values(tape: Tape, name: str, values: Array) -> Value | None:
-    """One constant a class; None where all are zero."""
+def _class_values(tape: Tape, name: str, values: Array, *, used: bool) -> Value | None:
+    """One constant a class; None where all are zero, or nothing reads it."""
     array = np.asarray(values)
-    return tape.named_constant(name, array) if np.any(array) else None
+    return tape.named_constant(name, array) if used and np.any(array) else None
+
+
+def _asymmetry(tape: Tape, pair: Array) -> tuple[Value, Value]:
+    """That of one class, and the gap to that of all."""
+    values = tape.named_constant(ASYMMETRY, np.asarray(pair))
+    single = taken(values, [0])
+    return single, taken(values, [1]) - single
 
 
 def unit_rows(rows: Value) -> Value:

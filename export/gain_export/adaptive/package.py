@@ -180,7 +180,7 @@ def _write(
         features, logits = manifest.features_name, manifest.logits_name
     dim = model.graph.input[0].type.tensor_type.shape.dim
     batch = (dim[0].dim_value or dim[0].dim_param) if len(dim) else ""
-    tape = Tape()
+    tape = Tape(opset=opset_of(model))
     head = prepare_head(
         tape,
         manifest.head.weight,
@@ -194,6 +194,7 @@ def _write(
             config,
             bias=artifact.head_bias,
             mean_logits=artifact.mean_logits,
+            asymmetry=artifact.asymmetry,
         ),
     )
     return write_step(

@@ -41,7 +41,11 @@ PREDICTION_NAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PredictionValues:
-    """`gain_core.Prediction` as values of the graph; all but `label_column` are outputs."""
+    """`gain_core.Prediction` as values of the graph; all but the last two are outputs.
+
+    `centered`, the source's log-probabilities less their mean over classes, is there for the shift
+    only.
+    """
 
     probs: Value
     log_probs: Value
@@ -52,6 +56,7 @@ class PredictionValues:
     source_log_probs: Value
     finite: Value
     label_column: Value
+    centered: Value | None
 
 
 def predict(
@@ -76,8 +81,10 @@ def predict(
     tape = rows.tape
     source = tape.apply("LogSoftmax", logits, name="source_log_probs", axis=-1)
     checked = [logits]
+    centered = None
     if config.proposal == "shift":
-        log_proposal, evaluator, started = shift_posteriors(source, state)
+        centered = source - total(source, axis=1) / float(head.num_classes)
+        log_proposal, evaluator, started = shift_posteriors(centered, state, config=config)
     else:
         started = state["sample_count"] > 0.0
         distances, norms = _distances(rows, state, started=started)
@@ -110,6 +117,7 @@ def predict(
         source_log_probs=source,
         finite=tape.apply("Equal", bad, 0.0, name="finite"),
         label_column=label_column,
+        centered=centered,
     )
 
 

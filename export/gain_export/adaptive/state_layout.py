@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from onnx import TensorProto, TypeProto, helper
 
 from gain_core import GainConfig
-from gain_core.shift import NUM_WINDOWS
+from gain_core.guard import GuardSums
+from gain_core.shift import NUM_WINDOWS, ShiftSums
 
 __all__ = ["NEXT_PREFIX", "STATE_PREFIX", "StateTensor", "state_layout"]
 
 STATE_PREFIX = "state."
 NEXT_PREFIX = "next_state."
+# The first tensors of a tracked shift are what a batch adds to: the sums, and three of the guard's.
+_NUM_ADDED = len(fields(ShiftSums)) + len(fields(GuardSums))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +92,10 @@ def _shift_layout(num_classes: int, *, waits: bool) -> tuple[StateTensor, ...]:
     tensors = [
         StateTensor(field="window_count", shape=(J,), meaning="sum of 1; 0 means no history"),
         StateTensor(field="window_logits", shape=(J, K), meaning="sum of the centred log s"),
-        StateTensor(field="window_squares", shape=(J,), meaning="sum of its squared length"),
+        StateTensor(field="window_powers", shape=(J, K), meaning="sum of its square"),
         StateTensor(field="window_mass", shape=(J, K), meaning="sum of p*"),
+        StateTensor(field="window_lean", shape=(J,), meaning="sum of max y + min y"),
+        StateTensor(field="window_range", shape=(J,), meaning="sum of max y - min y"),
         StateTensor(field="scale_numerator", shape=(), meaning="regression for the scale a"),
         StateTensor(field="scale_denominator", shape=(), meaning="regression for the scale a"),
         StateTensor(field="guard_count", shape=(), meaning="frames the guard has watched"),
@@ -99,11 +104,14 @@ def _shift_layout(num_classes: int, *, waits: bool) -> tuple[StateTensor, ...]:
         StateTensor(field="guard_hold", shape=(), meaning="frames the source still answers"),
         StateTensor(field="guard_trips", shape=(), meaning="how often the guard has tripped"),
         StateTensor(field="shift", shape=(K,), meaning="what predictions take out of the logits"),
+        StateTensor(
+            field="shift_stretch", shape=(K,), meaning="what multiplies them then; 0 means 1"
+        ),
         StateTensor(field="shift_variance", shape=(), meaning="variance of one entry of it"),
         StateTensor(field="frames", shape=(), dtype="int64", meaning="frames learned from"),
     ]
     if waits:
-        for item in tensors[:9]:
+        for item in tensors[:_NUM_ADDED]:
             shape = (1, *item.shape[1:]) if item.field.startswith("window_") else item.shape
             tensors.append(
                 StateTensor(

@@ -151,14 +151,7 @@ class _ShiftChoice:
 
     def _added(self) -> dict[str, Value]:
         """What this batch adds."""
-        return added_sums(
-            self.prediction.probs,
-            self.prediction.source_log_probs,
-            self.prediction.label_column,
-            self.state,
-            head=self.head,
-            config=self.config,
-        )
+        return added_sums(self.prediction, self.state, head=self.head, config=self.config)
 
     def _learned(self, added: Mapping[str, Value]) -> dict[str, Value]:
         """The new state."""

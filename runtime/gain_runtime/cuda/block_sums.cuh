@@ -87,8 +87,9 @@ __device__ inline T over_block(T value, Merge merge) {
     if (warps == 1) return value;
     if (threadIdx.x % lanes == 0) parts[threadIdx.x / lanes] = value;
     __syncthreads();
-    value = parts[0];
-    for (int warp = 1; warp < warps; ++warp) value = merge(value, parts[warp]);
+    // Every warp does the rest for itself, its lanes each one warp's part.
+    value = parts[threadIdx.x % warps];
+    for (int mask = warps / 2; mask > 0; mask /= 2) value = merge(value, lane_swap(value, mask));
     // Everyone has read before anyone writes again.
     __syncthreads();
     return value;

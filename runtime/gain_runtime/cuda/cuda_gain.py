@@ -42,6 +42,8 @@ class CudaGain:
         As for `Gain`.
     bias, mean_logits : cupy array, (K,) floating
         As for `Gain`.
+    asymmetry : pair of float
+        As for `Gain`.
     kernels : Kernels
         What runs the kernels; default: CuPy.
 
@@ -51,7 +53,8 @@ class CudaGain:
         If the prototypes are no floating (K, D) matrix with K >= 2, or `bias` or `mean_logits`
         do not fit it.
     ConfigError
-        If `config` is no `GainConfig`, or `update_every` or `warmup_frames` is below 1.
+        If `config` is no `GainConfig`, `update_every` or `warmup_frames` is below 1, or `asymmetry`
+        is no pair of finite numbers, the second the larger.
     BackendUnavailableError
         If CuPy is not installed.
     """
@@ -65,6 +68,7 @@ class CudaGain:
         warmup_frames: int = 1,
         bias: Array | None = None,
         mean_logits: Array | None = None,
+        asymmetry: tuple[float, float] | None = None,
         kernels: Kernels | None = None,
     ) -> None:
         if not isinstance(config, GainConfig | None):
@@ -74,7 +78,9 @@ class CudaGain:
         refuse_below_one("update_every", update_every)
         refuse_below_one("warmup_frames", warmup_frames)
         self._config = config or GainConfig()
-        prepared = prepare_prototypes(prototypes, self._config, bias=bias, mean_logits=mean_logits)
+        prepared = prepare_prototypes(
+            prototypes, self._config, bias=bias, mean_logits=mean_logits, asymmetry=asymmetry
+        )
         self._update_every = update_every
         self._warmup_frames = warmup_frames
         make = ShiftStep if self._config.proposal == "shift" else GaussianStep

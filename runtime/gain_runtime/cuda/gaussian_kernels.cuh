@@ -11,7 +11,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) predict_gaussian(
     const real* products = cross + row;
     real own = norms[blockIdx.x], half_temper = (real)0.5 * temper[0];
     bool sound = source_row(features + (size_t)blockIdx.x * feature_dim, logits + row, num_classes,
-                            feature_dim, source + row);
+                            feature_dim, source + row)
+                     .finite;
     auto distance = [=](int k) {
         return at_least(own + center_norms[k] - (real)2 * products[k], (real)0);
     };

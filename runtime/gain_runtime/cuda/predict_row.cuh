@@ -118,9 +118,15 @@ __device__ inline void predict_row(Proposal proposal, Evaluator evaluator, const
     into.finite[0] = inputs_finite && isfinite(gain) && bad == (real)0;
 }
 
-// log s of the block's row; false where a logit or a feature is not finite.
-__device__ inline bool source_row(const real* features, const real* logits, int num_classes,
-                                  int feature_dim, real* source) {
+// What the source says of a row: its mean log s, and whether every logit and feature is finite.
+struct SourceRow {
+    real mean;
+    bool finite;
+};
+
+// Writes log s of the block's row.
+__device__ inline SourceRow source_row(const real* features, const real* logits, int num_classes,
+                                       int feature_dim, real* source) {
     Reals<2> sums = {{lowest(), (real)0}};
     for (int d = threadIdx.x; d < feature_dim; d += blockDim.x)
         if (!isfinite(features[d])) sums.v[1] += (real)1;
@@ -129,12 +135,15 @@ __device__ inline bool source_row(const real* features, const real* logits, int 
         if (logits[k] > sums.v[0]) sums.v[0] = logits[k];
     }
     sums = over_block(sums, PeaksAndSums<1>());
-    real peak = sums.v[0], total = (real)0;
-    for (int k = threadIdx.x; k < num_classes; k += blockDim.x) total += exp(logits[k] - peak);
-    total = log(block_sum(total));
+    real peak = sums.v[0];
+    Reals<2> below = row_sums_of<2>(num_classes, [=](int k, real (&v)[2]) {
+        v[0] += exp(logits[k] - peak);
+        v[1] += logits[k] - peak;
+    });
+    real total = log(below.v[0]);
     for (int k = threadIdx.x; k < num_classes; k += blockDim.x)
         source[k] = logits[k] - peak - total;
-    return sums.v[1] == (real)0;
+    return SourceRow{below.v[1] / (real)num_classes - total, sums.v[1] == (real)0};
 }
 
 // The block's row of a prediction's arrays.

@@ -1,4 +1,4 @@
-"""The tracked shift on the device: every array of it in place, a step in ten small kernels.
+"""The tracked shift on the device: every array of it in place, a step in nine small kernels.
 
 At batch size 1 the work is a few microseconds and launching it from Python a hundred; so what a
 step enqueues is recorded once per batch size and replayed as one graph.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -22,6 +22,7 @@ from gain_core.guard import Guard
 from gain_core.prototypes import Prototypes, unit_rows
 from gain_core.shift import NUM_WINDOWS, Shift, ShiftSums
 from gain_core.state import copy_state
+from gain_core.step import may_adapt
 from gain_runtime.cuda.device_step import (
     as_contiguous,
     fitting_matrix,
@@ -39,7 +40,9 @@ from gain_runtime.device_buffers import DeviceArray
 __all__ = ["ShiftStep"]
 
 # Numbers of the state and of what waits, and rows of `row_sums`, as the kernels' enums have them.
-_SCALARS, _FRESH, _TOTALS, _ROW_SUMS = 2 * NUM_WINDOWS + 9, 2 * NUM_WINDOWS + 7, 6, 7
+_SCALARS, _FRESH, _TOTALS, _ROW_SUMS = 3 * NUM_WINDOWS + 10, 3 * NUM_WINDOWS + 7, 7, 8
+# The last of the state's numbers, which follows from the others.
+_MOVED = _SCALARS - 1
 # Parts that the product over the classes is cut into, so that a device's cores all have work.
 _CLASSES_PER_CHUNK, _MOST_CHUNKS = 16, 128
 _WARP = 32
@@ -75,21 +78,26 @@ class ShiftStep:
         self._xp = array_namespace(like)
         self._centered = as_contiguous(prototypes.centered)
         self._thresholds = as_contiguous(prototypes.thresholds)
+        self._log_lengths = as_contiguous(prototypes.log_lengths)
+        self._asymmetry = as_contiguous(prototypes.asymmetry)
         self._row_squares = as_contiguous(prototypes.row_squares)
         self._num_classes, self._feature_dim = prototypes.shape
         self._chunks = min(_MOST_CHUNKS, -(-self._num_classes // _CLASSES_PER_CHUNK))
-        self._window_logits, self._window_mass, self._moved = (
-            self._zeros(NUM_WINDOWS, self._num_classes) for _ in range(3)
+        self._window_logits, self._window_powers, self._window_mass, self._moved = (
+            self._zeros(NUM_WINDOWS, self._num_classes) for _ in range(4)
         )
-        self._vector = self._zeros(self._num_classes)
+        self._logs = self._zeros(shift_rules.NUM_SCALE_WINDOWS, self._num_classes)
+        self._vector, self._stretch = self._zeros(self._num_classes), self._zeros(self._num_classes)
+        self._stretch[...] = 1
         self._scalars = self._zeros(_SCALARS)
         self._in_place = self._named()
-        self._waiting = self._zeros(2, self._num_classes)
+        self._waiting = self._zeros(3, self._num_classes)
         self._totals = self._zeros(_TOTALS)
         self._fresh = self._zeros(_FRESH)
         self._parts = self._zeros(self._chunks, NUM_WINDOWS, self._feature_dim)
         self._projected = self._zeros(NUM_WINDOWS, self._feature_dim)
-        self._settings = self._xp.asarray(_settings(config), dtype=like.dtype, device=device(like))
+        settings = _settings(config, self._num_classes)
+        self._settings = self._xp.asarray(settings, dtype=like.dtype, device=device(like))
         self._log_floor = lowest_log_prob(config, like.dtype)
         self._recorded: OrderedDict[tuple[int, int, bool], _Recorded] = OrderedDict()
 
@@ -134,7 +142,8 @@ class ShiftStep:
         num_classes, feature_dim = np.int32(self._num_classes), np.int32(self._feature_dim)
         chunks, projected = np.int32(self._chunks), np.int32(NUM_WINDOWS * self._feature_dim)
         state = (self._scalars, self._totals, settings)
-        windows = (self._window_logits, self._window_mass)
+        windows = (self._window_logits, self._window_powers, self._window_mass)
+        patterns = (self._thresholds, self._log_lengths, self._asymmetry)
         classes = column_blocks(self._num_classes)
         dims = column_blocks(self._feature_dim)
         parts = {"blocks": dims["blocks"] * self._chunks, "threads": dims["threads"]}
@@ -153,8 +162,8 @@ class ShiftStep:
         launch("shift_gather", gather, **rows, dtype=like.dtype)
         explain = (self._projected, head, num_classes, feature_dim, moved)
         launch("shift_explain", explain, **warps, dtype=like.dtype)
-        numbers = (self._scalars, self._totals, moved, self._vector)
-        estimate = (*windows, self._thresholds, settings, fresh, num_classes, *numbers)
+        found = (self._scalars, self._totals, moved, self._logs, self._vector, self._stretch)
+        estimate = (*windows, *patterns, settings, fresh, num_classes, *found)
         launch("shift_estimate", estimate, **one, dtype=like.dtype)
 
     def drop_waiting(self) -> None:
@@ -164,8 +173,10 @@ class ShiftStep:
 
     def reset(self) -> None:
         """See `DeviceStep`."""
-        for array in (self._window_logits, self._window_mass, self._vector, self._scalars):
+        windows = (self._window_logits, self._window_powers, self._window_mass)
+        for array in (*windows, self._vector, self._scalars):
             array[...] = 0
+        self._stretch[...] = 1
         self.drop_waiting()
 
     def load(self, state: GainState, /) -> None:
@@ -176,6 +187,9 @@ class ShiftStep:
             record, theirs = getattr(mine, name), getattr(state, name)
             for field in record.__dataclass_fields__:
                 getattr(record, field)[...] = getattr(theirs, field)
+        # Whether the guard holds is read apart.
+        unheld = replace(mine, guard=replace(mine.guard, hold=self._xp.zeros_like(mine.guard.hold)))
+        self._scalars[_MOVED] = may_adapt(unheld)
         self.drop_waiting()
 
     @property
@@ -196,20 +210,22 @@ class ShiftStep:
         """The state's arrays by name; they stay where they are, so this is asked for once."""
         numbers, w = self._scalars, NUM_WINDOWS
         (numerator, denominator, variance, trust, count, agreement, confidence, hold, trips) = (
-            numbers[place : place + 1].reshape(()) for place in range(2 * w, _SCALARS)
+            numbers[place : place + 1].reshape(()) for place in range(3 * w, _MOVED)
         )
         sums = ShiftSums(
             window_count=numbers[:w],
             window_logits=self._window_logits,
-            window_squares=numbers[w : 2 * w],
+            window_powers=self._window_powers,
             window_mass=self._window_mass,
+            window_lean=numbers[w : 2 * w],
+            window_range=numbers[2 * w : 3 * w],
             scale_numerator=numerator,
             scale_denominator=denominator,
         )
         guard = Guard(
             count=count, agreement=agreement, confidence=confidence, hold=hold, trips=trips
         )
-        shift = Shift(vector=self._vector, variance=variance, trust=trust)
+        shift = Shift(vector=self._vector, stretch=self._stretch, variance=variance, trust=trust)
         return ShiftState(sums=sums, shift=shift, guard=guard)
 
     def _checked(self, features: Array, logits: Array) -> tuple[Array, Array]:
@@ -262,7 +278,8 @@ class ShiftStep:
         made, dtype = into.prediction, self._like.dtype
         batch_size, columns = features.shape
         sizes = (np.int32(self._config.num_iters), np.int32(self._num_classes), np.int32(columns))
-        inputs = (features, logits, self._vector, self._scalars, self._log_floor)
+        shift = (self._vector, self._stretch, self._scalars)
+        inputs = (features, logits, *shift, self._log_floor)
         matrices = (made.probs, made.log_probs, made.source_log_probs)
         outputs = (*matrices, made.strength, made.gain, into.row_finite)
         threads = row_threads(self._num_classes)
@@ -284,9 +301,10 @@ class ShiftStep:
         num_classes = np.int32(self._num_classes)
         rows = (probs, source, finite)
         head = (self._vector, self._like, self._row_squares)
+        before = (self._window_logits, self._scalars, self._settings)
         self._kernels.launch(
             "shift_rows",
-            (*rows, *head, num_classes, row_sums),
+            (*rows, *head, *before, num_classes, row_sums),
             blocks=batch_size,
             threads=row_threads(self._num_classes),
             dtype=dtype,
@@ -308,9 +326,10 @@ class ShiftStep:
         return self._xp.empty(shape, dtype=like.dtype, device=device(like))
 
 
-def _settings(config: GainConfig) -> list[float]:
+def _settings(config: GainConfig, num_classes: int) -> list[float]:
     """Constants of the rules, in the order of the kernels' enum."""
     forgetting = -math.log(2.0)
+    tested = config.mixture_test and num_classes >= shift_rules.LEAST_TESTED_CLASSES
     return [
         forgetting * 2.0 ** (NUM_WINDOWS - 1) / config.half_life,
         forgetting / config.scale_half_life,
@@ -320,6 +339,12 @@ def _settings(config: GainConfig) -> list[float]:
         shift_rules.TINY,
         shift_rules.LEAST_SPREAD,
         shift_rules.LEAST_POWER,
+        float(tested),
+        *shift_rules.SHIFT_RAMP,
+        float(config.match_scale),
+        *shift_rules.SCALE_RAMP,
+        shift_rules.SCALE_NOISE,
+        shift_rules.LEAST_VARIANCE,
         float(config.guard),
         guard_rules.MIN_FRAMES,
         guard_rules.LEAST_RATIO,

@@ -22,7 +22,8 @@ class GainMethod:
     update_every : int
         See `Gain`.
     measured : bool
-        Measure the shift from the mean logits of clean images instead of from equal ones.
+        Measure the shift from the mean logits of clean images instead of from equal ones, and
+        tell frames of one class from frames of many by the asymmetry of those images' logits.
 
     Raises
     ------
@@ -52,6 +53,7 @@ class GainMethod:
             update_every=update_every,
             bias=head.bias,
             mean_logits=mean_logits,
+            asymmetry=head.asymmetry if measured else None,
         )
 
     @property

@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Head:
-    """The frozen classifier head, and the source's mean feature where it is known.
+    """The frozen classifier head, and what clean images said where there are some.
 
     Attributes
     ----------
@@ -23,11 +23,14 @@ class Head:
     bias : array, (K,) float32
     source_mean : array, (D,) float32, or None
         Mean of the features of uncorrupted images.
+    asymmetry : pair of float, or None
+        Of their logits, within a class and over all; None also where it tells nothing.
     """
 
     weight: Floats
     bias: Floats
     source_mean: Floats | None = None
+    asymmetry: tuple[float, float] | None = None
 
     @property
     def num_classes(self) -> int:

@@ -1,0 +1,49 @@
+"""The frozen head, with what uncorrupted images say about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from gain_apps.evaluation.methods.protocol import Floats, Head
+from gain_export.asymmetry import measure_asymmetry
+
+__all__ = ["source_head"]
+
+# The asymmetry is measured on as many images as an export's fitness report. They are drawn: every
+# n-th of a data set in which the classes take turns would be of a few classes only.
+MAX_IMAGES = 5000
+
+
+def source_head(weight: Floats, bias: Floats, /, *, clean: Floats | None) -> Head:
+    """Put the head and what was measured on the source's own domain together.
+
+    Parameters
+    ----------
+    weight : array, (K, D) float32
+    bias : array, (K,) float32
+    clean : array, (N, D) floating, or None
+        Features of uncorrupted images; None where there are none.
+
+    Returns
+    -------
+    Head
+    """
+    head = Head(weight=weight, bias=bias)
+    if clean is None:
+        return head
+    asymmetry = measure_asymmetry(head.logits(_some(clean)))
+    return replace(
+        head,
+        source_mean=clean.mean(axis=0, dtype=np.float64),
+        asymmetry=None if asymmetry is None else (asymmetry.single, asymmetry.mixed),
+    )
+
+
+def _some(clean: Floats) -> Floats:
+    """At most `MAX_IMAGES` rows."""
+    if len(clean) <= MAX_IMAGES:
+        return clean
+    rows = np.random.default_rng(0).choice(len(clean), MAX_IMAGES, replace=False)
+    return clean[np.sort(rows)]

@@ -1,0 +1,313 @@
+// The last kernel of a step with a tracked shift: what the sums say, by one block. Three
+// reductions over the classes, and a fourth where deviations are matched.
+
+// The longest memories, from which the ratios of the deviations are taken.
+#define SCALE_WINDOWS 3
+#define FIRST_SCALE_WINDOW (WINDOWS - SCALE_WINDOWS)
+
+// Products of N differences with each other.
+#define PAIRS(N) ((N) * ((N) + 1) / 2)
+
+// Columns (5, K) of the state.
+struct Memories {
+    const real *logits, *powers, *mass;
+};
+
+// The head's own patterns (K,), and its asymmetry (2,) on frames of one class and of all.
+struct Patterns {
+    const real *thresholds, *log_lengths, *asymmetry;
+};
+
+// What one window's frames say of themselves. The last three are of the logarithms of the classes'
+// deviations: the least variance, the mean, and how much of the rows' lengths is in them.
+struct Window {
+    real inverse_count, inverse_draws, scale_draws, spread, weight, along;
+    real least, log_mean, log_along;
+    bool seen;
+};
+
+// 1/n_eff of a memory, raised to one draw where its frames look like one class's.
+__device__ inline real unless_mixed(real inverse_draws, real asymmetry, const real* known,
+                                    real begins, real ends) {
+    real gap = known[1] - known[0];
+    real way = (asymmetry - known[0] - begins * gap) / ((ends - begins) * gap);
+    return at_least(inverse_draws, (real)1 - at_most(at_least(way, (real)0), (real)1));
+}
+
+// The number of draws behind each window, by the asymmetry of its frames and of longer ones'.
+__device__ inline void count_draws(const real* fresh, const real* known, const real* settings,
+                                   Window (&windows)[WINDOWS]) {
+    real least = (real)0;
+    for (int j = WINDOWS - 1; j >= 0; --j) {
+        Window& window = windows[j];
+        real here = fresh[WINDOW_LEAN + j] / at_least(fresh[WINDOW_RANGE + j], settings[TINY]);
+        least = j == WINDOWS - 1 ? here : at_most(here, least);
+        if (settings[MIXTURE_TESTED] > (real)0)
+            window.inverse_draws = unless_mixed(window.inverse_draws, least, known,
+                                                settings[SHIFT_BEGINS], settings[SHIFT_ENDS]);
+        window.scale_draws = window.inverse_draws;
+        if (settings[MIXTURE_TESTED] > (real)0)
+            window.scale_draws = unless_mixed(window.inverse_draws, least, known,
+                                              settings[SCALE_BEGINS], settings[SCALE_ENDS]);
+    }
+}
+
+// Scatter, number of draws and how far labels explain each window's mean.
+__device__ inline void judge_windows(Memories memories, const real* known, const real* fresh,
+                                     const real* settings, int num_classes,
+                                     Window (&windows)[WINDOWS]) {
+    for (int j = 0; j < WINDOWS; ++j)
+        windows[j].inverse_count = (real)1 / at_least(fresh[WINDOW_COUNT + j], settings[TINY]);
+    Reals<3 * WINDOWS> sums = {};
+    for (int k = threadIdx.x; k < num_classes; k += blockDim.x)
+        for (int j = 0; j < WINDOWS; ++j) {
+            size_t at = (size_t)j * num_classes + k;
+            real share = memories.mass[at] * windows[j].inverse_count;
+            real mean = memories.logits[at] * windows[j].inverse_count;
+            sums.v[j] += share * share;
+            sums.v[WINDOWS + j] += mean * mean;
+            sums.v[2 * WINDOWS + j] += memories.powers[at] * windows[j].inverse_count;
+        }
+    sums = over_block(sums, Sum());
+    for (int j = 0; j < WINDOWS; ++j) {
+        Window& window = windows[j];
+        real length = sums.v[WINDOWS + j], spread = sums.v[2 * WINDOWS + j] - length;
+        window.seen = fresh[WINDOW_COUNT + j] > (real)0;
+        window.inverse_draws =
+            at_least(sums.v[j] - (real)1 / (real)num_classes, window.inverse_count);
+        window.spread = at_least(spread, (real)0);
+        window.least =
+            at_least(settings[LEAST_VARIANCE] * spread / (real)num_classes, settings[TINY]);
+        real held = at_least(settings[LEAST_POWER] * window.spread, settings[TINY]);
+        // Labels explain as much as the classes seen are few, whatever the frames look like.
+        window.weight = at_most(settings[LABEL_DRAWS] * window.inverse_draws, (real)1) *
+                        at_most(length / held, (real)1) * fresh[FRESH_SCALE];
+    }
+    count_draws(fresh, known, settings, windows);
+}
+
+// Takes what the labels explain out of the means, into `moved` (5, K), which holds the explained
+// part before, and writes the logarithms of the longer memories' deviations, `logs` (3, K); then
+// finds how much of the head's own patterns is in both.
+__device__ inline void take_patterns(Memories memories, Patterns patterns, const real* settings,
+                                     int num_classes, Window (&windows)[WINDOWS], real* moved,
+                                     real* logs) {
+    bool matched = settings[SCALE_MATCHED] > (real)0;
+    enum { THRESHOLDS = WINDOWS, LENGTHS, LOG_SUMS, ALONG = LOG_SUMS + SCALE_WINDOWS };
+    Reals<ALONG + SCALE_WINDOWS> sums = {};
+    for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {
+        real threshold = patterns.thresholds[k], log_length = patterns.log_lengths[k];
+        for (int j = 0; j < WINDOWS; ++j) {
+            size_t at = (size_t)j * num_classes + k;
+            real mean = memories.logits[at] * windows[j].inverse_count;
+            real rest = mean - windows[j].weight * moved[at];
+            moved[at] = rest;
+            sums.v[j] += rest * threshold;
+            int i = j - FIRST_SCALE_WINDOW;
+            if (!matched || i < 0) continue;
+            real power = memories.powers[at] * windows[j].inverse_count - mean * mean;
+            real value = (real)0.5 * log(at_least(power, windows[j].least));
+            logs[(size_t)i * num_classes + k] = value;
+            sums.v[LOG_SUMS + i] += value;
+            sums.v[ALONG + i] += value * log_length;
+        }
+        sums.v[THRESHOLDS] += threshold * threshold;
+        sums.v[LENGTHS] += log_length * log_length;
+    }
+    sums = over_block(sums, Sum());
+    real threshold_power = at_least(sums.v[THRESHOLDS], settings[TINY]);
+    real length_power = at_least(sums.v[LENGTHS], settings[TINY]);
+    for (int j = 0; j < WINDOWS; ++j) {
+        windows[j].along = at_most(at_least(sums.v[j] / threshold_power, (real)0), (real)1);
+        int i = j - FIRST_SCALE_WINDOW;
+        if (i < 0) continue;
+        // The lengths' logarithms add up to zero, so that the mean drops out of the product.
+        real along = sums.v[ALONG + i] / length_power;
+        windows[j].log_mean = sums.v[LOG_SUMS + i] / (real)num_classes;
+        windows[j].log_along = at_most(at_least(along, (real)0), (real)1);
+    }
+}
+
+// Class k of every window's mean less the next longer one's; of the longest, the mean.
+__device__ inline void mean_steps(const real* moved, real threshold, int k, int num_classes,
+                                  const Window (&windows)[WINDOWS], real (&steps)[WINDOWS]) {
+    real longer = (real)0;
+    for (int j = WINDOWS - 1; j >= 0; --j) {
+        real mean = moved[(size_t)j * num_classes + k] - windows[j].along * threshold;
+        steps[j] = mean - longer;
+        longer = mean;
+    }
+}
+
+// The same of the logarithms of the deviations.
+__device__ inline void log_steps(const real* logs, real log_length, int k, int num_classes,
+                                 const Window (&windows)[WINDOWS], real (&steps)[SCALE_WINDOWS]) {
+    real longer = (real)0;
+    for (int i = SCALE_WINDOWS - 1; i >= 0; --i) {
+        const Window& window = windows[FIRST_SCALE_WINDOW + i];
+        real centered = logs[(size_t)i * num_classes + k] - window.log_mean;
+        real value = centered - window.log_along * log_length;
+        steps[i] = value - longer;
+        longer = value;
+    }
+}
+
+template <int N>
+__device__ inline void add_products(const real (&steps)[N], real* products) {
+    for (int i = 0; i < N; ++i)
+        for (int j = i; j < N; ++j) *products++ += steps[i] * steps[j];
+}
+
+// From the longest of N windows to the shortest: the estimate goes a part of the way towards each.
+// A step is a sum of the windows' differences, step_j = d_j + (1 - kept) step_j+1, so that their
+// products, found in one pass, give the square of every step.
+template <int N>
+struct Walk {
+    // Parts of each difference in the step at hand, and in the estimate.
+    real step[N], whole[N], kept;
+
+    // The square of the step to window j.
+    __device__ real towards(int j, const real* products) {
+        for (int i = j + 1; i < N; ++i) step[i] *= (real)1 - kept;
+        step[j] = (real)1;
+        real power = (real)0;
+        for (int a = 0; a < N; ++a)
+            for (int b = a; b < N; ++b)
+                power += (a == b ? (real)1 : (real)2) * step[a] * step[b] * *products++;
+        return at_least(power, (real)0);
+    }
+
+    __device__ void go(int j, real part) {
+        kept = part;
+        for (int i = j; i < N; ++i) whole[i] += part * step[i];
+    }
+
+    __device__ real sum(const real (&steps)[N]) const {
+        real value = (real)0;
+        for (int i = N - 1; i >= 0; --i) value += whole[i] * steps[i];
+        return value;
+    }
+};
+
+// The shift goes towards each window's mean as far as the step exceeds its noise.
+__device__ inline Walk<WINDOWS> shrink(const real* products, const Window (&windows)[WINDOWS],
+                                       const real* settings, int num_classes, real& variance,
+                                       real& trust) {
+    Walk<WINDOWS> walk = {};
+    variance = trust = (real)0;
+    for (int j = WINDOWS - 1; j >= 0; --j) {
+        const Window& window = windows[j];
+        real power = walk.towards(j, products), tiny = settings[TINY];
+        real alike = (real)1 - window.spread / at_least(settings[LEAST_SPREAD] * power, tiny);
+        real noise = (window.spread + power) * at_least(alike, window.inverse_draws);
+        real ratio = (real)1 - settings[SHRINKAGE] * noise / at_least(power, tiny);
+        real kept = window.seen ? at_least(ratio, (real)0) : (real)0;
+        real own = noise / (real)num_classes;
+        variance = j == WINDOWS - 1 ? own : variance + kept * (own - variance);
+        trust += kept * ((real)1 - trust);
+        walk.go(j, kept);
+    }
+    if (!windows[0].seen) variance = (real)0;
+    return walk;
+}
+
+// The same of the logarithms of the deviations; `found` is whether anything was kept.
+__device__ inline Walk<SCALE_WINDOWS> shrink_logs(const real* products,
+                                                  const Window (&windows)[WINDOWS],
+                                                  const real* settings, int num_classes,
+                                                  bool& found) {
+    Walk<SCALE_WINDOWS> walk = {};
+    found = false;
+    for (int i = SCALE_WINDOWS - 1; i >= 0 && settings[SCALE_MATCHED] > (real)0; --i) {
+        const Window& window = windows[FIRST_SCALE_WINDOW + i];
+        real power = at_least(walk.towards(i, products), settings[TINY]);
+        real draws = window.seen ? window.scale_draws : (real)1;
+        real noise = settings[SCALE_NOISE] * (real)num_classes * draws;
+        real kept = at_least((real)1 - settings[SHRINKAGE] * noise / power, (real)0);
+        if (kept > (real)0) found = true;
+        walk.go(i, kept);
+    }
+    return walk;
+}
+
+// Factors that take the found logarithms away and leave the logits' mean square what it is.
+template <class Found>
+__device__ inline void match_scale(const real* longest, real log_mean, int num_classes, Found found,
+                                   real* stretch) {
+    Reals<2> sums = row_sums_of<2>(num_classes, [=](int k, real (&v)[2]) {
+        real power = exp((real)2 * (longest[k] - log_mean)), factor = exp(-found(k));
+        stretch[k] = factor;
+        v[0] += power;
+        v[1] += power * factor * factor;
+    });
+    real level = sqrt(sums.v[0] / sums.v[1]);
+    for (int k = threadIdx.x; k < num_classes; k += blockDim.x) stretch[k] *= level;
+}
+
+// The guard after the waiting frames.
+__device__ inline void watch(const real* fresh, const real* totals, const real* settings,
+                             real* scalars) {
+    bool tripped = fresh[FRESH_TRIPPED] > (real)0, watching = !(scalars[GUARD_HOLD] > (real)0);
+    real trips = scalars[GUARD_TRIPS];
+    real added = settings[GUARDED] > (real)0 ? totals[COUNT] : (real)0;
+    real hold = at_least(scalars[GUARD_HOLD] - added, (real)0);
+    if (tripped) hold = settings[FIRST_HOLD] * exp2(at_most(trips, settings[MOST_DOUBLINGS]));
+    for (int i = 0; i < 3; ++i)
+        scalars[GUARD_COUNT + i] = watching && !tripped ? fresh[FRESH_GUARD + i] : (real)0;
+    scalars[GUARD_HOLD] = hold;
+    scalars[GUARD_TRIPS] = trips + (tripped ? (real)1 : (real)0);
+}
+
+// One block: the shrunken shift, the matched deviations, and every number of the state. `moved`
+// (5, K) holds what the classes explain; `logs` (3, K) is working memory; `totals` is emptied.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_estimate(
+    const real* window_logits, const real* window_powers, const real* window_mass,
+    const real* thresholds, const real* log_lengths, const real* asymmetry, const real* settings,
+    const real* fresh, int num_classes, real* scalars, real* totals, real* moved, real* logs,
+    real* vector, real* stretch) {
+    Memories memories = {window_logits, window_powers, window_mass};
+    Patterns patterns = {thresholds, log_lengths, asymmetry};
+    Window windows[WINDOWS] = {};
+    judge_windows(memories, asymmetry, fresh, settings, num_classes, windows);
+    take_patterns(memories, patterns, settings, num_classes, windows, moved, logs);
+    Reals<PAIRS(WINDOWS) + PAIRS(SCALE_WINDOWS)> products = {};
+    bool matched = settings[SCALE_MATCHED] > (real)0;
+    for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {
+        real means[WINDOWS], deviations[SCALE_WINDOWS];
+        mean_steps(moved, thresholds[k], k, num_classes, windows, means);
+        add_products(means, products.v);
+        if (!matched) continue;
+        log_steps(logs, log_lengths[k], k, num_classes, windows, deviations);
+        add_products(deviations, products.v + PAIRS(WINDOWS));
+    }
+    products = over_block(products, Sum());
+    real variance, trust;
+    bool found;
+    auto shift = shrink(products.v, windows, settings, num_classes, variance, trust);
+    auto scale =
+        shrink_logs(products.v + PAIRS(WINDOWS), windows, settings, num_classes, found);
+    for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {
+        real means[WINDOWS];
+        mean_steps(moved, thresholds[k], k, num_classes, windows, means);
+        vector[k] = shift.sum(means);
+        stretch[k] = (real)1;
+    }
+    // Every thread has found the same, so that all of them come to the reduction or none.
+    if (found)
+        match_scale(
+            logs + (size_t)(SCALE_WINDOWS - 1) * num_classes, windows[WINDOWS - 1].log_mean,
+            num_classes,
+            [=](int k) {
+                real deviations[SCALE_WINDOWS];
+                log_steps(logs, log_lengths[k], k, num_classes, windows, deviations);
+                return scale.sum(deviations);
+            },
+            stretch);
+    if (threadIdx.x != 0) return;
+    watch(fresh, totals, settings, scalars);
+    for (int i = 0; i < FRESH_SCALE; ++i) scalars[i] = fresh[i];
+    scalars[VARIANCE] = variance;
+    scalars[TRUST] = trust;
+    scalars[MOVED] = trust > (real)0 || found ? (real)1 : (real)0;
+    for (int i = 0; i < TOTALS; ++i) totals[i] = (real)0;
+}

@@ -1,0 +1,202 @@
+"""The mixture test and the scale match as graph, against `gain_core` over long streams."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gaussian_world import gaussian_world
+from graph_state import assert_tensors_close, derived
+from numpy.testing import assert_allclose, assert_array_equal
+
+from gain_core import (
+    Gain,
+    GainConfig,
+    init_state,
+    predict,
+    prepare_prototypes,
+    state_from_arrays,
+    state_to_arrays,
+    update,
+)
+from gain_core.shift import SCALE_RAMP, SHIFT_RAMP, asymmetry_of
+from gain_runtime.adaptive_session import AdaptiveSession
+
+# Largest difference of a probability from float64, and of a state tensor over one plus its peak.
+FREE_PROBS, FREE_STATE = 1e-4, 5e-5
+NUM_BATCHES = 90
+
+TRACKED = GainConfig()
+SWITCHES = {
+    "tracked": TRACKED,
+    "no-mixture-test": replace(TRACKED, mixture_test=False),
+    "no-match-scale": replace(TRACKED, match_scale=False),
+    "neither": replace(TRACKED, mixture_test=False, match_scale=False),
+}
+
+
+def make_stream(kind, num_classes, *, seed=2):
+    """A head, and batches in float32 whose logits have moved.
+
+    `unequal` deviations have other ratios than the source's; `one-class` shows nothing else in its
+    middle third.
+    """
+    world = gaussian_world(
+        num_classes, 10, num_batches=NUM_BATCHES, batch_sizes=(16, 3, 9), seed=seed
+    )
+    rng = np.random.default_rng(seed)
+    offset = 2.0 * rng.normal(size=num_classes)
+    ratios = 0.7 * np.exp(0.7 * rng.normal(size=num_classes))
+    batches = []
+    for index, (z, logits, _) in enumerate(world.batches):
+        if kind == "unequal":
+            logits = ratios * (logits - np.mean(logits, axis=1, keepdims=True))
+        elif NUM_BATCHES // 3 <= index < 2 * NUM_BATCHES // 3:
+            center = 1.2 * world.prototypes[0]
+            z = center + 0.8 * rng.normal(size=z.shape)
+            logits = z @ world.prototypes.T
+        batches.append((z.astype(np.float32), (logits + offset).astype(np.float32)))
+    return world.prototypes, batches
+
+
+@pytest.mark.parametrize("update_every", [1, 16])
+@pytest.mark.parametrize("config", [pytest.param(c, id=name) for name, c in SWITCHES.items()])
+@pytest.mark.parametrize("num_classes", [2, 3, 7, 30])
+@pytest.mark.parametrize("kind", ["unequal", "one-class"])
+def test_stream_stays_with_the_core(make_graph, kind, num_classes, config, update_every):
+    prototypes, batches = make_stream(kind, num_classes)
+    pair = (-0.1, 0.2)
+    graph = make_graph(prototypes, config, asymmetry=pair, update_every=update_every)
+    double = Gain(prototypes, config, asymmetry=pair, update_every=update_every)
+    for z, raw in batches:
+        result, expected = graph.step(features=z, logits=raw), double.step(z, raw)
+        assert_allclose(result["probs"], expected.probs, rtol=0, atol=FREE_PROBS)
+        assert graph.state["state.frames"] == double.frames
+    assert_tensors_close(graph.state, double.state, tolerance=FREE_STATE)
+    if not config.match_scale:
+        assert_array_equal(graph.state["state.shift_stretch"], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_classes", "pair", "ramp", "stretches"),
+    [
+        pytest.param("unequal", 7, (0.0, 0.2), SCALE_RAMP, True, id="scale-7"),
+        pytest.param("unequal", 30, (-0.1, 0.2), SCALE_RAMP, True, id="scale-30"),
+        pytest.param("one-class", 30, None, SHIFT_RAMP, False, id="shift-30"),
+    ],
+)
+def test_on_the_way_from_one_class_to_a_mixture(
+    make_graph, kind, num_classes, pair, ramp, stretches
+):
+    """Between the ends of a ramp, where the asymmetry itself counts; both parts switched on."""
+    prototypes, batches = make_stream(kind, num_classes)
+    graph = make_graph(prototypes, TRACKED, asymmetry=pair)
+    double = Gain(prototypes, TRACKED, asymmetry=pair)
+    plain = Gain(prototypes, SWITCHES["no-mixture-test"])
+    single, mixed = pair or (0.03, 0.4)
+    begins, ends = (single + share * (mixed - single) for share in ramp)
+    between, furthest, told_apart = 0, 0.0, 0.0
+    for z, raw in batches:
+        result, expected = graph.step(features=z, logits=raw), double.step(z, raw)
+        assert_allclose(result["probs"], expected.probs, rtol=0, atol=FREE_PROBS)
+        assert_tensors_close(graph.state, double.state, tolerance=FREE_STATE)
+        asymmetry = asymmetry_of(double.state.sums)
+        between += int(np.any((asymmetry > begins) & (asymmetry < ends)))
+        furthest = max(furthest, np.max(np.abs(graph.state["state.shift_stretch"] - 1.0)))
+        told_apart = max(told_apart, np.max(np.abs(plain.step(z, raw).probs - expected.probs)))
+    assert between >= 6
+    assert told_apart > 0.05
+    assert (furthest > 0.15) == stretches
+
+
+def draw_sums(rng, num_classes):
+    """Sums such as streams leave, of memories that have nothing to do with each other."""
+    counts = np.array([90.0, 180.0, 370.0, 740.0, 1400.0])
+    mean = rng.normal(size=(5, num_classes)) * rng.choice([0.3, 1.0, 3.0])
+    deviations = np.exp(rng.normal(size=(5, num_classes)) * rng.choice([0.3, 0.7]))
+    deviations *= rng.choice([0.3, 1.0, 2.0])
+    share = rng.dirichlet(np.full(num_classes, rng.choice([0.1, 3.0, 30.0])), size=5)
+    reach = rng.uniform(1.0, 3.0, size=5)
+    arrays = {
+        "window_count": counts,
+        "window_logits": counts[:, None] * (mean - np.mean(mean, axis=1, keepdims=True)),
+        "window_powers": counts[:, None] * (mean**2 + deviations**2),
+        "window_mass": counts[:, None] * share,
+        "window_lean": counts * reach * rng.uniform(-0.1, 0.4, size=5),
+        "window_range": counts * reach,
+        "scale_numerator": np.array(rng.uniform(0.5, 1.5)),
+        "scale_denominator": np.array(1.0),
+        "guard_count": np.array(100.0),
+        "guard_agreement": np.array(90.0),
+        "guard_confidence": np.array(60.0),
+        "guard_hold": np.array(0.0),
+        "guard_trips": np.array(0.0),
+    }
+    return {name: array.astype(np.float32).astype(np.float64) for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("num_classes", [3, 12])
+def test_one_step_from_any_sums(make_graph, num_classes):
+    rng = np.random.default_rng(num_classes)
+    prototypes, batches = make_stream("unequal", num_classes)
+    graph, pair = make_graph(prototypes, TRACKED, asymmetry=(0.0, 0.3)), (0.0, 0.3)
+    prepared = prepare_prototypes(prototypes, TRACKED, asymmetry=pair)
+    stretched, moved = 0, 0
+    for index in range(200):
+        state = state_from_arrays(draw_sums(rng, num_classes), prototypes=prepared, config=TRACKED)
+        z, raw = (array.astype(np.float64) for array in batches[index % NUM_BATCHES])
+        graph.load(state)
+        result = graph.step(features=z.astype(np.float32), logits=raw.astype(np.float32))
+        expected = predict(z, raw, state, config=TRACKED)
+        assert_allclose(result["probs"], expected.probs, rtol=0, atol=2e-5)
+        state = update(z, expected, state, prototypes=prepared, config=TRACKED)
+        assert_tensors_close(graph.state, state, tolerance=2e-5)
+        stretched += int(np.max(np.abs(state.shift.stretch - 1.0)) > 0.1)
+        moved += int(np.max(np.abs(state.shift.vector)) > 0.1)
+    assert 20 < stretched < 180
+    assert 20 < moved < 180
+
+
+def test_deviations_alone_are_matched_and_held_back_by_the_guard(make_graph):
+    prototypes, batches = make_stream("unequal", 7)
+    weight = prototypes.astype(np.float32)
+    graph, state = make_graph(prototypes, TRACKED), init_state(weight, TRACKED)
+    stretch = np.geomspace(0.5, 2.0, 7, dtype=np.float32)
+    state = replace(state, shift=replace(state.shift, stretch=stretch))
+    z, raw = batches[0]
+    graph.load(state)
+    result = graph.step(update=False, features=z, logits=raw)
+    expected = predict(z, raw, state, config=TRACKED)
+    assert_allclose(result["probs"], expected.probs, rtol=0, atol=1e-5)
+    assert np.max(result["strength"]) > 0.0
+    graph.state["state.guard_hold"] = np.array(5.0, np.float32)
+    held = graph.step(update=False, features=z, logits=raw)
+    assert_array_equal(held["probs"], held["source_probs"])
+
+
+@pytest.mark.parametrize("update_every", [1, 50])
+def test_a_session_takes_the_state_and_hands_it_back(make_graph, update_every):
+    """What follows from the sums, and from what waits, is derived with the file's constants."""
+    prototypes, batches = make_stream("unequal", 30)
+    weight, pair = prototypes.astype(np.float32), (-0.1, 0.2)
+    path = make_graph(prototypes, TRACKED, asymmetry=pair, update_every=update_every).path
+    gain = Gain(weight, TRACKED, asymmetry=pair)
+    for z, raw in batches[:60]:
+        gain.step(z, raw)
+    assert np.max(np.abs(gain.state.shift.stretch - 1.0)) > 0.5
+    other = Gain(weight, TRACKED, asymmetry=pair, update_every=update_every)
+    other.load_state(gain.state, frames=gain.frames)
+    with AdaptiveSession(path, num_threads=1) as session:
+        session.load_state(gain.state, frames=gain.frames)
+        assert_array_equal(session.arrays()["shift_stretch"], gain.state.shift.stretch)
+        assert_allclose(session.state.shift.stretch, gain.state.shift.stretch, rtol=1e-6)
+        for z, raw in batches[60:65]:
+            expected = other.step(z, raw)
+            assert_allclose(session.step(z, raw).probs, expected.probs, rtol=0, atol=2e-5)
+        assert session.pending_frames == other.pending_frames
+        session.flush()
+        other.flush()
+        for name, array in (state_to_arrays(other.state) | derived(other.state)).items():
+            peak = 1.0 + np.max(np.abs(array))
+            assert_allclose(session.arrays()[name] / peak, array / peak, rtol=0, atol=2e-5)

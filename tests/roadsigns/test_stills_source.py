@@ -1,0 +1,72 @@
+"""`test://signs`: clean pictures, each from the seed and its index."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gain_apps.app_sources import app_schemes
+from gain_apps.roadsigns.designs import LABELS
+from gain_apps.roadsigns.sample import render_labelled
+from gain_apps.roadsigns.stills import FIRST_SEED, stills_source
+from gain_core.errors import ConfigError
+from gain_runtime.sources import open_source
+
+
+def test_the_uri_opens_the_pictures() -> None:
+    with open_source("test://signs?frames=4&seed=2", schemes=app_schemes(), seed=9) as source:
+        assert source.info.num_frames == 4
+        assert source.info.class_names == LABELS
+        assert not source.info.live
+        frames = list(source)
+    assert source.skipped == 0
+    assert [frame.index for frame in frames] == [0, 1, 2, 3]
+    for frame in frames:
+        image, truth = render_labelled(frame.index, seed=FIRST_SEED + 2)
+        np.testing.assert_array_equal(frame.image, image)
+        assert frame.truth == truth
+        assert frame.condition is None
+
+
+def test_the_seed_of_the_caller_counts_where_the_uri_has_none() -> None:
+    (first,), (other,) = (stills_source({"frames": "1"}, seed) for seed in (0, 1))
+    assert not np.array_equal(first.image, other.image)
+    np.testing.assert_array_equal(
+        first.image, next(iter(stills_source({"frames": "1", "seed": "0"}, 1))).image
+    )
+
+
+def test_every_class_has_enough_pictures() -> None:
+    truths = [frame.truth for frame in stills_source({})]
+    counts = np.bincount(truths, minlength=len(LABELS))
+    assert len(counts) == len(LABELS)
+    assert counts.min() >= 8
+
+
+def test_no_other_set_of_the_project_has_its_seed() -> None:
+    # models/roadsigns/train.py and evaluate.py, benchmarks/roadsigns_adaptation.py.
+    assert FIRST_SEED not in (0, 1_000_003, 2_000_003, 3_000_017)
+
+
+def test_closing_ends_the_iteration() -> None:
+    source = stills_source({"frames": "50"})
+    seen = 0
+    for _ in source:
+        seen += 1
+        source.close()
+    source.close()
+    assert seen == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        pytest.param({"lenght": "5"}, "lenght", id="unknown parameter"),
+        pytest.param({"frames": "many"}, "frames", id="not a number"),
+        pytest.param({"frames": "0"}, "frames", id="no frames"),
+        pytest.param({"seed": "-1"}, "seed", id="negative seed"),
+    ],
+)
+def test_bad_parameters_are_named(values: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^test://signs: .*{named}"):
+        stills_source(values)
