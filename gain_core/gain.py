@@ -71,7 +71,8 @@ class Gain:
         If the prototypes are no floating (K, D) matrix with K >= 2, or `bias` or `mean_logits`
         do not fit it.
     ConfigError
-        If `update_every` or `warmup_frames` is below 1.
+        If `update_every` or `warmup_frames` is below 1, or `asymmetry` is no pair of finite
+        numbers, the second the larger.
     """
 
     def __init__(

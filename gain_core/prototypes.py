@@ -167,11 +167,15 @@ def _log_lengths(row_squares: Array) -> Array:
 
 def _asymmetry(pair: tuple[float, float] | None, *, like: Array) -> Array:
     """The two as an array, the second at least `LEAST_ASYMMETRY_GAP` above the first."""
-    single, mixed = DEFAULT_ASYMMETRY if pair is None else pair
-    if not (math.isfinite(single) and math.isfinite(mixed) and single < mixed):
+    try:
+        single, mixed = map(float, DEFAULT_ASYMMETRY if pair is None else pair)
+        valid = math.isfinite(single) and math.isfinite(mixed) and single < mixed
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
         raise ConfigError(
             "asymmetry: expected two finite numbers, of one class and of all, the second the "
-            f"larger, got {single!r} and {mixed!r}; measure it with gain-export --calibrate"
+            f"larger, got {pair!r}; measure it with gain-export --calibrate"
         )
     xp = array_namespace(like)
     values = [single, max(mixed, single + LEAST_ASYMMETRY_GAP)]

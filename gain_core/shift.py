@@ -277,7 +277,6 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
     xp = array_namespace(sums.window_count)
     num_classes = prototypes.shape[0]
     tiny = scalar(TINY, like=sums.window_count, xp=xp)
-    zero, one = xp.zeros_like(tiny), xp.ones_like(tiny)
     count = xp.maximum(sums.window_count, tiny)
     mean = sums.window_logits / count[:, None]
     share = sums.window_mass / count[:, None]
@@ -285,42 +284,52 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
     # leave 1/count; a memory that holds one class leaves 1, however long it is.
     diversity = xp.maximum(xp.sum(share * share, axis=1) - 1.0 / num_classes, 1.0 / count)
     length = xp.sum(mean * mean, axis=1)
-    spread = xp.maximum(xp.sum(sums.window_powers, axis=1) / count - length, zero)
-    weight = xp.minimum(config.label_draws * diversity, one)
+    spread = xp.maximum(xp.sum(sums.window_powers, axis=1) / count - length, xp.zeros_like(count))
+    weight = xp.minimum(config.label_draws * diversity, xp.ones_like(count))
     held = xp.maximum(LEAST_POWER * spread, tiny)
-    weight = weight * xp.minimum(length / held, one)
+    weight = weight * xp.minimum(length / held, xp.ones_like(count))
     explained = _explained(share - 1.0 / num_classes, prototypes) * scale_of(sums)
     moved = mean - weight[:, None] * explained
     moved = moved - _within(moved, prototypes.thresholds)
     asymmetry = asymmetry_of(sums)
     inverse_draws = _unless_mixed(diversity, asymmetry, SHIFT_RAMP, prototypes, config)
     seen = sums.window_count > 0
-    vector, trust = xp.zeros_like(mean[0, :]), zero
-    variance = None
+    vector, variance, trust = _shrunken(moved, spread, inverse_draws, seen=seen, config=config)
+    stretch = xp.ones_like(vector)
+    if config.match_scale:
+        certain = _unless_mixed(inverse_draws, asymmetry, SCALE_RAMP, prototypes, config)
+        # Views of one thing, in any memory: their deviations are rounding's or a sensor's, and
+        # beside what came before, a longer memory's are of the step between.
+        views = xp.max(LEAST_SPREAD * length / xp.maximum(spread, tiny))
+        views = xp.maximum(views, xp.ones_like(views))
+        certain = xp.maximum(certain * views, views - 1.0)
+        noise = SCALE_NOISE * num_classes * xp.where(seen, certain, xp.ones_like(certain))
+        powers = sums.window_powers / count[:, None] - mean * mean
+        stretch = _stretch(powers, noise, prototypes=prototypes, config=config)
+    return Shift(vector=vector, stretch=stretch, variance=variance, trust=trust)
+
+
+def _shrunken(
+    moved: Array, spread: Array, inverse_draws: Array, /, *, seen: Array, config: GainConfig
+) -> tuple[Array, Array, Array]:
+    """The shift (K,), its variance () and trust (), from the memories' means (J, K)."""
+    xp = array_namespace(moved)
+    tiny = scalar(TINY, like=moved, xp=xp)
+    zero, one = xp.zeros_like(tiny), xp.ones_like(tiny)
+    vector, variance, trust = xp.zeros_like(moved[0, :]), None, zero
     for window in _reversed_windows():
         step = moved[window, :] - vector
         power = xp.sum(step * step)
         alike = 1.0 - spread[window] / xp.maximum(LEAST_SPREAD * power, tiny)
         noise = (spread[window] + power) * xp.maximum(inverse_draws[window], alike)
         ratio = 1.0 - config.shrinkage * noise / xp.maximum(power, tiny)
-        share_kept = xp.where(seen[window], xp.maximum(ratio, zero), zero)
-        own = noise / num_classes
-        variance = own if variance is None else variance + share_kept * (own - variance)
-        vector = vector + share_kept * step
-        trust = trust + share_kept * (one - trust)
+        kept = xp.where(seen[window], xp.maximum(ratio, zero), zero)
+        own = noise / moved.shape[1]
+        variance = own if variance is None else variance + kept * (own - variance)
+        vector = vector + kept * step
+        trust = trust + kept * (one - trust)
     assert variance is not None
-    stretch = xp.ones_like(vector)
-    if config.match_scale:
-        certain = _unless_mixed(inverse_draws, asymmetry, SCALE_RAMP, prototypes, config)
-        powers = sums.window_powers / count[:, None] - mean * mean
-        # Views of one thing, in any memory: their deviations are rounding's or a sensor's, and
-        # beside what came before, a longer memory's are of the step between.
-        views = xp.maximum(xp.max(LEAST_SPREAD * length / xp.maximum(spread, tiny)), one)
-        certain = xp.maximum(certain * views, views - 1.0)
-        noise = SCALE_NOISE * num_classes * xp.where(seen, certain, one)
-        stretch = _stretch(powers, noise, prototypes=prototypes, config=config)
-    variance = xp.where(seen[0], variance, zero)
-    return Shift(vector=vector, stretch=stretch, variance=variance, trust=trust)
+    return vector, xp.where(seen[0], variance, zero), trust
 
 
 def asymmetry_of(sums: ShiftSums, /) -> Array:

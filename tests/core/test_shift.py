@@ -7,26 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gaussian_world import gaussian_world
+from logit_streams import learn, logits_of, stream
 from numpy.testing import assert_allclose, assert_array_equal
 from taught_gain import every_array
 
 from gain_core import Gain, GainConfig
 
 TRACKED = GainConfig()
-
-
-def logits_of(labels: np.ndarray, *, seed: int, num_classes: int = 12) -> np.ndarray:
-    """Logits (N, K) of a source that is mostly right."""
-    rng = np.random.default_rng(seed)
-    noise = rng.normal(size=(len(labels), num_classes))
-    return 4.0 * np.eye(num_classes)[labels] + noise
-
-
-def stream(gain: Gain, logits: np.ndarray, *, batch_size: int = 16):
-    """The predictions of a stream without features."""
-    for start in range(0, len(logits), batch_size):
-        raw = logits[start : start + batch_size]
-        yield gain.step(np.zeros((len(raw), 3), dtype=raw.dtype), raw)
 
 
 def head(num_classes: int = 12) -> np.ndarray:
@@ -54,8 +41,7 @@ def test_one_frame_ten_thousand_times_is_the_source_to_the_last_bit(scale, dtype
 def test_one_frame_after_a_healthy_stream_is_not_followed(config, most):
     labels = np.random.default_rng(4).integers(0, 12, 2000)
     gain = Gain(head(), config)
-    for _ in stream(gain, logits_of(labels, seed=5)):
-        pass
+    learn(gain, logits_of(labels, seed=5))
     row = 2.0 * np.random.default_rng(3).normal(size=(1, 12))
     for index, result in enumerate(stream(gain, row.repeat(4000, axis=0), batch_size=8)):
         off = np.abs(result.probs - np.exp(result.source_log_probs))

@@ -94,6 +94,22 @@ def test_batches_with_a_row_that_is_not_finite_are_passed_over(host_kernels):
     assert_states_close(gain.state, plain.state, 1e-4)
 
 
+def test_a_camera_that_stops_matches_nothing_to_its_noise(host_kernels):
+    """Frames that hardly differ raise the noise of the deviations, in every memory."""
+    head, batches = scaled_world(10, 20, num_batches=60)
+    rng = np.random.default_rng(5)
+    features, logits = (array[:1].repeat(8, axis=0) for array in batches[-1])
+    still = [(features, logits + 1e-3 * rng.normal(size=logits.shape)) for _ in range(40)]
+    options = {"asymmetry": FLAT}
+    gain = CudaGain(head, kernels=host_kernels(2), **options)
+    plain = Gain(head, **options)
+    run_both(gain, plain, batches, atol=1e-8)
+    before = np.std(np.log(plain.state.shift.stretch))
+    run_both(gain, plain, still, atol=1e-8)
+    assert before > 0.2 > np.std(np.log(plain.state.shift.stretch))
+    assert_states_close(gain.state, plain.state, 1e-8)
+
+
 @pytest.mark.parametrize("update_every", [1, 24])
 def test_one_class_stays_at_the_source(host_kernels, update_every):
     head, batches = scaled_world(30, 16, num_batches=30, only_class=0, deviation=0.0)

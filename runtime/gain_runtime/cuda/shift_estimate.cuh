@@ -69,6 +69,7 @@ __device__ inline void judge_windows(Memories memories, const real* known, const
             sums.v[2 * WINDOWS + j] += memories.powers[at] * windows[j].inverse_count;
         }
     sums = over_block(sums, Sum());
+    real views = (real)1;
     for (int j = 0; j < WINDOWS; ++j) {
         Window& window = windows[j];
         real length = sums.v[WINDOWS + j], spread = sums.v[2 * WINDOWS + j] - length;
@@ -82,8 +83,13 @@ __device__ inline void judge_windows(Memories memories, const real* known, const
         // Labels explain as much as the classes seen are few, whatever the frames look like.
         window.weight = at_most(settings[LABEL_DRAWS] * window.inverse_draws, (real)1) *
                         at_most(length / held, (real)1) * fresh[FRESH_SCALE];
+        real held_still = settings[LEAST_SPREAD] * length;
+        views = at_least(held_still / at_least(window.spread, settings[TINY]), views);
     }
     count_draws(fresh, known, settings, windows);
+    // Views of one thing, in any memory: their deviations are rounding's or a sensor's.
+    for (int j = 0; j < WINDOWS; ++j)
+        windows[j].scale_draws = at_least(windows[j].scale_draws * views, views - (real)1);
 }
 
 // Takes what the labels explain out of the means, into `moved` (5, K), which holds the explained
