@@ -44,8 +44,7 @@ STREAMS = {
 NEED_REPEATS = ("runs of one class", "sorted by class", "one class only")
 NEED_IMAGES = ("severity ramp",)
 SINGLE_METHODS = "tracked,tracked:measured=true,tracked:update_every=16,neo-continual"
-# A recorded drive has no clean images to measure a source mean on.
-RECORDED_METHODS = "tracked,balanced,paper-l2,neo,neo-continual,recentre"
+RECORDED_METHODS = "tracked,tracked:measured=true,balanced,paper-l2,neo,neo-continual,recentre"
 # Frame by frame takes sixty-four times as many steps; a stream of one class has one class a seed.
 SEEDS = {"single frames": ["--seeds", "1"], "one class only": ["--seeds", "10"]}
 DRIVE = "test://drive?frames=6000&resolution=crop&seed={seed}"
@@ -125,7 +124,9 @@ def subjects(
         base = [args.artifact, str(signs), "--severity", severity, "--cache", args.cache]
         found.append((f"road signs, severity {severity}", base, list(STREAMS), ["--seeds", "5"]))
     for seed in range(5):
-        base = [args.artifact, DRIVE.format(seed=seed), "--cache", args.cache]
+        # A recorded drive has no clean frames of its own.
+        base = [args.artifact, DRIVE.format(seed=seed), "--source-data", "test://signs"]
+        base += ["--cache", args.cache]
         found.append((f"road-sign drive {seed}", base, ["as recorded"], ["--seeds", "1"]))
     return found
 

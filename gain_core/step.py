@@ -318,7 +318,7 @@ def advance_shift(
     """
     xp = array_namespace(state.shift.vector)
     prepared = prepare_prototypes(prototypes, config)
-    guard, tripped = watch(state.guard, added.guard)
+    guard, tripped = watch(state.guard, added.guard, num_classes=prepared.shape[0])
     kept = xp.where(tripped, xp.zeros_like(guard.count), xp.ones_like(guard.count))
     sums = forget_and_add(state.sums, added.sums, config=config)
     sums = ShiftSums(**{item.name: getattr(sums, item.name) * kept for item in fields(ShiftSums)})

@@ -37,27 +37,30 @@ def values(guard: Guard) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("agreement", "trips"),
     [
-        pytest.param(99.0, 1.0, id="below-half"),
-        pytest.param(100.0, 0.0, id="at-half"),
-        pytest.param(101.0, 0.0, id="above-half"),
+        pytest.param(43.0, 1.0, id="below-a-fifth"),
+        pytest.param(44.0, 0.0, id="at-a-fifth"),
+        pytest.param(45.0, 0.0, id="above-a-fifth"),
     ],
 )
-def test_trips_exactly_below_half_of_the_confidence(agreement, trips):
-    guard, tripped = watch(armed_guard(like=np.zeros(1)), seen(300.0, agreement, 200.0))
+def test_trips_exactly_below_a_fifth_of_the_confidence_beyond_chance(agreement, trips):
+    """Of 300 frames and 75 classes, four agree by chance: (44 - 4) / (204 - 4) is a fifth."""
+    guard, tripped = watch(
+        armed_guard(like=np.zeros(1)), seen(300.0, agreement, 204.0), num_classes=75
+    )
     assert float(guard.trips) == float(tripped) == trips
     assert float(guard.hold) == 256.0 * trips
 
 
 @pytest.mark.parametrize(("count", "trips"), [(255.0, 0.0), (256.0, 1.0)])
 def test_judges_only_after_256_frames(count, trips):
-    guard, _ = watch(armed_guard(like=np.zeros(1)), seen(count, 0.0, 0.9 * count))
+    guard, _ = watch(armed_guard(like=np.zeros(1)), seen(count, 0.0, 0.9 * count), num_classes=4)
     assert float(guard.trips) == trips
 
 
 def test_a_trip_empties_the_sums_and_each_next_hold_is_twice_as_long():
     guard, holds = armed_guard(like=np.zeros(1)), []
     for _ in range(9):
-        guard, tripped = watch(guard, seen(400.0, 10.0, 300.0))
+        guard, tripped = watch(guard, seen(400.0, 10.0, 300.0), num_classes=40)
         assert tripped
         assert (guard.count, guard.agreement, guard.confidence) == (0.0, 0.0, 0.0)
         holds.append(float(guard.hold))
@@ -67,21 +70,21 @@ def test_a_trip_empties_the_sums_and_each_next_hold_is_twice_as_long():
 
 
 def test_while_it_holds_it_counts_down_and_watches_nothing():
-    guard, _ = watch(armed_guard(like=np.zeros(1)), seen(300.0, 0.0, 250.0))
+    guard, _ = watch(armed_guard(like=np.zeros(1)), seen(300.0, 0.0, 250.0), num_classes=4)
     for left in (156.0, 56.0, 0.0):
         assert guard.holds
-        guard, tripped = watch(guard, seen(100.0, 0.0, 100.0))
+        guard, tripped = watch(guard, seen(100.0, 0.0, 100.0), num_classes=4)
         assert not tripped
         assert float(guard.hold) == left
         assert (guard.count, guard.agreement, guard.confidence) == (0.0, 0.0, 0.0)
     assert not guard.holds
-    guard, _ = watch(guard, seen(10.0, 9.0, 8.0))
+    guard, _ = watch(guard, seen(10.0, 9.0, 8.0), num_classes=4)
     assert (guard.count, guard.agreement, guard.confidence) == (10.0, 9.0, 8.0)
 
 
 def test_its_memory_halves_every_256_frames():
-    guard, _ = watch(armed_guard(like=np.zeros(1)), seen(100.0, 80.0, 70.0))
-    guard, _ = watch(guard, seen(256.0, 256.0, 256.0))
+    guard, _ = watch(armed_guard(like=np.zeros(1)), seen(100.0, 80.0, 70.0), num_classes=4)
+    guard, _ = watch(guard, seen(256.0, 256.0, 256.0), num_classes=4)
     assert values(guard) == pytest.approx(
         {"count": 306.0, "agreement": 296.0, "confidence": 291.0, "hold": 0.0, "trips": 0.0}
     )

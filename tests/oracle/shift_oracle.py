@@ -42,7 +42,7 @@ LEAST_SHARE = 1e-6
 
 GUARD_HALF_LIFE = 256.0
 GUARD_LEAST_FRAMES = 256.0
-GUARD_LEAST_RATIO = 0.5
+GUARD_LEAST_RATIO = 0.2
 HOLDS = (256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
 
 
@@ -190,7 +190,9 @@ class ShiftOracle:
             self.watched = []
             return
         count, agreement, confidence = self.guard_sums()
-        if count >= GUARD_LEAST_FRAMES and agreement < GUARD_LEAST_RATIO * confidence:
+        beyond_chance = agreement - count / self.K
+        expected = GUARD_LEAST_RATIO * (confidence - count / self.K)
+        if count >= GUARD_LEAST_FRAMES and beyond_chance < expected:
             self.hold = HOLDS[min(self.trips, len(HOLDS) - 1)]
             self.trips += 1
             self.frames, self.watched = [], []

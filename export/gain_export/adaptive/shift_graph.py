@@ -164,21 +164,23 @@ def learn_shift(
     dict of str to Value
         By field; all but the frame count and what waits.
     """
-    guard, tripped = _watch(added, state)
+    guard, tripped = _watch(added, state, num_classes=head.num_classes)
     kept = where(tripped, 0.0, 1.0)
     sums = _forget_and_add(added, state, kept=kept, config=config)
     return sums | guard | estimate(sums, head=head, config=config)
 
 
 def _watch(
-    added: Mapping[str, Value], state: Mapping[str, Value]
+    added: Mapping[str, Value], state: Mapping[str, Value], *, num_classes: int
 ) -> tuple[dict[str, Value], Value]:
     """`gain_core.guard.watch`."""
     tape = state["guard_count"].tape
     decay = exp(added["guard_count"] * (-math.log(2.0) / HALF_LIFE_FRAMES))
     count, agreement, confidence = (state[name] * decay + added[name] for name in GUARD_SUMS)
     watching = ~(state["guard_hold"] > 0.0)
-    tripped = watching & (count >= MIN_FRAMES) & ~(agreement >= LEAST_RATIO * confidence)
+    chance = count / float(num_classes)
+    useful = agreement - chance >= LEAST_RATIO * (confidence - chance)
+    tripped = watching & (count >= MIN_FRAMES) & ~useful
     doublings = minimum(state["guard_trips"], MOST_DOUBLINGS)
     longest = FIRST_HOLD_FRAMES * tape.apply("Pow", 2.0, doublings)
     left = maximum(state["guard_hold"] - added["guard_count"], 0.0)

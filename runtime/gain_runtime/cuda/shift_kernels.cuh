@@ -48,6 +48,7 @@ enum {
     GUARDED,
     MIN_FRAMES,
     LEAST_RATIO,
+    GUARD_CHANCE,
     FIRST_HOLD,
     MOST_DOUBLINGS,
 };
@@ -69,8 +70,9 @@ __device__ inline bool guard_trips(const real* scalars, const real* totals, cons
     const int added[3] = {COUNT, AGREEMENT, CONFIDENCE};
     for (int i = 0; i < 3; ++i)
         now[i] = scalars[GUARD_COUNT + i] * decay + (guarded ? totals[added[i]] : (real)0);
+    real chance = now[0] * settings[GUARD_CHANCE];
     return !(scalars[GUARD_HOLD] > (real)0) && now[0] >= settings[MIN_FRAMES] &&
-           now[1] < settings[LEAST_RATIO] * now[2];
+           now[1] - chance < settings[LEAST_RATIO] * (now[2] - chance);
 }
 
 // The source with a tracked shift of its centred logits taken out and their deviations matched.

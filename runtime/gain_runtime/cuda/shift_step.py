@@ -348,6 +348,7 @@ def _settings(config: GainConfig, num_classes: int) -> list[float]:
         float(config.guard),
         guard_rules.MIN_FRAMES,
         guard_rules.LEAST_RATIO,
+        1.0 / num_classes,
         guard_rules.FIRST_HOLD_FRAMES,
         guard_rules.MOST_DOUBLINGS,
     ]
