@@ -25,7 +25,8 @@ K36_DOMAINS = (
 PRESETS = "tracked,balanced,paper,paper-l2"
 # The default with one part taken out or changed at a time.
 VARIANTS = (
-    "tracked:measured=true,tracked:label_draws=0,tracked:shrinkage=0,tracked:shrinkage=2,"
+    "tracked:measured=true,tracked:mixture_test=false,tracked:match_scale=false,"
+    "tracked:match_scale=false:mixture_test=false,tracked:label_draws=0,tracked:shrinkage=0,tracked:shrinkage=2,"
     "tracked:half_life=256,tracked:half_life=4096,tracked:guard=false,tracked:rule=full"
 )
 BASELINES = "neo,neo-continual,neo-continual:rate=0.3,foa-shift,t3a,lame,recentre"
@@ -54,6 +55,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True, help="where to write the numbers")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", choices=sorted(RUNS), help="this run only, kept beside others")
+    parser.add_argument("--family", help="only methods of this name, kept beside others")
     args = parser.parse_args()
     report = json.loads(args.json.read_text()) if args.json.exists() else {}
     for name, arguments in RUNS.items():
@@ -61,13 +63,27 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "result.json"
-            status = gain_eval([*arguments, "--seeds", str(args.seeds), "--json", str(path)])
+            flags = ["--seeds", str(args.seeds), "--json", str(path)]
+            if args.family:
+                methods = arguments[arguments.index("--methods") + 1].split(",")
+                chosen = [each for each in methods if each.partition(":")[0] == args.family]
+                # The last of two flags is the one that counts.
+                flags += ["--methods", ",".join(chosen)]
+            status = gain_eval([*arguments, *flags])
             if status != 0:
                 return status
             result = json.loads(path.read_text())
         for record in result["methods"].values():
             del record["series"]
         result["command"] = result["command"].replace(str(path), "result.json")
+        if args.family:
+            known = report[name]
+            known["methods"] = {
+                key: record
+                for key, record in known["methods"].items()
+                if key.partition(":")[0] != args.family
+            } | result["methods"]
+            result = known
         report[name] = result
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0

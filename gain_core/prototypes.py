@@ -118,7 +118,7 @@ def prepare_prototypes(
     ConfigError
         If `asymmetry` is no pair of finite numbers, the second the larger.
     NumericsError
-        On NumPy, if it holds NaN or infinity, or overflows in float32.
+        On NumPy, if it holds NaN or infinity, or its squares overflow in float32.
     """
     if isinstance(prototypes, Prototypes):
         return prototypes
@@ -139,20 +139,35 @@ def prepare_prototypes(
         )
     if config.normalise:
         rows = unit_rows(rows, xp=xp)
-    mean = xp.mean(rows, axis=0)
-    centered = rows - mean
     measured = _class_values("mean_logits", mean_logits, rows=rows)
     known_bias = _class_values("bias", bias if mean_logits is None else None, rows=rows)
+    pair = _asymmetry(asymmetry, like=rows)
+    with np.errstate(over="ignore", invalid="ignore"):
+        prepared = _constants(rows, bias=known_bias, mean_logits=measured, asymmetry=pair)
+    squares = (prepared.row_squares, prepared.column_squares, prepared.thresholds)
+    if is_numpy_namespace(xp) and not all(bool(xp.all(xp.isfinite(array))) for array in squares):
+        raise NumericsError(
+            f"prototypes: expected rows whose squares are finite in {rows.dtype}, got values up to "
+            f"{float(xp.max(xp.abs(rows))):.3g}; check the head's weight or export again"
+        )
+    return prepared
+
+
+def _constants(rows: Array, *, bias: Array, mean_logits: Array, asymmetry: Array) -> Prototypes:
+    """Everything that follows from the rows."""
+    xp = array_namespace(rows)
+    mean = xp.mean(rows, axis=0)
+    centered = rows - mean
     row_squares = xp.sum(centered * centered, axis=1)
     return Prototypes(
         centered=centered,
         mean=mean,
         column_squares=xp.sum(rows * rows, axis=0),
         row_squares=row_squares,
-        mean_logits=measured,
-        thresholds=_thresholds(known_bias, row_squares),
+        mean_logits=mean_logits,
+        thresholds=_thresholds(bias, row_squares),
         log_lengths=_log_lengths(row_squares),
-        asymmetry=_asymmetry(asymmetry, like=row_squares),
+        asymmetry=asymmetry,
     )
 
 

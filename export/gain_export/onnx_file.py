@@ -11,7 +11,7 @@ from onnx import TensorProto, external_data_helper, inliner
 
 from gain_core.errors import ArtifactError
 from gain_runtime.manifest import PREFIX
-from gain_runtime.model_text import refuse_broken_text
+from gain_runtime.model_text import dtype_name, refuse_broken_text
 
 __all__ = [
     "DEFAULT_OPSET",
@@ -169,7 +169,7 @@ def _check_input(model: onnx.ModelProto, path: Path) -> None:
     value = inputs[0]
     tensor = value.type.tensor_type
     if tensor.elem_type != TensorProto.FLOAT:
-        dtype = TensorProto.DataType.Name(tensor.elem_type)
+        dtype = dtype_name(tensor.elem_type)
         raise ArtifactError(
             f"{path}: input {value.name}: expected float32 pixels that are normalised outside "
             f"the graph, got {dtype}; export the model without its own preprocessing, in float32"

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from gain_core.errors import ArtifactError
 from gain_runtime.manifest import PREFIX, Manifest
-from gain_runtime.model_text import refuse_broken_text
+from gain_runtime.model_text import dtype_name, refuse_broken_text
 
 __all__ = ["Artifact", "load_artifact", "read_head", "read_model", "write_metadata"]
 
@@ -244,7 +244,7 @@ def _check_value(
         )
     tensor = found[name]
     if tensor.elem_type not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.FLOAT):
-        dtype = onnx.TensorProto.DataType.Name(tensor.elem_type)
+        dtype = dtype_name(tensor.elem_type)
         raise ArtifactError(
             f"{path}: {kind} {name}: expected float32, got {dtype}; export the model again"
         )
@@ -328,7 +328,7 @@ def _read_floats(
         )
     tensor = tensors[name]
     if tensor.data_type not in _FLOAT_TYPES:
-        dtype = onnx.TensorProto.DataType.Name(tensor.data_type)
+        dtype = dtype_name(tensor.data_type)
         raise ArtifactError(
             f"{path}: head array {name}: expected floating point, got {dtype}; "
             "export the model with its head left unquantised"

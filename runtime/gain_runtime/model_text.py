@@ -1,4 +1,4 @@
-"""The names in an ONNX model are text."""
+"""The names in an ONNX model are text, and types have names, whatever a damaged file says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from gain_core.errors import ArtifactError
 
-__all__ = ["refuse_broken_text"]
+__all__ = ["dtype_name", "refuse_broken_text"]
+
+
+def dtype_name(number: int, /) -> str:
+    """Name of an ONNX element type, or its number where ONNX knows none."""
+    names = onnx.TensorProto.DataType
+    return names.Name(number) if number in names.values() else f"type {number}"
 
 
 def refuse_broken_text(model: onnx.ModelProto, path: Path, /) -> None:

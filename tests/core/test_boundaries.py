@@ -165,6 +165,14 @@ def test_prototypes_that_are_no_head_are_named(prototypes, config):
             make(prototypes, config)
 
 
+@pytest.mark.parametrize("value", [1e20, 3e38])
+def test_prototypes_whose_squares_overflow_are_refused_on_numpy(value):
+    prototypes = np.eye(3, 4, dtype=np.float32)
+    prototypes[1, 2] = value
+    with pytest.raises(NumericsError, match=r"^prototypes: expected rows whose squares are finite"):
+        Gain(prototypes)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("config", PRESETS)
 def test_prototypes_that_are_not_finite_are_refused_on_numpy(value, config):

@@ -106,6 +106,16 @@ def test_a_damaged_artifact_is_refused_or_loads(
     )
 
 
+def test_an_element_type_that_is_none_is_refused(artifact_path: Path, tmp_path: Path) -> None:
+    """Found by damage: ONNX has no name for most numbers that a byte can hold."""
+    path = tmp_path / "tiny.gain.onnx"
+    model = onnx.load(artifact_path)
+    model.graph.output[0].type.tensor_type.elem_type = 29
+    onnx.save(model, path)
+    with pytest.raises(ArtifactError, match="expected float32, got type 29; export the model"):
+        load_artifact(path)
+
+
 @FEW
 @given(hits=HITS, cut=CUT)
 def test_a_damaged_adaptive_file_is_refused_or_loads(
