@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 ABLATION = ("roadsigns_ablation.py", "--json", BENCHMARKS / "results" / "roadsigns_ablation.json")
 PHOTOS = ("photos.py",)
+HARD = ("hard_streams.py", "--json", BENCHMARKS / "results" / "hard_streams.json")
 PAIRS = ("adaptation.py", "--json", BENCHMARKS / "results" / "adaptation.json")
 MARKED = "before\n\n<!-- spread -->\nold\n<!-- /spread -->\n\nafter\n"
 
@@ -29,7 +30,12 @@ def run(script: str, *args: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    [(ABLATION, "ablations.md"), (PHOTOS, "adaptation.md"), (PAIRS, "adaptation.md")],
+    [
+        (ABLATION, "ablations.md"),
+        (PHOTOS, "adaptation.md"),
+        (PAIRS, "adaptation.md"),
+        (HARD, "adaptation.md"),
+    ],
 )
 def test_the_page_shows_the_committed_result(command, name, tmp_path):
     page = tmp_path / name
