@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gain_core.prototypes import DEFAULT_ASYMMETRY, LEAST_ASYMMETRY_GAP
 
-__all__ = ["CLASS_IMAGES", "LEAST_IMAGES", "Asymmetry", "measure_asymmetry"]
+__all__ = ["CLASS_IMAGES", "LEAST_IMAGES", "MAX_IMAGES", "Asymmetry", "measure_asymmetry"]
 
 Doubles = npt.NDArray[np.float64]
 
@@ -17,6 +17,8 @@ Doubles = npt.NDArray[np.float64]
 CLASS_IMAGES = 8
 # Images from which the mixture's asymmetry is less than a few hundredths off.
 LEAST_IMAGES = 32
+# More are thinned out: by then the noise of what is measured is below use.
+MAX_IMAGES = 5000
 
 
 class Asymmetry(NamedTuple):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gain_core.errors import ArtifactError
 from gain_core.prototypes import DEFAULT_ASYMMETRY
-from gain_export.asymmetry import CLASS_IMAGES, LEAST_IMAGES, measure_asymmetry
+from gain_export.asymmetry import CLASS_IMAGES, LEAST_IMAGES, MAX_IMAGES, measure_asymmetry
 from gain_export.photographs import iterate_photographs
 from gain_runtime.artifact import load_artifact, read_model, write_metadata
 from gain_runtime.atomic_file import write_atomically
@@ -19,7 +19,7 @@ from gain_runtime.fitness import Fitness
 from gain_runtime.onnx_session import OnnxSession
 from gain_runtime.preprocess import preprocess_batch
 
-__all__ = ["MAX_IMAGES", "add_fitness", "advice", "measure_fitness"]
+__all__ = ["add_fitness", "advice", "measure_fitness"]
 
 Doubles = npt.NDArray[np.float64]
 
@@ -28,10 +28,6 @@ Doubles = npt.NDArray[np.float64]
 LDA_IMAGES, LDA_SHARE = 6, 0.5
 # Agreement of diagonal LDA with the head from which its class statistics describe the head well.
 LDA_GOOD, LDA_POOR = 0.95, 0.8
-
-
-# More images than this are thinned out evenly: the mean logits' noise is below use by then.
-MAX_IMAGES = 5000
 
 
 def add_fitness(path: Path, folder: Path, /) -> Fitness:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ConfigError
+from gain_runtime.drawn_source import DrawnSource
 from gain_runtime.frame import Frame, SourceInfo
 from gain_runtime.uri import record_from_params
 
 __all__ = ["PatternParams", "PatternSource", "open_pattern"]
 
 NAME = "test://pattern"
-
-Self = TypeVar("Self", bound="PatternSource")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +39,7 @@ class PatternParams:
                 raise ConfigError(f"{NAME}: {name}: expected {low:g} to {high:g}, got {value}")
 
 
-class PatternSource:
+class PatternSource(DrawnSource):
     """Drifting colour waves with a white square that travels across them.
 
     Frame `index` depends on the parameters, the seed and the index only.
@@ -56,12 +53,12 @@ class PatternSource:
 
     def __init__(self, params: PatternParams | None = None, /, *, seed: int = 0) -> None:
         self._params = params or PatternParams()
+        super().__init__(self._params.frames)
         rng = np.random.default_rng(seed)
         self._cycles = rng.uniform(0.5, 3.0, size=(2, 3))
         self._phase = rng.uniform(0.0, 2.0 * np.pi, size=(2, 3))
         self._turn = rng.uniform(-0.15, 0.15, size=(2, 3))
         self._path = rng.uniform(0.005, 0.02, size=2)
-        self._closed = False
 
     @property
     def info(self) -> SourceInfo:
@@ -75,36 +72,14 @@ class PatternSource:
             live=False,
         )
 
-    @property
-    def skipped(self) -> int:
-        """Always 0."""
-        return 0
-
-    def __iter__(self) -> Iterator[Frame]:
-        for index in range(self._params.frames):
-            if self._closed:
-                return
-            yield Frame(
-                image=self._image(index),
-                index=index,
-                timestamp_ns=round(index * 1e9 / self._params.rate),
-                source_id=NAME,
-            )
-
-    def close(self) -> None:
-        """End the iteration."""
-        self._closed = True
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+    def frame(self, index: int, /) -> Frame:
+        """Draw one frame."""
+        return Frame(
+            image=self._image(index),
+            index=index,
+            timestamp_ns=round(index * 1e9 / self._params.rate),
+            source_id=NAME,
+        )
 
     def _image(self, index: int) -> npt.NDArray[np.uint8]:
         height, width = self._params.height, self._params.width

@@ -7,13 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from gain_apps.evaluation.methods.protocol import Floats, Head
-from gain_export.asymmetry import measure_asymmetry
+from gain_export.asymmetry import MAX_IMAGES, measure_asymmetry
 
 __all__ = ["source_head"]
-
-# The asymmetry is measured on as many images as an export's fitness report. They are drawn: every
-# n-th of a data set in which the classes take turns would be of a few classes only.
-MAX_IMAGES = 5000
 
 
 def source_head(weight: Floats, bias: Floats, /, *, clean: Floats | None) -> Head:
@@ -42,7 +38,10 @@ def source_head(weight: Floats, bias: Floats, /, *, clean: Floats | None) -> Hea
 
 
 def _some(clean: Floats) -> Floats:
-    """At most `MAX_IMAGES` rows."""
+    """At most `MAX_IMAGES` rows, drawn.
+
+    Every n-th of a data set in which the classes take turns would be of a few classes only.
+    """
     if len(clean) <= MAX_IMAGES:
         return clean
     rows = np.random.default_rng(0).choice(len(clean), MAX_IMAGES, replace=False)

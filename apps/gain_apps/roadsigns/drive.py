@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 
 import cv2
 import numpy as np
@@ -15,6 +14,7 @@ from gain_apps.roadsigns.designs import LABELS
 from gain_apps.roadsigns.scenery import HEIGHT_PX, WIDTH_PX, View, Window
 from gain_apps.roadsigns.world import World
 from gain_core.errors import ConfigError
+from gain_runtime.drawn_source import DrawnSource
 from gain_runtime.frame import Frame, FrameSource, SourceInfo
 from gain_runtime.uri import record_from_params
 
@@ -104,15 +104,15 @@ def drive_source(params: Mapping[str, str], seed: int = 0, /) -> FrameSource:
     return DriveSource(record_from_params(DriveParams, values, owner=SOURCE_ID))
 
 
-class DriveSource:
+class DriveSource(DrawnSource):
     """Frames of one drive; every frame depends on the parameters and its index only."""
 
     def __init__(self, params: DriveParams, /) -> None:
+        super().__init__(params.frames)
         self._params = params
         self._step_m = params.speed / 3.6 / params.rate
         self._world = World(params.seed, length_m=params.frames * self._step_m)
         self._route = params.route()
-        self._closed = False
 
     @property
     def info(self) -> SourceInfo:
@@ -126,11 +126,6 @@ class DriveSource:
             live=False,
             class_names=LABELS,
         )
-
-    @property
-    def skipped(self) -> int:
-        """Always 0: a drawn frame cannot fail to decode."""
-        return 0
 
     def weather(self, index: int, /) -> Weather:
         """Weather of a frame."""
@@ -185,27 +180,6 @@ class DriveSource:
         part = image[top:bottom, left - aside : right + aside]
         zoomed: npt.NDArray[np.uint8] = cv2.resize(part, size, interpolation=cv2.INTER_LINEAR)
         return zoomed, None
-
-    def __iter__(self) -> Iterator[Frame]:
-        for index in range(self._params.frames):
-            if self._closed:
-                return
-            yield self.frame(index)
-
-    def close(self) -> None:
-        """Stop the iteration; may be called twice."""
-        self._closed = True
-
-    def __enter__(self) -> DriveSource:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _view(along_m: float, seconds: float) -> View:

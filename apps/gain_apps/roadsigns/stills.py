@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 
 from gain_apps.roadsigns.designs import LABELS
 from gain_apps.roadsigns.sample import render_labelled
 from gain_core.errors import ConfigError
+from gain_runtime.drawn_source import DrawnSource
 from gain_runtime.frame import Frame, FrameSource, SourceInfo
 from gain_runtime.image_source import NOMINAL_RATE_HZ
 from gain_runtime.uri import record_from_params
@@ -70,12 +70,12 @@ def stills_source(params: Mapping[str, str], seed: int = 0, /) -> FrameSource:
     return StillsSource(record_from_params(StillsParams, values, owner=SIGNS_URI))
 
 
-class StillsSource:
+class StillsSource(DrawnSource):
     """Pictures without weather; each depends on the seed and its index only."""
 
     def __init__(self, params: StillsParams, /) -> None:
+        super().__init__(params.frames)
         self._params = params
-        self._closed = False
 
     @property
     def info(self) -> SourceInfo:
@@ -89,11 +89,6 @@ class StillsSource:
             class_names=LABELS,
         )
 
-    @property
-    def skipped(self) -> int:
-        """Always 0: a drawn picture cannot fail to decode."""
-        return 0
-
     def frame(self, index: int, /) -> Frame:
         """Draw one picture."""
         seed = FIRST_SEED + self._params.seed
@@ -105,24 +100,3 @@ class StillsSource:
             source_id=SIGNS_URI,
             truth=label,
         )
-
-    def __iter__(self) -> Iterator[Frame]:
-        for index in range(self._params.frames):
-            if self._closed:
-                return
-            yield self.frame(index)
-
-    def close(self) -> None:
-        """Stop the iteration; may be called twice."""
-        self._closed = True
-
-    def __enter__(self) -> StillsSource:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
