@@ -29,7 +29,7 @@ class GainConfig:
         `prior_strength` to `temper` concern the second only, but for the half-lives.
     half_life : float
         Frames after which a frame's weight in a sum has halved; `inf` never forgets. The shift
-        also keeps memories of a half, a quarter, an eighth and a sixteenth of it.
+        also keeps memories of a third of it, a ninth, and so on.
     shrinkage : float
         The shift moves only where its square exceeds this many times its noise.
     label_draws : float
@@ -38,6 +38,9 @@ class GainConfig:
     mixture_test : bool
         Count a memory as one draw where its frames' logits are as symmetric about their mean as
         those of a single class are ("shift").
+    independence_test : bool
+        Count frames as draws, ask shorter memories, and predict a batch with what it taught, as far
+        as frames are independent of those before them; needs `mixture_test`. Off, they never are.
     match_scale : bool
         Bring the deviations of the classes' logits to the ratios they have on the source's domain
         ("shift").
@@ -83,6 +86,7 @@ class GainConfig:
     shrinkage: float = 1.25
     label_draws: float = 10.0
     mixture_test: bool = True
+    independence_test: bool = True
     match_scale: bool = True
     guard: bool = True
     prior_strength: float = 300.0
@@ -109,6 +113,7 @@ class GainConfig:
             ("shrinkage", "a finite number >= 0", 0.0 <= self.shrinkage < math.inf),
             ("label_draws", "a finite number >= 0", 0.0 <= self.label_draws < math.inf),
             ("mixture_test", "true or false", isinstance(self.mixture_test, bool)),
+            ("independence_test", "true or false", isinstance(self.independence_test, bool)),
             ("match_scale", "true or false", isinstance(self.match_scale, bool)),
             ("guard", "true or false", isinstance(self.guard, bool)),
             ("prior_strength", "a finite number > 0", 0.0 < self.prior_strength < math.inf),

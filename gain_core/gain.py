@@ -28,6 +28,7 @@ from gain_core.step import (
     advance_shift,
     collect,
     predict,
+    revise,
 )
 
 __all__ = ["Gain"]
@@ -220,16 +221,27 @@ class Gain:
         Returns
         -------
         Prediction
-            Made before the batch was learned from.
+            Made before the batch was learned from; with a tracked shift, and where the batch was
+            learned from at once, revised as far as frames are independent (see `revise`).
 
         Raises
         ------
         ArrayError, NumericsError
             As `predict`; the state is untouched then.
         """
-        prediction = self.predict(features, logits)
+        prediction, before = self.predict(features, logits), self._state
         self.update(features, prediction)
-        return prediction
+        if self._state is before or not isinstance(before, ShiftState):
+            return prediction
+        assert isinstance(self._state, ShiftState)
+        return revise(
+            features,
+            logits,
+            prediction,
+            before=before,
+            after=self._state,
+            config=self._config,
+        )
 
     def flush(self) -> None:
         """Learn from the pending frames now, also when frozen: they came before that."""

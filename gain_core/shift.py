@@ -4,11 +4,12 @@ The correction lives in the K logits alone. A domain shift moves the mean of the
 so does a run of one class. What the classes seen explain is taken out, and what is left is
 shrunk towards no shift at all by how many independent draws of a class stand behind it. Frames
 of many classes stick out of their mean on one side, each in the logit of its own class, and
-frames of one class scatter about it evenly: where they do, the memory is one draw. Means
-over five memories, each half as long as the next, are combined from the longest to the shortest:
-a shorter memory moves the estimate only as far as its difference exceeds its own noise, so the
-estimate is steady in calm and fast after a jump. The deviations of the classes' logits, which a
-domain changes as well, are brought back to their ratios in the same way, from the longer memories.
+frames of one class scatter about it evenly: where they do, the memory is one draw. Where frames
+of many classes are no more alike one after another than at a distance, each of them is a draw.
+Means over five memories, each a third as long as the next, are combined from the longest to the
+shortest: a shorter memory moves the estimate only as far as its difference exceeds its own noise,
+so the estimate is steady in calm and fast after a jump. The deviations of the classes' logits,
+which a domain changes as well, are brought back to their ratios in the same way.
 `docs/method.md` has the derivation.
 """
 
@@ -28,19 +29,30 @@ from gain_core.statistics import Evidence
 
 __all__ = [
     "NUM_WINDOWS",
+    "WINDOW_RATIO",
+    "LastFrame",
     "Shift",
     "ShiftSums",
     "accumulate_shift",
+    "between",
     "centered",
     "combine_sums",
     "empty_sums",
     "estimate_shift",
     "forget_and_add",
+    "no_frame",
     "no_shift",
     "shift_posteriors",
 ]
 
 NUM_WINDOWS = 5
+# How many times longer than the one before each memory is.
+WINDOW_RATIO = 3.0
+# The memory whose mean frames are compared with for their asymmetry.
+REFERENCE_WINDOW = 2
+# Memories shorter than these move the shift and the ratios of the deviations only as far as frames
+# are independent: in a video, the last dozens of frames show what the next one will show.
+FIRST_SHIFT_WINDOW, FIRST_SCALE_WINDOW = 2, 3
 # Divisor floor for sums over no frame, where the numerator is zero as well.
 TINY = 1e-9
 # Frames whose logits vary by less than this share of the step's square are views of one thing,
@@ -52,10 +64,13 @@ LEAST_SPREAD = 0.25
 # makes one class win too often leaves the others in the scatter.
 LEAST_POWER = 0.5
 # Between the source's asymmetry on one class and on all classes, the shares of the way where a
-# memory begins to count as a mixture and where it is one: for the shift of the means, and for the
-# ratios of the deviations, which a mistake does more harm to.
+# memory begins to count as a mixture and where it is one: for the shift of the means, and, where a
+# mistake does more harm, for the ratios of the deviations and for frames to count as draws.
 SHIFT_RAMP = (0.08, 0.22)
-SCALE_RAMP = (0.3, 0.5)
+MIXTURE_RAMP = (0.25, 0.45)
+# Half the squared step from frame to frame, as a share of the longest memory's variance: where
+# frames begin to count as independent, and where they are. Domains are in that variance as well.
+STEP_RAMP = (0.65, 0.8)
 # Variance of the logarithm of a deviation, times the number of draws. That of a Gaussian would be
 # a half; a class's logit is mostly low and seldom high, which is why it is more.
 SCALE_NOISE = 1.5
@@ -69,7 +84,7 @@ LEAST_TESTED_CLASSES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftSums:
-    """Sums over frames; row j of J forgets with half-life ``half_life / 2^(J - 1 - j)``.
+    """Sums over frames; row j of J forgets with half-life ``half_life / 3^(J - 1 - j)``.
 
     What one batch adds is the same for every memory and has J = 1.
 
@@ -85,9 +100,12 @@ class ShiftSums:
     window_mass : array, (J, K)
         Sum of p*.
     window_lean, window_range : array, (J,)
-        Sums of max y + min y and of max y - min y over classes, y being x less the mean of the
-        shortest memory as it was when the frame came; a first batch has none. Their quotient is
+        Sums of max y + min y and of max y - min y over classes, y being x less the mean of memory
+        `REFERENCE_WINDOW` as it was when the frame came; a first batch has none. Their quotient is
         the asymmetry.
+    step_power, step_count : array, ()
+        Sums of |x - x'|^2 / 2 and of 1 over frames that follow one another, x' being the frame
+        before; forgotten as the longest memory.
     scale_numerator, scale_denominator : array, ()
         Regression of a frame's logit of its own class, which gives the scale a; see `scale_of`.
     """
@@ -98,8 +116,26 @@ class ShiftSums:
     window_mass: Array
     window_lean: Array
     window_range: Array
+    step_power: Array
+    step_count: Array
     scale_numerator: Array
     scale_denominator: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastFrame:
+    """The frame that the next one is compared with.
+
+    Attributes
+    ----------
+    logits : array, (K,)
+        Its x, see `ShiftSums`.
+    known : array, ()
+        1, or 0 where there is none or it was rejected.
+    """
+
+    logits: Array
+    known: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +152,15 @@ class Shift:
         Posterior variance of one entry of it.
     trust : array, ()
         How much of the observed shift survived the shrinkage, in [0, 1].
+    independence : array, ()
+        iota, how far frames that follow one another are draws of their own, in [0, 1].
     """
 
     vector: Array
     stretch: Array
     variance: Array
     trust: Array
+    independence: Array
 
 
 def empty_sums(num_classes: int, *, like: Array) -> ShiftSums:
@@ -138,9 +177,18 @@ def empty_sums(num_classes: int, *, like: Array) -> ShiftSums:
         window_mass=zeros(NUM_WINDOWS, num_classes),
         window_lean=zeros(NUM_WINDOWS),
         window_range=zeros(NUM_WINDOWS),
+        step_power=zeros(),
+        step_count=zeros(),
         scale_numerator=zeros(),
         scale_denominator=zeros(),
     )
+
+
+def no_frame(num_classes: int, *, like: Array) -> LastFrame:
+    """What there is before the first frame."""
+    xp = array_namespace(like)
+    logits = xp.zeros((num_classes,), dtype=like.dtype, device=device(like))
+    return LastFrame(logits=logits, known=scalar(0.0, like=like, xp=xp))
 
 
 def no_shift(num_classes: int, *, like: Array) -> Shift:
@@ -148,7 +196,23 @@ def no_shift(num_classes: int, *, like: Array) -> Shift:
     xp = array_namespace(like)
     zero = scalar(0.0, like=like, xp=xp)
     vector = xp.zeros((num_classes,), dtype=like.dtype, device=device(like))
-    return Shift(vector=vector, stretch=xp.ones_like(vector), variance=zero, trust=zero)
+    return Shift(
+        vector=vector, stretch=xp.ones_like(vector), variance=zero, trust=zero, independence=zero
+    )
+
+
+def between(before: Shift, after: Shift, /) -> Shift:
+    """The shift before a batch, moved towards the one after it as far as frames are independent.
+
+    Frames that say nothing of each other's class may be predicted with a shift that knows them.
+    """
+    share = after.independence
+    moved = {
+        item.name: getattr(before, item.name)
+        + share * (getattr(after, item.name) - getattr(before, item.name))
+        for item in fields(Shift)
+    }
+    return Shift(**moved)
 
 
 def shift_posteriors(source_log_probs: Array, shift: Shift, /) -> tuple[Array, Array]:
@@ -177,8 +241,14 @@ def shift_posteriors(source_log_probs: Array, shift: Shift, /) -> tuple[Array, A
 
 
 def accumulate_shift(
-    evidence: Evidence, sums: ShiftSums, shift: Shift, /, *, prototypes: Prototypes
-) -> ShiftSums:
+    evidence: Evidence,
+    sums: ShiftSums,
+    shift: Shift,
+    /,
+    *,
+    last: LastFrame,
+    prototypes: Prototypes,
+) -> tuple[ShiftSums, LastFrame]:
     """What a batch adds.
 
     Parameters
@@ -188,34 +258,46 @@ def accumulate_shift(
         As they were when the batch was predicted; read only.
     shift : Shift
         The one it was predicted with.
+    last : LastFrame
+        Of the batch before, which may still wait to be learned from.
     prototypes : Prototypes
 
     Returns
     -------
-    ShiftSums
+    added : ShiftSums
         With J = 1.
+    last : LastFrame
+        Of this batch; of an empty one, what was given.
     """
     xp = array_namespace(evidence.probs)
     logits = centered(evidence.source_log_probs, xp=xp) - prototypes.mean_logits
     logits = logits * evidence.accepted[:, None]
+    following = xp.concat([last.logits[None, :], logits])
+    accepted = xp.concat([xp.reshape(last.known, (1,)), evidence.accepted])
+    pairs = accepted[1:] * accepted[:-1]
+    steps = following[1:, :] - following[:-1, :]
     chosen = xp.argmax(evidence.probs, axis=1)
     own = xp.take_along_axis(logits - shift.vector, chosen[:, None], axis=1)[:, 0]
     power = xp.take(prototypes.row_squares, chosen, axis=0)
     weighted = evidence.reliability * power
     tiny = scalar(TINY, like=sums.window_count, xp=xp)
-    about = logits - sums.window_logits[0, :] / xp.maximum(sums.window_count[0], tiny)
-    known = xp.where(sums.window_count[0] > 0, evidence.accepted, xp.zeros_like(own))
+    count = sums.window_count[REFERENCE_WINDOW]
+    about = logits - sums.window_logits[REFERENCE_WINDOW, :] / xp.maximum(count, tiny)
+    known = xp.where(count > 0, evidence.accepted, xp.zeros_like(own))
     highest, lowest = xp.max(about, axis=1), xp.min(about, axis=1)
-    return ShiftSums(
+    added = ShiftSums(
         window_count=xp.sum(evidence.accepted, keepdims=True),
         window_logits=xp.sum(logits, axis=0, keepdims=True),
         window_powers=xp.sum(logits * logits, axis=0, keepdims=True),
         window_mass=xp.sum(evidence.probs, axis=0, keepdims=True),
         window_lean=xp.sum((highest + lowest) * known, keepdims=True),
         window_range=xp.sum((highest - lowest) * known, keepdims=True),
+        step_power=0.5 * xp.sum(xp.sum(steps * steps, axis=1) * pairs),
+        step_count=xp.sum(pairs),
         scale_numerator=xp.sum(weighted * own),
         scale_denominator=xp.sum(weighted * power),
     )
+    return added, LastFrame(logits=following[-1, :], known=accepted[-1])
 
 
 def combine_sums(first: ShiftSums, second: ShiftSums, /) -> ShiftSums:
@@ -243,7 +325,7 @@ def forget_and_add(old: ShiftSums, added: ShiftSums, /, *, config: GainConfig) -
     """
     xp = array_namespace(old.window_count)
     count = xp.sum(added.window_count)
-    rates = [-math.log(2.0) * 2.0**back / config.half_life for back in _reversed_windows()]
+    rates = [-math.log(2.0) * WINDOW_RATIO**back / config.half_life for back in _reversed_windows()]
     like = old.window_count
     rate = xp.asarray(rates, dtype=like.dtype, device=device(like))
     decay = xp.exp(rate * count)
@@ -255,6 +337,8 @@ def forget_and_add(old: ShiftSums, added: ShiftSums, /, *, config: GainConfig) -
         window_mass=old.window_mass * decay[:, None] + added.window_mass,
         window_lean=old.window_lean * decay + added.window_lean,
         window_range=old.window_range * decay + added.window_range,
+        step_power=old.step_power * decay[-1] + added.step_power,
+        step_count=old.step_count * decay[-1] + added.step_count,
         scale_numerator=old.scale_numerator * scale_decay + added.scale_numerator,
         scale_denominator=old.scale_denominator * scale_decay + added.scale_denominator,
     )
@@ -285,32 +369,49 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
     diversity = xp.maximum(xp.sum(share * share, axis=1) - 1.0 / num_classes, 1.0 / count)
     length = xp.sum(mean * mean, axis=1)
     spread = xp.maximum(xp.sum(sums.window_powers, axis=1) / count - length, xp.zeros_like(count))
-    weight = xp.minimum(config.label_draws * diversity, xp.ones_like(count))
+    asymmetry = asymmetry_of(sums)
+    tested = config.mixture_test and num_classes >= LEAST_TESTED_CLASSES
+    independence = xp.zeros_like(tiny)
+    if tested and config.independence_test:
+        independence = independence_of(sums, spread[-1])
+    # Independent frames of many classes are draws each, whatever class they were given.
+    free = independence * _way(asymmetry, MIXTURE_RAMP, prototypes)
+    weight = xp.minimum(config.label_draws * diversity, xp.ones_like(count)) * (1.0 - free)
     held = xp.maximum(LEAST_POWER * spread, tiny)
     weight = weight * xp.minimum(length / held, xp.ones_like(count))
     explained = _explained(share - 1.0 / num_classes, prototypes) * scale_of(sums)
     moved = mean - weight[:, None] * explained
     moved = moved - _within(moved, prototypes.thresholds)
-    asymmetry = asymmetry_of(sums)
-    inverse_draws = _unless_mixed(diversity, asymmetry, SHIFT_RAMP, prototypes, config)
+    inverse_draws = xp.maximum(diversity * (1.0 - free), 1.0 / count)
+    certain = inverse_draws
+    if tested:
+        single = 1.0 - _way(asymmetry, SHIFT_RAMP, prototypes)
+        inverse_draws = xp.maximum(inverse_draws, single)
+        certain = xp.maximum(inverse_draws, 1.0 - _way(asymmetry, MIXTURE_RAMP, prototypes))
     seen = sums.window_count > 0
-    vector, variance, trust = _shrunken(moved, spread, inverse_draws, seen=seen, config=config)
+    reach = _reach(seen, independence, FIRST_SHIFT_WINDOW)
+    vector, variance, trust = _shrunken(moved, spread, inverse_draws, reach=reach, config=config)
     stretch = xp.ones_like(vector)
     if config.match_scale:
-        certain = _unless_mixed(inverse_draws, asymmetry, SCALE_RAMP, prototypes, config)
         # Views of one thing, in any memory: their deviations are rounding's or a sensor's, and
         # beside what came before, a longer memory's are of the step between.
         views = xp.max(LEAST_SPREAD * length / xp.maximum(spread, tiny))
         views = xp.maximum(views, xp.ones_like(views))
-        certain = xp.maximum(certain * views, views - 1.0)
-        noise = SCALE_NOISE * num_classes * xp.where(seen, certain, xp.ones_like(certain))
+        noise = SCALE_NOISE * num_classes * xp.maximum(certain * views, views - 1.0)
         powers = sums.window_powers / count[:, None] - mean * mean
-        stretch = _stretch(powers, noise, prototypes=prototypes, config=config)
-    return Shift(vector=vector, stretch=stretch, variance=variance, trust=trust)
+        reach = _reach(seen, independence, FIRST_SCALE_WINDOW)
+        stretch = _stretch(powers, noise, reach=reach, prototypes=prototypes, config=config)
+    return Shift(
+        vector=vector,
+        stretch=stretch,
+        variance=variance,
+        trust=trust,
+        independence=independence,
+    )
 
 
 def _shrunken(
-    moved: Array, spread: Array, inverse_draws: Array, /, *, seen: Array, config: GainConfig
+    moved: Array, spread: Array, inverse_draws: Array, /, *, reach: Array, config: GainConfig
 ) -> tuple[Array, Array, Array]:
     """The shift (K,), its variance () and trust (), from the memories' means (J, K)."""
     xp = array_namespace(moved)
@@ -323,13 +424,13 @@ def _shrunken(
         alike = 1.0 - spread[window] / xp.maximum(LEAST_SPREAD * power, tiny)
         noise = (spread[window] + power) * xp.maximum(inverse_draws[window], alike)
         ratio = 1.0 - config.shrinkage * noise / xp.maximum(power, tiny)
-        kept = xp.where(seen[window], xp.maximum(ratio, zero), zero)
+        kept = reach[window] * xp.maximum(ratio, zero)
         own = noise / moved.shape[1]
         variance = own if variance is None else variance + kept * (own - variance)
         vector = vector + kept * step
         trust = trust + kept * (one - trust)
     assert variance is not None
-    return vector, xp.where(seen[0], variance, zero), trust
+    return vector, xp.where(reach[-1] > 0, variance, zero), trust
 
 
 def asymmetry_of(sums: ShiftSums, /) -> Array:
@@ -348,25 +449,50 @@ def asymmetry_of(sums: ShiftSums, /) -> Array:
     return xp.stack(least)
 
 
-def _unless_mixed(
-    inverse_draws: Array,
-    asymmetry: Array,
-    ramp: tuple[float, float],
-    prototypes: Prototypes,
-    config: GainConfig,
-) -> Array:
-    """1/n_eff (J,) of each memory, raised to one draw where its frames look like one class's."""
-    if not config.mixture_test or prototypes.shape[0] < LEAST_TESTED_CLASSES:
-        return inverse_draws
-    xp = array_namespace(inverse_draws)
+def independence_of(sums: ShiftSums, spread: Array, /) -> Array:
+    """How far frames that follow one another are draws of their own, ().
+
+    Of independent frames, half the mean squared step from one to the next is their variance, as
+    von Neumann's ratio has it. In a video, or in a run of one class, it is less.
+
+    Parameters
+    ----------
+    sums : ShiftSums
+    spread : array, ()
+        Variance of the longest memory, summed over classes.
+    """
+    xp = array_namespace(spread)
+    tiny = scalar(TINY, like=spread, xp=xp)
+    ratio = sums.step_power / (xp.maximum(sums.step_count, tiny) * xp.maximum(spread, tiny))
+    begins, ends = STEP_RAMP
+    return xp.clip((ratio - begins) / (ends - begins), 0.0, 1.0)
+
+
+def _way(asymmetry: Array, ramp: tuple[float, float], prototypes: Prototypes) -> Array:
+    """How surely each memory (J,) is a mixture: the way from the ramp's one end to the other."""
+    xp = array_namespace(asymmetry)
     single, gap = prototypes.asymmetry[0], prototypes.asymmetry[1] - prototypes.asymmetry[0]
     begins, ends = ramp
     way = (asymmetry - single - begins * gap) / ((ends - begins) * gap)
-    return xp.maximum(inverse_draws, 1.0 - xp.clip(way, 0.0, 1.0))
+    return xp.clip(way, 0.0, 1.0)
+
+
+def _reach(seen: Array, independence: Array, first: int) -> Array:
+    """How far each memory (J,) may move an estimate: shorter ones than `first` as far as iota."""
+    xp = array_namespace(seen)
+    zero, one = xp.zeros_like(independence), xp.ones_like(independence)
+    shares = [independence if window < first else one for window in range(NUM_WINDOWS)]
+    return xp.where(seen, xp.stack(shares), zero)
 
 
 def _stretch(
-    powers: Array, noise: Array, /, *, prototypes: Prototypes, config: GainConfig
+    powers: Array,
+    noise: Array,
+    /,
+    *,
+    reach: Array,
+    prototypes: Prototypes,
+    config: GainConfig,
 ) -> Array:
     """Factors (K,) that match the logits' deviations, from variances (J, K) and their noise (J,).
 
@@ -385,7 +511,7 @@ def _stretch(
         step = logs[window, :] - found
         power = xp.maximum(xp.sum(step * step), tiny)
         ratio = 1.0 - config.shrinkage * noise[window] / power
-        found = found + xp.maximum(ratio, xp.zeros_like(ratio)) * step
+        found = found + reach[window] * xp.maximum(ratio, xp.zeros_like(ratio)) * step
     factors = xp.exp(-found)
     longest = powers[-1, :]
     matched = longest * factors * factors

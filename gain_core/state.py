@@ -15,7 +15,15 @@ from gain_core.errors import ArrayError
 from gain_core.geometry import Geometry, ScaleMemory, derive, initial_geometry
 from gain_core.guard import Guard, armed_guard
 from gain_core.prototypes import Prototypes, prepare_prototypes
-from gain_core.shift import Shift, ShiftSums, empty_sums, estimate_shift, no_shift
+from gain_core.shift import (
+    LastFrame,
+    Shift,
+    ShiftSums,
+    empty_sums,
+    estimate_shift,
+    no_frame,
+    no_shift,
+)
 from gain_core.statistics import Statistics, empty_statistics
 
 __all__ = [
@@ -31,8 +39,8 @@ __all__ = [
 ]
 
 
-# Prefix of the guard's arrays in a saved state.
-_GUARD = "guard_"
+# Prefixes of the last frame's and the guard's arrays in a saved state.
+_LAST, _GUARD = "last_", "guard_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +80,8 @@ class ShiftState:
     ----------
     sums : ShiftSums
         Merging and saving concern these and the guard.
+    last : LastFrame
+        Saved as well; a merged state has none.
     shift : Shift
         Derived from the sums at every update; predictions read this.
     guard : Guard
@@ -79,13 +89,14 @@ class ShiftState:
     """
 
     sums: ShiftSums
+    last: LastFrame
     shift: Shift
     guard: Guard
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays of the state."""
-        return _total_bytes(self.sums, self.shift, self.guard)
+        return _total_bytes(self.sums, self.last, self.shift, self.guard)
 
 
 GainState: TypeAlias = GaussianState | ShiftState
@@ -122,6 +133,7 @@ def init_state(prototypes: Array | Prototypes, config: GainConfig, /) -> GainSta
     if config.proposal == "shift":
         return ShiftState(
             sums=empty_sums(num_classes, like=like),
+            last=no_frame(num_classes, like=like),
             shift=no_shift(num_classes, like=like),
             guard=armed_guard(like=like),
         )
@@ -141,8 +153,9 @@ def state_to_arrays(state: GainState, /) -> dict[str, Array]:
     """
     if isinstance(state, ShiftState):
         sums = {item.name: getattr(state.sums, item.name) for item in fields(ShiftSums)}
+        last = {_LAST + item.name: getattr(state.last, item.name) for item in fields(LastFrame)}
         guard = {_GUARD + item.name: getattr(state.guard, item.name) for item in fields(Guard)}
-        return sums | guard
+        return sums | last | guard
     arrays = {item.name: getattr(state.statistics, item.name) for item in fields(Statistics)}
     return arrays | {
         "scale_numerator": state.memory.numerator,
@@ -192,9 +205,10 @@ def state_from_arrays(
             )
     if isinstance(fresh, ShiftState):
         sums = ShiftSums(**{item.name: arrays[item.name] for item in fields(ShiftSums)})
+        last = LastFrame(**{item.name: arrays[_LAST + item.name] for item in fields(LastFrame)})
         guard = Guard(**{item.name: arrays[_GUARD + item.name] for item in fields(Guard)})
         shift = estimate_shift(sums, prototypes=prepared, config=config)
-        return ShiftState(sums=sums, shift=shift, guard=guard)
+        return ShiftState(sums=sums, last=last, shift=shift, guard=guard)
     statistics = Statistics(**{item.name: arrays[item.name] for item in fields(Statistics)})
     memory = ScaleMemory(
         numerator=arrays["scale_numerator"], denominator=arrays["scale_denominator"]
@@ -231,6 +245,7 @@ def copy_state(state: GainState, /) -> GainState:
     if isinstance(state, ShiftState):
         return ShiftState(
             sums=ShiftSums(**copied(state.sums)),
+            last=LastFrame(**copied(state.last)),
             shift=Shift(**copied(state.shift)),
             guard=Guard(**copied(state.guard)),
         )

@@ -26,12 +26,15 @@ from gain_core.intervention import evidence_path, expected_gain, solve_strength
 from gain_core.posterior import log_posteriors
 from gain_core.prototypes import Prototypes, prepare_prototypes, unit_rows
 from gain_core.shift import (
+    LastFrame,
     Shift,
     ShiftSums,
     accumulate_shift,
+    between,
     combine_sums,
     estimate_shift,
     forget_and_add,
+    no_frame,
     shift_posteriors,
 )
 from gain_core.state import (
@@ -58,6 +61,7 @@ __all__ = [
     "on_top",
     "posteriors",
     "predict",
+    "revise",
     "update",
 ]
 
@@ -244,9 +248,10 @@ def collect(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftAdded:
-    """What a batch adds to a `ShiftState`."""
+    """What a batch adds to a `ShiftState`, and its last frame."""
 
     sums: ShiftSums
+    last: LastFrame
     guard: GuardSums
 
 
@@ -278,9 +283,15 @@ def add_up(
     ShiftAdded
     """
     prepared = prepare_prototypes(prototypes, config)
-    sums = accumulate_shift(evidence, state.sums, state.shift, prototypes=prepared)
+    sums, last = accumulate_shift(
+        evidence,
+        state.sums,
+        state.shift,
+        last=state.last if before is None else before.last,
+        prototypes=prepared,
+    )
     seen = observe(evidence) if config.guard else no_guard_sums(like=state.shift.vector)
-    return on_top(ShiftAdded(sums=sums, guard=seen), before)
+    return on_top(ShiftAdded(sums=sums, last=last, guard=seen), before)
 
 
 def on_top(added: ShiftAdded, before: ShiftAdded | None, /) -> ShiftAdded:
@@ -289,6 +300,7 @@ def on_top(added: ShiftAdded, before: ShiftAdded | None, /) -> ShiftAdded:
         return added
     return ShiftAdded(
         sums=combine_sums(before.sums, added.sums),
+        last=added.last,
         guard=combine_guard_sums(before.guard, added.guard),
     )
 
@@ -323,7 +335,52 @@ def advance_shift(
     sums = forget_and_add(state.sums, added.sums, config=config)
     sums = ShiftSums(**{item.name: getattr(sums, item.name) * kept for item in fields(ShiftSums)})
     shift = estimate_shift(sums, prototypes=prepared, config=config)
-    return ShiftState(sums=sums, shift=shift, guard=guard)
+    return ShiftState(sums=sums, last=added.last, shift=shift, guard=guard)
+
+
+def revise(
+    features: Array,
+    logits: Array,
+    prediction: Prediction,
+    /,
+    *,
+    before: ShiftState,
+    after: ShiftState,
+    config: GainConfig,
+) -> Prediction:
+    """The prediction of a batch that has been learned from, as far as frames are independent.
+
+    What a frame's neighbours taught serves it only where they say nothing of its class: the shift
+    that predicts is moved from the old one towards the new one by the new one's `independence`.
+
+    Parameters
+    ----------
+    features, logits : array, (B, D) and (B, K) floating
+        As for `predict`.
+    prediction : Prediction
+        Result of `predict` on them, against `before`.
+    before, after : ShiftState
+        Without and with the batch.
+    config : GainConfig
+
+    Returns
+    -------
+    Prediction
+        Where a guard has tripped, the source's.
+    """
+    xp = array_namespace(after.shift.vector)
+    if not config.independence_test:
+        return prediction
+    # On a device the answer would have to be waited for.
+    if is_numpy_namespace(xp) and not after.shift.independence > 0:
+        return prediction
+    moved = ShiftState(
+        sums=after.sums,
+        last=after.last,
+        shift=between(before.shift, after.shift),
+        guard=after.guard,
+    )
+    return predict(features, logits, moved, config=config)
 
 
 def commit(
@@ -489,7 +546,7 @@ def _merged_shifts(
     prototypes: Array | Prototypes,
     config: GainConfig,
 ) -> ShiftState:
-    """Sums add up; of the two guards' holds the longer stays."""
+    """Sums add up; of the two guards' holds the longer stays, and no frame follows another."""
     xp = array_namespace(first.shift.vector)
     sums = combine_sums(first.sums, second.sums)
     joined = {
@@ -499,7 +556,8 @@ def _merged_shifts(
     joined["hold"] = xp.maximum(first.guard.hold, second.guard.hold)
     prepared = prepare_prototypes(prototypes, config)
     shift: Shift = estimate_shift(sums, prototypes=prepared, config=config)
-    return ShiftState(sums=sums, shift=shift, guard=Guard(**joined))
+    last = no_frame(prepared.shape[0], like=shift.vector)
+    return ShiftState(sums=sums, last=last, shift=shift, guard=Guard(**joined))
 
 
 def _merged_gaussians(
