@@ -41,6 +41,7 @@ DEFAULT_ABLATIONS = {
         "mixture_test=false",
         "match_scale=false:mixture_test=false",
     ),
+    "independent frames": ("independence_test=false",),
     "guard": ("guard=false",),
     "measured on clean images": ("measured=true",),
     "weights of the scale": ("reliability=false",),

@@ -4,7 +4,8 @@
 
 All are timed in one process, alternating, on the same evidence. Packings compared:
 
-* `if`: the file as `gain-export --adaptive` writes it, one conditional around the update;
+* `if`: the file as `gain-export --adaptive` writes it, one conditional around the update, and one
+  around the second answer, which independent frames (`--scene-frames 1`) get and a video's do not;
 * `select`: the update always computed, the result chosen element by element;
 * `separate`: a graph of the prediction alone (no state out), and one that always updates.
 
@@ -31,7 +32,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from gain_core import Gain, GainConfig, __version__, prepare_prototypes
+from gain_core import Gain, GainConfig, ShiftState, __version__, prepare_prototypes
 from gain_export.adaptive.expressions import Tape
 from gain_export.adaptive.head_graph import prepare_head
 from gain_export.adaptive.step_graph import UPDATE, StepGraph, write_step
@@ -46,6 +47,9 @@ def main() -> int:
     parser.add_argument("--preset", default="tracked")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument(
+        "--scene-frames", type=int, default=1, help="frames that show one thing: a video's"
+    )
     parser.add_argument("--json", type=Path, help="where to write the numbers")
     args = parser.parse_args()
     rng = np.random.default_rng(0)
@@ -56,7 +60,8 @@ def main() -> int:
     ]
     report = {
         "command": f"python benchmarks/adaptive_cost.py --preset {args.preset} "
-        f"--threads {args.threads}",
+        f"--threads {args.threads} --scene-frames {args.scene_frames}",
+        "scene_frames": args.scene_frames,
         "num_classes": NUM_CLASSES,
         "feature_dim": FEATURE_DIM,
         "cores": os.cpu_count(),
@@ -72,7 +77,7 @@ def main() -> int:
         "cases": cases,
     }
     for case in cases:
-        print(f"batch {case['batch_size']}")
+        print(f"batch {case['batch_size']}, independence {case['independence']}")
         for name, row in case["ms"].items():
             print(
                 f"  {name:18s} least {row['least']:7.3f}   p50 {row['p50']:7.3f}   "
@@ -95,9 +100,9 @@ def measure(
     model, step = build(weight, config)
     gain = Gain(weight, config)
     if_graph = Runner(model, step, threads=args.threads)
-    select = Runner(selecting(model, step), step, threads=args.threads)
+    select = Runner(selecting(model), step, threads=args.threads)
     alone = Runner(predicting(model), step, threads=args.threads)
-    always = Runner(updating(model, step), step, threads=args.threads)
+    always = Runner(updating(model), step, threads=args.threads)
     ways: dict[str, Callable[[np.ndarray, np.ndarray], object]] = {
         "numpy, predict": gain.predict,
         "numpy, step": gain.step,
@@ -112,7 +117,8 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in ways}
     cpu_times: dict[str, list[float]] = {name: [] for name in ways}
     for round_index in range(args.rounds + 10):
-        inputs = evidence(weight, batch_size, rng=rng)
+        seen = (round_index * batch_size + np.arange(batch_size)) // args.scene_frames
+        inputs = evidence(weight, seen, rng=rng)
         for name, way in ways.items():
             begin, cpu_begin = time.perf_counter_ns(), time.process_time_ns()
             way(*inputs)
@@ -131,16 +137,19 @@ def measure(
         }
         for name, row in times.items()
     }
-    return {"batch_size": batch_size, "ms": rows}
+    state = gain.state
+    independence = float(state.shift.independence) if isinstance(state, ShiftState) else None
+    return {"batch_size": batch_size, "independence": independence, "ms": rows}
 
 
 def evidence(
-    weight: np.ndarray, batch_size: int, *, rng: np.random.Generator
+    weight: np.ndarray, scenes: np.ndarray, *, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Features around the head's own rows, so that many frames need the bisection."""
     rows = weight / np.linalg.norm(weight, axis=1, keepdims=True)
-    labels = rng.integers(0, NUM_CLASSES, batch_size)
-    noise = rng.standard_normal((batch_size, FEATURE_DIM)) / np.sqrt(FEATURE_DIM)
+    # Any fixed order of the classes: a prime has no common divisor with their number.
+    labels = scenes * 7919 % NUM_CLASSES
+    noise = rng.standard_normal((len(scenes), FEATURE_DIM)) / np.sqrt(FEATURE_DIM)
     features = (8.0 * rows[labels] + 4.0 * noise + 0.5).astype(np.float32)
     return features, features @ rows.T
 
@@ -172,43 +181,57 @@ def build(weight: np.ndarray, config: GainConfig) -> tuple[onnx.ModelProto, Step
     return helper.make_model(graph, opset_imports=[opset], ir_version=8), step
 
 
-def _unfolded(model: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.NodeProto]:
-    """A copy without its conditional, and the conditional."""
+def _unfolded(
+    model: onnx.ModelProto,
+) -> tuple[onnx.ModelProto, onnx.NodeProto, list[onnx.NodeProto]]:
+    """A copy up to the conditional that learns, that one, and what stands behind it."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    conditional = copy.graph.node.pop()
-    assert conditional.op_type == "If"
-    return copy, conditional
+    first = next(i for i, node in enumerate(model.graph.node) if node.op_type == "If")
+    del copy.graph.node[first:]
+    learn, *behind = model.graph.node[first:]
+    return copy, learn, behind
 
 
-def _learning(conditional: onnx.NodeProto) -> onnx.GraphProto:
-    return next(item.g for item in conditional.attribute if item.name == "then_branch")
+def _branch(conditional: onnx.NodeProto, name: str) -> onnx.GraphProto:
+    return next(item.g for item in conditional.attribute if item.name == f"{name}_branch")
 
 
-def selecting(model: onnx.ModelProto, step: StepGraph) -> onnx.ModelProto:
+def _always(copy: onnx.ModelProto, conditional: onnx.NodeProto, name: str) -> None:
+    """Write one branch of a conditional in its place."""
+    branch = _branch(conditional, name)
+    copy.graph.node.extend(branch.node)
+    for value, output in zip(branch.output, conditional.output, strict=True):
+        copy.graph.node.append(helper.make_node("Identity", [value.name], [output]))
+
+
+def selecting(model: onnx.ModelProto) -> onnx.ModelProto:
     """The update always computed; each tensor chosen by the same condition."""
-    copy, conditional = _unfolded(model)
-    learning = _learning(conditional)
-    copy.graph.node.extend(learning.node)
-    for value, item in zip(learning.output, step.layout, strict=True):
-        chosen = [conditional.input[0], value.name, item.input_name]
-        copy.graph.node.append(helper.make_node("Where", chosen, [item.output_name]))
+    copy, learn, behind = _unfolded(model)
+    branches = [_branch(learn, name) for name in ("then", "else")]
+    for branch in branches:
+        copy.graph.node.extend(branch.node)
+    pairs = zip(*(branch.output for branch in branches), learn.output, strict=True)
+    for new, old, output in pairs:
+        chosen = [learn.input[0], new.name, old.name]
+        copy.graph.node.append(helper.make_node("Where", chosen, [output]))
+    copy.graph.node.extend(behind)
     return copy
 
 
-def updating(model: onnx.ModelProto, step: StepGraph) -> onnx.ModelProto:
+def updating(model: onnx.ModelProto) -> onnx.ModelProto:
     """A graph that always learns."""
-    copy, conditional = _unfolded(model)
-    learning = _learning(conditional)
-    copy.graph.node.extend(learning.node)
-    for value, item in zip(learning.output, step.layout, strict=True):
-        copy.graph.node.append(helper.make_node("Identity", [value.name], [item.output_name]))
+    copy, learn, behind = _unfolded(model)
+    _always(copy, learn, "then")
+    copy.graph.node.extend(behind)
     return copy
 
 
 def predicting(model: onnx.ModelProto) -> onnx.ModelProto:
     """A graph of the prediction alone."""
-    copy, _ = _unfolded(model)
+    copy, _, behind = _unfolded(model)
+    if behind:
+        _always(copy, behind[-1], "else")
     kept = [value for value in copy.graph.output if not value.name.startswith("next_")]
     del copy.graph.output[:]
     copy.graph.output.extend(kept)

@@ -27,8 +27,8 @@ from gain_core import Gain
 from gain_core.prototypes import DEFAULT_ASYMMETRY
 from gain_core.shift import SCALE_RAMP, SHIFT_RAMP, asymmetry_of
 
-# Half-life of 256 frames: one domain, as a rule.
-WINDOW = 2
+# Half-life of 341 frames: one domain, as a rule.
+WINDOW = 3
 SETTLED_FRAMES = 64
 # With fewer frames of a class, a stream of it would be all changes of domain.
 LEAST_FRAMES = 96

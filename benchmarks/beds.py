@@ -25,7 +25,7 @@ K36_DOMAINS = (
 PRESETS = "tracked,balanced,paper,paper-l2"
 # The default with one part taken out or changed at a time.
 VARIANTS = (
-    "tracked:measured=true,tracked:mixture_test=false,tracked:match_scale=false,"
+    "tracked:measured=true,tracked:independence_test=false,tracked:mixture_test=false,tracked:match_scale=false,"
     "tracked:match_scale=false:mixture_test=false,tracked:label_draws=0,tracked:shrinkage=0,tracked:shrinkage=2,"
     "tracked:half_life=256,tracked:half_life=4096,tracked:guard=false,tracked:rule=full"
 )

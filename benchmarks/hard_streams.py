@@ -26,6 +26,7 @@ from marks import markdown, put_tables
 
 from gain_apps.evaluation.beds import CLEAN, load_bed
 from gain_apps.evaluation.methods import Batch, Head, make_method
+from gain_apps.evaluation.orders import image_order
 from gain_apps.evaluation.scores import calibration
 from gain_apps.evaluation.source_head import source_head
 from gain_apps.evaluation.store import ANY_SEVERITY, FeatureStore
@@ -96,8 +97,17 @@ def shuffled(world: World, rng: np.random.Generator) -> Iterator[Stretch]:
         yield Stretch(domain, rng.permutation(len(world.labels)))
 
 
+def long_tailed(world: World, rng: np.random.Generator) -> Iterator[Stretch]:
+    """One domain after the other, some classes a hundred times as often as others."""
+    ranking = rng.permutation(np.unique(world.labels))
+    for domain in range(len(world.store.domains)):
+        images = image_order("long-tailed", world.labels, rng=rng, ranking=ranking)
+        yield Stretch(domain, images)
+
+
 STREAMS: dict[str, Callable[[World, np.random.Generator], Iterator[Stretch]]] = {
     "a fifth of the frames of classes it does not know": shuffled,
+    "some classes a hundred times as often as others": long_tailed,
     "ten rounds of all domains": ten_rounds,
     "a parked camera before each domain": parked,
     "10,000 frames of one class": one_class,

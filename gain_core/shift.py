@@ -4,12 +4,12 @@ The correction lives in the K logits alone. A domain shift moves the mean of the
 so does a run of one class. What the classes seen explain is taken out, and what is left is
 shrunk towards no shift at all by how many independent draws of a class stand behind it. Frames
 of many classes stick out of their mean on one side, each in the logit of its own class, and
-frames of one class scatter about it evenly: where they do, the memory is one draw. Where frames
-of many classes are no more alike one after another than at a distance, each of them is a draw.
-Means over five memories, each a third as long as the next, are combined from the longest to the
-shortest: a shorter memory moves the estimate only as far as its difference exceeds its own noise,
-so the estimate is steady in calm and fast after a jump. The deviations of the classes' logits,
-which a domain changes as well, are brought back to their ratios in the same way.
+frames of one class scatter about it evenly: where they do, the memory is one draw. Means
+over five memories, each a third as long as the next, are combined from the longest to the shortest:
+a shorter memory moves the estimate only as far as its difference exceeds its own noise, so the
+estimate is steady in calm and fast after a jump. The shortest are asked only where a frame says
+nothing of the next one. The deviations of the classes' logits, which a domain changes as well, are
+brought back to their ratios in the same way.
 `docs/method.md` has the derivation.
 """
 
@@ -40,6 +40,7 @@ __all__ = [
     "empty_sums",
     "estimate_shift",
     "forget_and_add",
+    "may_be_independent",
     "no_frame",
     "no_shift",
     "shift_posteriors",
@@ -64,10 +65,10 @@ LEAST_SPREAD = 0.25
 # makes one class win too often leaves the others in the scatter.
 LEAST_POWER = 0.5
 # Between the source's asymmetry on one class and on all classes, the shares of the way where a
-# memory begins to count as a mixture and where it is one: for the shift of the means, and, where a
-# mistake does more harm, for the ratios of the deviations and for frames to count as draws.
+# memory begins to count as a mixture and where it is one: for the shift of the means, and for the
+# ratios of the deviations, which a mistake does more harm to.
 SHIFT_RAMP = (0.08, 0.22)
-MIXTURE_RAMP = (0.25, 0.45)
+SCALE_RAMP = (0.3, 0.5)
 # Half the squared step from frame to frame, as a share of the longest memory's variance: where
 # frames begin to count as independent, and where they are. Domains are in that variance as well.
 STEP_RAMP = (0.65, 0.8)
@@ -370,24 +371,19 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
     length = xp.sum(mean * mean, axis=1)
     spread = xp.maximum(xp.sum(sums.window_powers, axis=1) / count - length, xp.zeros_like(count))
     asymmetry = asymmetry_of(sums)
-    tested = config.mixture_test and num_classes >= LEAST_TESTED_CLASSES
     independence = xp.zeros_like(tiny)
-    if tested and config.independence_test:
+    if may_be_independent(config, num_classes=num_classes):
         independence = independence_of(sums, spread[-1])
-    # Independent frames of many classes are draws each, whatever class they were given.
-    free = independence * _way(asymmetry, MIXTURE_RAMP, prototypes)
-    weight = xp.minimum(config.label_draws * diversity, xp.ones_like(count)) * (1.0 - free)
+    weight = xp.minimum(config.label_draws * diversity, xp.ones_like(count))
     held = xp.maximum(LEAST_POWER * spread, tiny)
     weight = weight * xp.minimum(length / held, xp.ones_like(count))
     explained = _explained(share - 1.0 / num_classes, prototypes) * scale_of(sums)
     moved = mean - weight[:, None] * explained
     moved = moved - _within(moved, prototypes.thresholds)
-    inverse_draws = xp.maximum(diversity * (1.0 - free), 1.0 / count)
-    certain = inverse_draws
-    if tested:
-        single = 1.0 - _way(asymmetry, SHIFT_RAMP, prototypes)
-        inverse_draws = xp.maximum(inverse_draws, single)
-        certain = xp.maximum(inverse_draws, 1.0 - _way(asymmetry, MIXTURE_RAMP, prototypes))
+    inverse_draws = certain = diversity
+    if config.mixture_test and num_classes >= LEAST_TESTED_CLASSES:
+        inverse_draws = xp.maximum(diversity, _single(asymmetry, SHIFT_RAMP, prototypes))
+        certain = xp.maximum(inverse_draws, _single(asymmetry, SCALE_RAMP, prototypes))
     seen = sums.window_count > 0
     reach = _reach(seen, independence, FIRST_SHIFT_WINDOW)
     vector, variance, trust = _shrunken(moved, spread, inverse_draws, reach=reach, config=config)
@@ -449,6 +445,12 @@ def asymmetry_of(sums: ShiftSums, /) -> Array:
     return xp.stack(least)
 
 
+def may_be_independent(config: GainConfig, *, num_classes: int) -> bool:
+    """Whether frames can ever be independent; where they cannot, nothing is revised."""
+    tested = config.mixture_test and config.independence_test
+    return tested and num_classes >= LEAST_TESTED_CLASSES
+
+
 def independence_of(sums: ShiftSums, spread: Array, /) -> Array:
     """How far frames that follow one another are draws of their own, ().
 
@@ -468,13 +470,13 @@ def independence_of(sums: ShiftSums, spread: Array, /) -> Array:
     return xp.clip((ratio - begins) / (ends - begins), 0.0, 1.0)
 
 
-def _way(asymmetry: Array, ramp: tuple[float, float], prototypes: Prototypes) -> Array:
-    """How surely each memory (J,) is a mixture: the way from the ramp's one end to the other."""
+def _single(asymmetry: Array, ramp: tuple[float, float], prototypes: Prototypes) -> Array:
+    """How surely each memory (J,) shows one class: 1 up to the ramp's beginning, 0 from its end."""
     xp = array_namespace(asymmetry)
     single, gap = prototypes.asymmetry[0], prototypes.asymmetry[1] - prototypes.asymmetry[0]
     begins, ends = ramp
     way = (asymmetry - single - begins * gap) / ((ends - begins) * gap)
-    return xp.clip(way, 0.0, 1.0)
+    return 1.0 - xp.clip(way, 0.0, 1.0)
 
 
 def _reach(seen: Array, independence: Array, first: int) -> Array:

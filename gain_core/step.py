@@ -34,6 +34,7 @@ from gain_core.shift import (
     combine_sums,
     estimate_shift,
     forget_and_add,
+    may_be_independent,
     no_frame,
     shift_posteriors,
 )
@@ -369,10 +370,15 @@ def revise(
         Where a guard has tripped, the source's.
     """
     xp = array_namespace(after.shift.vector)
-    if not config.independence_test:
+    if not may_be_independent(config, num_classes=after.shift.vector.shape[0]):
         return prediction
     # On a device the answer would have to be waited for.
-    if is_numpy_namespace(xp) and not after.shift.independence > 0:
+    # A guard that has tripped, or let go, answers otherwise, independent frames or not.
+    if (
+        is_numpy_namespace(xp)
+        and not after.shift.independence > 0
+        and before.guard.holds == after.guard.holds
+    ):
         return prediction
     moved = ShiftState(
         sums=after.sums,

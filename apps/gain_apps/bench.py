@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gain_apps.defaults import UPDATE_EVERY
 from gain_apps.device_flags import add_device_flags
 from gain_core.errors import GainError
 
@@ -71,7 +72,10 @@ def _add_measurement(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--batch", type=int, metavar="N", help="frames per forward pass (default 1)")
     group.add_argument(
-        "--update-every", type=int, metavar="N", help="frames between two updates (default 1)"
+        "--update-every",
+        type=int,
+        metavar="N",
+        help=f"frames between two updates (default {UPDATE_EVERY})",
     )
     group.add_argument("--preset", help="tracked (default), balanced, paper or paper-l2")
     group.add_argument("--seed", type=int, metavar="N", help="of the test sources (default 0)")

@@ -88,7 +88,7 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--order",
-        choices=("list", "shuffled", "runs", "sorted", "one-class"),
+        choices=("list", "shuffled", "runs", "sorted", "long-tailed", "one-class"),
         help="images within a domain (default: list with --image-list, else shuffled)",
     )
     group.add_argument("--domains", metavar="A,B", type=_names, help="domains, in order")

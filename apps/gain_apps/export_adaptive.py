@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gain_apps.defaults import UPDATE_EVERY
 from gain_core.config import GainConfig
 from gain_core.errors import ArtifactError, ConfigError
 
@@ -27,7 +28,10 @@ def add_adaptive_arguments(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--preset", metavar="NAME", help="baked in (default: tracked)")
     group.add_argument(
-        "--update-every", type=int, metavar="N", help="frames between two updates (default: 1)"
+        "--update-every",
+        type=int,
+        metavar="N",
+        help=f"frames between two updates (default: {UPDATE_EVERY})",
     )
     group.add_argument(
         "--features-only",
@@ -75,7 +79,7 @@ def write_adaptive(args: argparse.Namespace, artifact_path: Path, /) -> Adaptive
         artifact_path,
         _target(artifact_path),
         config=GainConfig.preset(args.preset or "tracked"),
-        update_every=1 if args.update_every is None else args.update_every,
+        update_every=UPDATE_EVERY if args.update_every is None else args.update_every,
         features_only=bool(args.features_only),
     )
 

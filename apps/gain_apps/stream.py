@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from gain_apps.defaults import UPDATE_EVERY
 from gain_apps.device_flags import add_device_flags
 from gain_core.errors import GainError
 
@@ -109,7 +110,7 @@ def _add_adaptation(parser: argparse.ArgumentParser) -> None:
         "--update-every",
         type=int,
         metavar="N",
-        help="frames between two updates; each is predicted at once (default 1)",
+        help=f"frames between two updates; each is predicted at once (default {UPDATE_EVERY})",
     )
     group.add_argument(
         "--warm-up",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from gain_apps.defaults import UPDATE_EVERY
 from gain_apps.serve.address import ServeAddress
 from gain_core import GainConfig
 from gain_core.errors import ConfigError
@@ -128,7 +129,7 @@ class StreamConfig:
     preset: str = "tracked"
     half_life: float | None = None
     gain: Mapping[str, Any] = field(default_factory=dict)
-    update_every: int = 1
+    update_every: int = UPDATE_EVERY
     warm_up: int = 64
     batch: int = 1
     state_in: str | None = None

@@ -38,7 +38,7 @@ class AdaptedBatch:
     source_probs, source_log_probs : array, (B, K) float32
         Of the frozen source.
     probs, log_probs : array, (B, K) float32
-        Of the adapted prediction, made before the batch was learned from.
+        Of the adapted prediction, see `Gain.step`.
     strength : array, (B,) float32
         lambda* in [0, 1].
     gain : array, (B,) float32

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 ADAPTIVE_PREFIX = PREFIX + "adaptive."
-ADAPTIVE_SCHEMA_VERSION = "2"
+ADAPTIVE_SCHEMA_VERSION = "3"
 # Initializers of a tracked shift: values a class, in files where they are not zero, and a pair.
 MEAN_LOGITS, THRESHOLDS = "gain/mean_logits", "gain/thresholds"
 LOG_LENGTHS, ASYMMETRY = "gain/log_lengths", "gain/asymmetry"

@@ -21,7 +21,7 @@ from gain_core import (
 )
 from gain_core.errors import ArrayError, ConfigError, EngineError, NumericsError
 from gain_core.guard import GuardSums
-from gain_core.shift import ShiftSums
+from gain_core.shift import LastFrame, ShiftSums
 from gain_core.statistics import Evidence, accumulate
 from gain_core.step import ShiftAdded, advance_shift, commit
 from gain_runtime.adaptive_artifact import AdaptiveArtifact, load_adaptive
@@ -205,7 +205,8 @@ class AdaptiveSession:
         Returns
         -------
         Prediction
-            Made before the batch was learned from.
+            Made before the batch was learned from; with a tracked shift, and where the batch was
+            learned from at once, revised as far as frames are independent, as `Gain.step` has it.
 
         Raises
         ------
@@ -346,10 +347,11 @@ class AdaptiveSession:
         )
 
     def _waiting_sums(self) -> ShiftAdded:
-        """The pending sums of a file with a tracked shift."""
+        """What waits in a file with a tracked shift: sums, and the newest frame."""
         sums = {item.name: self._read(f"pending_{item.name}") for item in fields(ShiftSums)}
+        last = {item.name: self._read(f"pending_last_{item.name}") for item in fields(LastFrame)}
         seen = {item.name: self._read(f"pending_guard_{item.name}") for item in fields(GuardSums)}
-        return ShiftAdded(sums=ShiftSums(**sums), guard=GuardSums(**seen))
+        return ShiftAdded(sums=ShiftSums(**sums), last=LastFrame(**last), guard=GuardSums(**seen))
 
     def _read(self, field: str) -> npt.NDArray[Any]:
         """One state tensor, copied to the host."""

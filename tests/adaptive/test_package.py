@@ -158,7 +158,7 @@ def test_a_plain_artifact_is_not_loaded_as_adaptive(make_artifact):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("schema", "1", "schema 2, got 1"),
+        ("schema", "2", "schema 3, got 2"),
         ("config", "{}}", "malformed"),
         ("config", '{"half_life": -1.0}', "half_life"),
         ("input", "sound", "malformed"),

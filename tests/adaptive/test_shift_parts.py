@@ -21,6 +21,7 @@ from gain_core import (
     update,
 )
 from gain_core.shift import SCALE_RAMP, SHIFT_RAMP, asymmetry_of
+from gain_core.step import revise
 from gain_runtime.adaptive_session import AdaptiveSession
 
 # Largest difference of a probability from float64, and of a state tensor over one plus its peak.
@@ -31,6 +32,7 @@ TRACKED = GainConfig()
 SWITCHES = {
     "tracked": TRACKED,
     "no-mixture-test": replace(TRACKED, mixture_test=False),
+    "no-independence-test": replace(TRACKED, independence_test=False),
     "no-match-scale": replace(TRACKED, match_scale=False),
     "neither": replace(TRACKED, mixture_test=False, match_scale=False),
 }
@@ -116,6 +118,7 @@ def draw_sums(rng, num_classes):
     mean = rng.normal(size=(5, num_classes)) * rng.choice([0.3, 1.0, 3.0])
     deviations = np.exp(rng.normal(size=(5, num_classes)) * rng.choice([0.3, 0.7]))
     deviations *= rng.choice([0.3, 1.0, 2.0])
+    frame = rng.normal(size=num_classes)
     share = rng.dirichlet(np.full(num_classes, rng.choice([0.1, 3.0, 30.0])), size=5)
     reach = rng.uniform(1.0, 3.0, size=5)
     arrays = {
@@ -125,6 +128,10 @@ def draw_sums(rng, num_classes):
         "window_mass": counts[:, None] * share,
         "window_lean": counts * reach * rng.uniform(-0.1, 0.4, size=5),
         "window_range": counts * reach,
+        "step_power": np.array(1000.0 * rng.uniform(0.4, 1.0) * np.sum(deviations[-1] ** 2)),
+        "step_count": np.array(1000.0),
+        "last_logits": frame - np.mean(frame),
+        "last_known": np.array(rng.choice([0.0, 1.0])),
         "scale_numerator": np.array(rng.uniform(0.5, 1.5)),
         "scale_denominator": np.array(1.0),
         "guard_count": np.array(100.0),
@@ -142,20 +149,23 @@ def test_one_step_from_any_sums(make_graph, num_classes):
     prototypes, batches = make_stream("unequal", num_classes)
     graph, pair = make_graph(prototypes, TRACKED, asymmetry=(0.0, 0.3)), (0.0, 0.3)
     prepared = prepare_prototypes(prototypes, TRACKED, asymmetry=pair)
-    stretched, moved = 0, 0
+    stretched, moved, partly = 0, 0, 0
     for index in range(200):
         state = state_from_arrays(draw_sums(rng, num_classes), prototypes=prepared, config=TRACKED)
         z, raw = (array.astype(np.float64) for array in batches[index % NUM_BATCHES])
         graph.load(state)
         result = graph.step(features=z.astype(np.float32), logits=raw.astype(np.float32))
-        expected = predict(z, raw, state, config=TRACKED)
+        first, before = predict(z, raw, state, config=TRACKED), state
+        state = update(z, first, state, prototypes=prepared, config=TRACKED)
+        expected = revise(z, raw, first, before=before, after=state, config=TRACKED)
         assert_allclose(result["probs"], expected.probs, rtol=0, atol=2e-5)
-        state = update(z, expected, state, prototypes=prepared, config=TRACKED)
         assert_tensors_close(graph.state, state, tolerance=2e-5)
         stretched += int(np.max(np.abs(state.shift.stretch - 1.0)) > 0.1)
         moved += int(np.max(np.abs(state.shift.vector)) > 0.1)
+        partly += int(0.0 < state.shift.independence < 1.0)
     assert 20 < stretched < 180
     assert 20 < moved < 180
+    assert partly > 10
 
 
 def test_deviations_alone_are_matched_and_held_back_by_the_guard(make_graph):

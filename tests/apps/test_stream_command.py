@@ -77,7 +77,7 @@ def test_the_prediction_is_the_sources_while_warming_up(
     rows_path = tmp_path / "rows.jsonl"
     done = command(
         *(photo_folder, "--model", artifact_path, "--jsonl", rows_path, "--json"),
-        *("--warm-up", "8", "--preset", "balanced"),
+        *("--warm-up", "8", "--update-every", "1", "--preset", "balanced"),
     )
     assert done.returncode == 0, done.stderr
     strengths = [row["strength"] for row in read_rows(rows_path)]

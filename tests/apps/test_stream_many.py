@@ -51,7 +51,7 @@ def test_each_stream_ends_as_it_would_alone(
 ) -> None:
     inputs = (clip_path, photo_folder, f"test://pattern?{SMALL}&frames=30")
     common = ("--model", artifact_path, "--preset", "paper", "--warm-up", 1, "--threads", 1)
-    common += ("--top-k", 5)
+    common += ("--top-k", 5, "--update-every", 1)
     together = command(
         *inputs,
         *common,
@@ -90,7 +90,7 @@ def test_each_continues_from_its_own_snapshots(
     for run in (1, 2):
         done = command(
             *(f"test://pattern?{SMALL}&frames={frames}" for frames in (20, 9)),
-            *("--model", artifact_path, "--warm-up", 1, "--threads", 1),
+            *("--model", artifact_path, "--warm-up", 1, "--update-every", 1, "--threads", 1),
             *("--snapshots", tmp_path / "kept", "--names", "a,b", "--json"),
         )
         assert done.returncode == 0, done.stderr
@@ -192,7 +192,7 @@ def test_a_signal_ends_all_in_less_than_two_seconds_and_each_has_a_page(
             *(sys.executable, "-m", "gain_apps.stream", live, f"{live}&seed=5"),
             *("--model", str(artifact_path), "--threads", "1", "--names", "yard,door"),
             *("--snapshots", str(tmp_path / "kept"), "--serve", "0", "--json"),
-            *("--truth", "none", "--warm-up", "1"),
+            *("--truth", "none", "--warm-up", "1", "--update-every", "1"),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

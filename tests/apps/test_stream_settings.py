@@ -108,7 +108,9 @@ def test_a_file_alone_runs_a_stream(
 
 
 @pytest.mark.parametrize(
-    "flags_used", [[], ["--update-every", "3"], ["--batch", "3"]], ids=["one", "every 3", "batch 3"]
+    "flags_used",
+    [["--update-every", "1"], ["--update-every", "3"], ["--batch", "3", "--update-every", "3"]],
+    ids=["one", "every 3", "batch 3"],
 )
 def test_a_state_continues_as_one_run_would(
     run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path, flags_used: list[str]

@@ -1,6 +1,6 @@
-"""Rewrite `earlier_shift.npz`: what the shift predicted before it tested for mixtures.
+"""Rewrite `earlier_shift.npz`: what the shift predicts without its tests, as it began.
 
-The record is the float64 oracle's, with neither that test nor the matching of the deviations::
+The record is the float64 oracle's, with neither tests nor the matching of the deviations::
 
     PYTHONPATH=tests/oracle .venv/bin/python tests/core/make_earlier_shift.py
 """

@@ -184,10 +184,18 @@ def run(
     return results, state
 
 
-def assert_states_equal(left: GainState, right: GainState, *, atol: float = 1e-9) -> None:
-    """Every array, relative to one plus its largest magnitude."""
+# What depends on the order of the frames within a batch.
+ORDERED = ("sums.step_power", "last.logits")
+
+
+def assert_states_equal(
+    left: GainState, right: GainState, *, atol: float = 1e-9, but: tuple[str, ...] = ()
+) -> None:
+    """Every array but some, relative to one plus its largest magnitude."""
     result = every_array(left)
     for name, wanted in every_array(right).items():
+        if name in but:
+            continue
         scale = 1.0 + np.max(np.abs(wanted))
         assert_allclose(result[name] / scale, wanted / scale, rtol=0, atol=atol, err_msg=name)
 
@@ -218,6 +226,8 @@ def test_permuting_classes_permutes_outputs(config):
 
 @pytest.mark.parametrize("config", PRESETS)
 def test_permuting_a_batch_permutes_its_rows_and_leaves_the_state(config):
+    """But for the steps from frame to frame, which the shift does not ask for here."""
+    config = replace(config, independence_test=False)
     world = gaussian_world(9, 6, num_batches=12, seed=23)
     order = np.random.default_rng(24).permutation(16)
     results, state = run(world, config)
@@ -225,7 +235,7 @@ def test_permuting_a_batch_permutes_its_rows_and_leaves_the_state(config):
     for left, right in zip(results, permuted, strict=True):
         assert_allclose(right.probs, left.probs[order], rtol=0, atol=1e-6)
         assert_allclose(right.strength, left.strength[order], rtol=0, atol=1e-6)
-    assert_states_equal(moved_state, state, atol=1e-6)
+    assert_states_equal(moved_state, state, atol=1e-6, but=ORDERED)
 
 
 @pytest.mark.parametrize("config", PRESETS)
@@ -334,13 +344,17 @@ def test_merging_commutes_up_to_the_origin(config):
 
 @pytest.mark.parametrize("config", PRESETS)
 def test_merging_with_a_fresh_state_changes_nothing(config):
+    """But that the next frame follows none: another device's may have come in between."""
     prototypes, first, _ = halves(config)
     state, fresh = learn(first, prototypes, config), init_state(prototypes, config)
     for merged in (
         merge_states(state, fresh, prototypes=prototypes, config=config),
         merge_states(fresh, state, prototypes=prototypes, config=config),
     ):
-        assert_states_equal(merged, state)
+        assert_states_equal(merged, state, but=("last.logits", "last.known"))
+        if isinstance(merged, ShiftState):
+            assert_array_equal(merged.last.logits, 0.0)
+            assert (merged.last.known, state.last.known) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("config", PRESETS)

@@ -70,7 +70,15 @@ WORLDS = {
 
 
 # What concerns the tracked shift; test_shift_oracle.py moves these.
-SHIFT_ONLY = ("proposal", "shrinkage", "label_draws", "mixture_test", "match_scale", "guard")
+SHIFT_ONLY = (
+    "proposal",
+    "shrinkage",
+    "label_draws",
+    "mixture_test",
+    "independence_test",
+    "match_scale",
+    "guard",
+)
 
 
 def sharp(config: GainConfig) -> GainConfig:

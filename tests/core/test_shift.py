@@ -30,12 +30,16 @@ def test_one_frame_ten_thousand_times_is_the_source_to_the_last_bit(scale, dtype
         assert_array_equal(result.log_probs, result.source_log_probs)
 
 
+# Of frames that are no draws.
+DEPENDENT = replace(TRACKED, independence_test=False)
+
+
 @pytest.mark.parametrize(
     ("config", "most"),
     [
-        pytest.param(replace(TRACKED, match_scale=False), 0.05, id="means"),
+        pytest.param(replace(DEPENDENT, match_scale=False), 0.05, id="means"),
         # Until the shortest memory holds that frame alone, the deviations are taken for a domain's.
-        pytest.param(TRACKED, 0.3, id="deviations-too"),
+        pytest.param(DEPENDENT, 0.3, id="deviations-too"),
     ],
 )
 def test_one_frame_after_a_healthy_stream_is_not_followed(config, most):
@@ -47,6 +51,22 @@ def test_one_frame_after_a_healthy_stream_is_not_followed(config, most):
         off = np.abs(result.probs - np.exp(result.source_log_probs))
         assert np.max(off) < (most if index < 64 else 0.05)
         assert np.argmax(result.probs[0]) == np.argmax(row)
+    assert gain.state.guard.trips == 0
+
+
+def test_one_frame_after_independent_ones_keeps_its_label_and_is_let_go():
+    """Its steps are nothing; the mean of the steps falls with the longest memory."""
+    gain = Gain(head(), TRACKED)
+    learn(gain, logits_of(np.random.default_rng(4).integers(0, 12, 2000), seed=5))
+    assert gain.state.shift.independence == 1.0
+    row = 2.0 * np.random.default_rng(3).normal(size=(1, 12))
+    for index, result in enumerate(stream(gain, row.repeat(2000, axis=0), batch_size=8)):
+        assert np.argmax(result.probs[0]) == np.argmax(row)
+        if index >= 30:
+            assert gain.state.shift.independence == 0.0
+        off = np.max(np.abs(result.probs - np.exp(result.source_log_probs)))
+        assert off < (0.2 if index >= 30 else 1.0)
+    assert off < 0.02
     assert gain.state.guard.trips == 0
 
 

@@ -25,6 +25,7 @@ class HostKernels:
     BY_BLOCK = (
         "predict_gaussian",
         "predict_shift",
+        "revise_shift",
         "gaussian_rows",
         "shift_rows",
         "all_true",

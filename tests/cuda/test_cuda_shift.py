@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scaled_world import scaled_world
 from taught_gain import assert_bitwise, every_array, one_batch
 
-from gain_core import PRESETS, ConfigError, Gain, GainConfig
+from gain_core import PRESETS, ConfigError, Gain, GainConfig, predict
 from gain_core.errors import NumericsError
 from gain_core.shift import NUM_SCALE_WINDOWS, NUM_WINDOWS, asymmetry_of
 from gain_runtime.cuda import CudaGain, kernel_source
@@ -85,6 +85,8 @@ def test_batches_with_a_row_that_is_not_finite_are_passed_over(host_kernels):
             logits[3, index % 10] = np.nan
             with pytest.raises(NumericsError):
                 plain.step(features, logits)
+            # The step refuses it; an update passes it over, and no frame follows it.
+            plain.update(features, predict(features, logits, plain.state, config=TRACKED))
             broken = gain.step(features.astype(np.float32), logits.astype(np.float32))
             assert not bool(broken.finite)
             continue

@@ -90,6 +90,24 @@ def test_deviations_are_matched(cupy, num_classes):
     assert_allclose(gain.state.shift.stretch.get(), plain.state.shift.stretch, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("held", [1, 8], ids=["independent", "video"])
+def test_batch_is_revised_as_far_as_frames_are_independent(cupy, held):
+    head, batches = scaled_world(40, 32, num_batches=40, batch_sizes=(16,))
+    options = {"asymmetry": (0.0, 0.2)}
+    gain, plain = CudaGain(cupy.asarray(head), **options), Gain(head, **options)
+    for index, batch in enumerate(batches):
+        features, logits = (array[::held].repeat(held, axis=0) for array in batch)
+        arrays = cupy.asarray(features), cupy.asarray(logits)
+        first, result = gain.predict(*arrays), gain.step(*arrays)
+        assert_allclose(result.probs.get(), plain.step(features, logits).probs, rtol=0, atol=1e-8)
+        if index < 4:
+            continue
+        assert float(gain.state.shift.independence) == (held == 1)
+        moved = float(cupy.max(cupy.abs(result.probs - first.probs)))
+        assert moved == 0.0 if held > 1 else moved > 0.0
+    assert_allclose(gain.state.last.logits.get(), plain.state.last.logits, rtol=0, atol=1e-8)
+
+
 def test_one_class_stays_at_the_source(cupy):
     head, batches = scaled_world(30, 16, num_batches=30, only_class=0, deviation=0.0)
     gain = CudaGain(cupy.asarray(head.astype(np.float32)))
@@ -128,8 +146,10 @@ def test_rejected_batch_state_and_snapshots(cupy):
         assert bool(gain.step(*batch()).finite)
     before = on_host(gain.state)
     assert not bool(gain.step(*batch(np.nan)).finite)
-    for name, wanted in on_host(gain.state).items():
-        assert_allclose(wanted, before[name], rtol=1e-6, atol=1e-6, err_msg=name)
+    for name, array in on_host(gain.state).items():
+        # The next frame follows none.
+        wanted = np.zeros_like(array) if name.startswith("last.") else before[name]
+        assert_allclose(array, wanted, rtol=1e-6, atol=1e-6, err_msg=name)
     other = CudaGain(cupy.asarray(head))
     other.load_state(gain.state, frames=24)
     features, logits = batch()

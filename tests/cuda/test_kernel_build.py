@@ -17,6 +17,7 @@ KERNELS = {
     "gaussian_sums",
     "predict_gaussian",
     "predict_shift",
+    "revise_shift",
     "shift_estimate",
     "shift_explain",
     "shift_forget",

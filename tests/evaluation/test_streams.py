@@ -140,6 +140,30 @@ def test_one_class_drawn_at_random_stays_the_same_through_all_domains():
     assert len(drawn) > 1
 
 
+@pytest.mark.parametrize("kind", ["csc", "cdc", "recurring"])
+def test_long_tailed_classes_fall_to_a_hundredth_in_every_domain(kind):
+    labels = np.repeat(np.arange(5), 200)
+    plan = replace(CSC, kind=kind, order="long-tailed", seed=4)
+    stream = make_stream(plan, labels)
+    domains, images = _column(stream, "domains"), _column(stream, "images")
+    frequencies = [np.bincount(labels[images[domains == each]], minlength=5) for each in range(3)]
+    assert sorted(frequencies[0]) == [2, 6, 20, 63, 200]
+    assert_array_equal(frequencies[1], frequencies[0])
+    assert_array_equal(frequencies[2], frequencies[0])
+    # In no order: the rare classes do not all come last.
+    first = labels[images[domains == 0]]
+    assert np.any(np.diff(np.flatnonzero(first == np.argmax(frequencies[0]))) > 1)
+
+
+def test_the_tail_differs_by_seed_and_no_class_is_left_out():
+    heads = set()
+    for seed in range(8):
+        labels = LABELS[image_order("long-tailed", LABELS, rng=np.random.default_rng(seed))]
+        assert set(labels) == set(LABELS)
+        heads.add(int(np.argmax(np.bincount(labels))))
+    assert len(heads) > 1
+
+
 def test_one_class_without_images_is_refused():
     with pytest.raises(ConfigError, match="only-class: expected a class with images, got 9"):
         make_stream(replace(CSC, order="one-class", only_class=9), LABELS)

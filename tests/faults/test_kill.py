@@ -41,7 +41,7 @@ def kill_often(
         process = start(
             *("test://pattern?width=64&height=48&frames=1000000", "--model", artifact_path),
             *("--snapshots", snapshots, "--snapshot-every", EVERY, "--jsonl", rows),
-            *("--warm-up", 1, "--threads", 1),
+            *("--warm-up", 1, "--update-every", 1, "--threads", 1),
         )
         deadline = time.monotonic() + START_S
         while count_lines(rows) <= EVERY and time.monotonic() < deadline:
@@ -98,7 +98,16 @@ def test_killing_several_streams_costs_each_no_more(
         process = start(
             *(f"test://pattern?width=64&height=48&frames={10**6 + n}" for n in range(3)),
             *("--names", ",".join(names), "--model", artifact_path, "--threads", 1),
-            *("--snapshots", tmp_path / "kept", "--snapshot-every", EVERY, "--warm-up", 1),
+            *(
+                "--snapshots",
+                tmp_path / "kept",
+                "--snapshot-every",
+                EVERY,
+                "--warm-up",
+                1,
+                "--update-every",
+                1,
+            ),
             *("--jsonl", tmp_path / "rows.jsonl"),
         )
         rows = {name: tmp_path / name / "rows.jsonl" for name in names}
@@ -124,7 +133,17 @@ def test_a_stopped_stream_loses_nothing_and_the_next_one_goes_on(
 ) -> None:
     arguments = (
         *("test://pattern?width=64&height=48&frames=40", "--model", artifact_path),
-        *("--snapshots", tmp_path / "kept", "--warm-up", 1, "--threads", 1, "--json"),
+        *(
+            "--snapshots",
+            tmp_path / "kept",
+            "--warm-up",
+            1,
+            "--update-every",
+            1,
+            "--threads",
+            1,
+            "--json",
+        ),
     )
     for total in (40, 80):
         process = start(*arguments)

@@ -2,8 +2,8 @@
 
 Every frame is kept, with the number of frames learned after it; each sum is taken anew over all
 of them, a frame of age t weighing 2^(-t / half-life). Nothing decays in place and nothing is
-shared with `gain_core` but the settings' names. `mixture_test=False, match_scale=False` is the
-method's earlier form.
+shared with `gain_core` but the settings' names. A batch that was rejected is a `None` among those
+to learn from.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ __all__ = ["ASYMMETRY", "DEVIATIONS", "MEANS", "ShiftOracle"]
 Floats = npt.NDArray[np.float64]
 
 NUM_WINDOWS = 5
+# Each memory is three times as long as the one before it, and frames lean about the third's mean.
+RATIO = 3.0
+LEANT_ON = 2
 # Squared lengths below this are told from zero by nobody.
 LEAST_POWER = 1e-9
 LEAST_SPREAD = 0.25
@@ -31,9 +34,15 @@ LABELS_POWER = 0.5
 # Asymmetry of one class and of all, where it was not measured, and how far apart they must be.
 ASYMMETRY = (0.03, 0.4)
 LEAST_GAP = 0.02
-# Shares of the way between the two where a memory begins to be a mixture, and where it is one.
+# Shares of the way between the two where a memory begins to be a mixture, and where it is one: for
+# the means, and, more strictly, for the deviations.
 MEANS = (0.08, 0.22)
 DEVIATIONS = (0.3, 0.5)
+# Half the mean square of the steps over the variance: a frame says much of the next, nothing.
+STEPS = (0.65, 0.8)
+# Memories that move the means, and the deviations, only as far as frames are independent.
+HASTY_MEANS = (0, 1)
+HASTY_DEVIATIONS = (2,)
 # Variance of the logarithm of a deviation over one draw, and the memories that are asked for it.
 LOG_DEVIATION_VARIANCE = 1.5
 DEVIATION_WINDOWS = (4, 3, 2)
@@ -51,6 +60,7 @@ class Frame:
     """What one frame leaves behind; `born` is how many frames were learned when it was.
 
     `lean` and `range` are of the frame about the mean of what came before it, 0 where nothing did.
+    `before` is the x of the frame that it follows, if it follows one.
     """
 
     born: int
@@ -61,6 +71,7 @@ class Frame:
     power: float
     lean: float
     range: float
+    before: Floats | None
 
 
 class Window(NamedTuple):
@@ -84,7 +95,7 @@ class Watched:
 
 
 class ShiftOracle:
-    """One stream: a step is a prediction of every row, then learning from all of them.
+    """One stream: a step is a prediction of every row, learning from all of them, and a revision.
 
     `config` is anything with `GainConfig`'s attributes.
     """
@@ -119,12 +130,13 @@ class ShiftOracle:
         self.frames: list[Frame] = []
         self.watched: list[Watched] = []
         self.hold, self.trips = 0.0, 0
+        self.last: Floats | None = None
         self.windows = [self._window(window) for window in range(NUM_WINDOWS)]
         self._nothing()
 
     def _nothing(self) -> None:
         """No shift, no stretch."""
-        self.beta, self.v, self.trust = np.zeros(self.K), 0.0, 0.0
+        self.beta, self.v, self.trust, self.iota = np.zeros(self.K), 0.0, 0.0, 0.0
         self.stretch = np.ones(self.K)
 
     def _thresholds(self, bias: Floats) -> Floats:
@@ -134,11 +146,24 @@ class ShiftOracle:
         along = float(np.dot(bias, direction)) / length if length > 0 else 0.0
         return max(along, 0.0) * direction
 
-    def step(self, logits: npt.ArrayLike) -> OracleStep:
-        """Predict one batch against the state before it, then learn from it."""
-        result = self.predict(logits)
-        self.update(result)
-        return result
+    def step(self, logits: npt.ArrayLike, *waiting: OracleStep | None) -> OracleStep:
+        """Predict one batch, learn from it and what waited before it, and predict it once more.
+
+        The second time by the guard as it is then, and by a shift on the way to the new one, as
+        far along it as frames are draws. Where that is never tested, the first prediction stands.
+        """
+        first = self.predict(logits)
+        beta, stretch, v = self.beta, self.stretch, self.v
+        self.update(*waiting, first)
+        if not self._tests_steps():
+            return first
+        after = self.beta, self.stretch, self.v
+        self.beta = self.iota * self.beta + (1.0 - self.iota) * beta
+        self.stretch = self.iota * self.stretch + (1.0 - self.iota) * stretch
+        self.v = self.iota * self.v + (1.0 - self.iota) * v
+        second = self.predict(logits)
+        self.beta, self.stretch, self.v = after
+        return second
 
     def predict(self, logits: npt.ArrayLike) -> OracleStep:
         """The prediction of every row of a batch; the state does not change."""
@@ -160,25 +185,34 @@ class ShiftOracle:
         log_p = log_s if strength == 0.0 else along_path(log_start, xi, strength)
         return np.exp(log_p), log_p, strength, gain, log_s, xi, log_proposal, log_evaluator
 
-    def update(self, *results: OracleStep) -> None:
+    def update(self, *results: OracleStep | None) -> None:
         """Learn from batches that were predicted against the state as it stands."""
-        num_frames = sum(len(result.probs) for result in results)
+        num_frames = sum(len(result.probs) for result in results if result is not None)
         # The state's mean, which knows none of the frames to come.
-        shortest = self.window_sums(0)
-        mean = shortest.x / shortest.count if shortest.count > 0 else None
+        known = self.window_sums(LEANT_ON)
+        mean = known.x / known.count if known.count > 0 else None
         self.learned += num_frames
         for result in results:
+            if result is None:
+                self.last = None
+                continue
             for p, log_s in zip(result.probs, result.source_log_probs, strict=True):
-                k = int(np.argmax(p))
-                x = _less_mean(log_s) - self.mean_logits
-                own, zeta = float(x[k] - self.beta[k]), math.exp(log_s[k])
-                lean, span = _lean_and_range(x, mean)
-                self.frames.append(Frame(self.learned, x, p, zeta, own, self.power[k], lean, span))
-                agreed = float(k == int(np.argmax(log_s)))
-                self.watched.append(Watched(self.learned, agreed, math.exp(np.max(log_s))))
+                self._remember(p, log_s, mean)
         self._guard(num_frames)
         self.windows = [self._window(window) for window in range(NUM_WINDOWS)]
         self._estimate()
+
+    def _remember(self, p: Floats, log_s: Floats, mean: Floats | None) -> None:
+        """Keep what one frame leaves behind, for the sums and for the guard."""
+        k = int(np.argmax(p))
+        x = _less_mean(log_s) - self.mean_logits
+        own, zeta = float(x[k] - self.beta[k]), math.exp(log_s[k])
+        lean, span = _lean_and_range(x, mean)
+        frame = Frame(self.learned, x, p, zeta, own, self.power[k], lean, span, self.last)
+        self.frames.append(frame)
+        self.last = x
+        agreed = float(k == int(np.argmax(log_s)))
+        self.watched.append(Watched(self.learned, agreed, math.exp(np.max(log_s))))
 
     def _guard(self, num_frames: int) -> None:
         """Count a hold down, or test the agreement and begin one."""
@@ -205,14 +239,14 @@ class ShiftOracle:
         return np.sum(weights), np.sum(weights * agreed), np.sum(weights * confidence)
 
     def window_sums(self, window: int) -> Window:
-        """Of the memory that halves at half_life / 2^(4-j), as of the last update."""
+        """Of the memory that halves at half_life / 3^(4-j), as of the last update."""
         return self.windows[window]
 
     def _window(self, window: int) -> Window:
         """All frames, each with its weight."""
         if not self.frames:
             return Window(0.0, np.zeros(self.K), np.zeros(self.K), np.zeros(self.K), 0.0, 0.0)
-        half_life = self.config.half_life / 2.0 ** (NUM_WINDOWS - 1 - window)
+        half_life = self.config.half_life / RATIO ** (NUM_WINDOWS - 1 - window)
         weights = self._weights(self.frames, half_life)
         x = np.stack([frame.x for frame in self.frames])
         p = np.stack([frame.p for frame in self.frames])
@@ -228,26 +262,38 @@ class ShiftOracle:
         power = np.array([frame.power for frame in self.frames])
         return np.sum(weights * power * own), np.sum(weights * power**2)
 
+    def step_sums(self) -> tuple[float, float]:
+        """Halves of the squared steps between frames that follow one another, and how many."""
+        weights = self._weights(self.frames, self.config.half_life)
+        power = count = 0.0
+        for weight, frame in zip(weights, self.frames, strict=True):
+            if frame.before is not None:
+                power += weight * float(np.sum((frame.x - frame.before) ** 2)) / 2.0
+                count += weight
+        return power, count
+
     def _weights(self, frames: Sequence[Frame | Watched], half_life: float) -> Floats:
         """2^(-age / half_life) of each."""
         ages = np.array([self.learned - frame.born for frame in frames], dtype=np.float64)
         return 0.5 ** (ages / half_life)
 
     def _estimate(self) -> None:
-        """beta, v and trust from the longest memory to the shortest, and the stretch."""
+        """iota; beta, v and trust from the longest memory to the shortest; and the stretch."""
         self._nothing()
         if not self.frames:
             return
+        self.iota = self._independence()
         numerator, denominator = self.scale_sums()
         a = max(numerator / max(denominator, LEAST_POWER), 0.0)
         for window in reversed(range(NUM_WINDOWS)):
-            moved, spread, diversity = self._moved(window, a)
+            moved, spread, draws = self._moved(window, a)
             step = moved - self.beta
             power = float(np.dot(step, step))
             alike = 1.0 - spread / max(LEAST_SPREAD * power, LEAST_POWER)
-            inverse_draws = max(diversity, self.single_class(window, *MEANS))
+            inverse_draws = max(draws, self.single_class(window, *MEANS))
             noise = (spread + power) * max(inverse_draws, alike)
             kept = max(1.0 - self.config.shrinkage * noise / max(power, LEAST_POWER), 0.0)
+            kept *= self.iota if window in HASTY_MEANS else 1.0
             if window == NUM_WINDOWS - 1:
                 self.v = noise / self.K
             self.v = (1.0 - kept) * self.v + kept * noise / self.K
@@ -255,6 +301,20 @@ class ShiftOracle:
             self.trust = 1.0 - (1.0 - self.trust) * (1.0 - kept)
         if self.config.match_scale:
             self.stretch = self._stretch()
+
+    def _tests_steps(self) -> bool:
+        """Whether frames can ever be independent."""
+        return bool(self.config.independence_test and self.config.mixture_test and self.K >= 3)
+
+    def _independence(self) -> float:
+        """How far frames say nothing of those that follow: their steps over the variance."""
+        power, count = self.step_sums()
+        if not self._tests_steps() or count == 0.0:
+            return 0.0
+        _, spread, _, _ = self._moments(NUM_WINDOWS - 1)
+        begins, ends = STEPS
+        way = (power / count / max(spread, LEAST_POWER) - begins) / (ends - begins)
+        return min(max(way, 0.0), 1.0)
 
     def asymmetry(self, window: int) -> float:
         """The least of lean / range over this memory and all longer ones."""
@@ -276,7 +336,9 @@ class ShiftOracle:
             logs = self._beyond(_less_mean(_log_roots(variances)), self.log_lengths)
             power = max(float(np.dot(logs - z, logs - z)), LEAST_POWER)
             noise = LOG_DEVIATION_VARIANCE * self.K * inverse_draws
-            z = z + max(1.0 - self.config.shrinkage * noise / power, 0.0) * (logs - z)
+            kept = max(1.0 - self.config.shrinkage * noise / power, 0.0)
+            kept *= self.iota if window in HASTY_DEVIATIONS else 1.0
+            z = z + kept * (logs - z)
         variances, _ = self._deviations(NUM_WINDOWS - 1)
         variances = _at_least(variances)
         after = sum(variances[k] * math.exp(-2.0 * z[k]) for k in range(self.K))
@@ -312,7 +374,8 @@ class ShiftOracle:
         explained = np.array([a * float(np.dot(self.c[k], mean_prototype)) for k in range(self.K)])
         weight = min(self.config.label_draws * diversity, 1.0)
         weight *= min(float(np.dot(mean, mean)) / max(LABELS_POWER * spread, LEAST_POWER), 1.0)
-        return self._beyond(mean - weight * explained, self.thresholds), spread, diversity
+        moved = self._beyond(mean - weight * explained, self.thresholds)
+        return moved, spread, diversity
 
     def _beyond(self, row: Floats, pattern: Floats) -> Floats:
         """Less as much of the head's own pattern as the row holds, none to all of it."""

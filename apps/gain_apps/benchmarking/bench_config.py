@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gain_apps.defaults import UPDATE_EVERY
 from gain_core import GainConfig
 from gain_core.errors import ConfigError
 from gain_runtime.open_session import Device
@@ -61,7 +62,7 @@ class BenchConfig:
     frames: int = 200
     warm_up: int = 20
     batch: int = 1
-    update_every: int = 1
+    update_every: int = UPDATE_EVERY
     preset: str = "tracked"
     seed: int = 0
     device: Device = "cpu"

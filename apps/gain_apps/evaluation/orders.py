@@ -12,10 +12,12 @@ from gain_core.errors import ConfigError
 __all__ = ["Order", "image_order"]
 
 Ints = npt.NDArray[np.int64]
-Order = Literal["list", "shuffled", "runs", "sorted", "one-class"]
+Order = Literal["list", "shuffled", "runs", "sorted", "long-tailed", "one-class"]
 
 # A camera that stays with one object for two to five seconds at 30 Hz.
 RUN_FRAMES = (60, 140)
+# Frames of the most frequent class for one of the rarest.
+IMBALANCE = 100.0
 
 
 def image_order(
@@ -25,25 +27,29 @@ def image_order(
     *,
     rng: np.random.Generator,
     only_class: int | None = None,
+    ranking: Ints | None = None,
 ) -> Ints:
     """Image indices of one visit to a domain.
 
     Parameters
     ----------
-    order : {"list", "shuffled", "runs", "sorted", "one-class"}
+    order : {"list", "shuffled", "runs", "sorted", "long-tailed", "one-class"}
         `list` is the data set's own order. `runs` shows 60 to 140 frames of one class, then of
         another, until every image was shown. `sorted` shows all of one class, then all of the
-        next, classes in random order. `one-class` shows a single class.
+        next, classes in random order. `long-tailed` shuffles all images of one class, and of the
+        others fewer and fewer, down to a hundredth. `one-class` shows a single class.
     labels : array, (N,) integer
     rng : Generator
         Everything random comes from it.
     only_class : int, optional
         The class of `one-class`; by default one is drawn among those present.
+    ranking : array, (K,) int64, optional
+        The classes of `long-tailed`, the most frequent first; by default in random order.
 
     Returns
     -------
     array, (M,) int64
-        M is N, or the number of images of the class.
+        M is N, or the number of images shown of each class.
 
     Raises
     ------
@@ -59,6 +65,9 @@ def image_order(
         return shuffled
     if order == "one-class":
         return _one_class(shuffled, labels, rng=rng, only_class=only_class)
+    if order == "long-tailed":
+        ranking = rng.permutation(np.unique(labels)) if ranking is None else ranking
+        return _long_tailed(shuffled, labels, ranking)
     classes = rng.permutation(np.unique(labels))
     by_class = [shuffled[labels[shuffled] == label] for label in classes]
     return np.concatenate(by_class if order == "sorted" else _runs(by_class, rng=rng))
@@ -81,6 +90,19 @@ def _one_class(
             f"{len(present)} classes from {present[0]} to {present[-1]} have some"
         )
     chosen: Ints = shuffled[labels[shuffled] == only_class]
+    return chosen
+
+
+def _long_tailed(shuffled: Ints, labels: npt.NDArray[np.integer[Any]], ranking: Ints, /) -> Ints:
+    """Of every class the share that its rank leaves it, one image at least."""
+    shown = labels[shuffled]
+    kept = np.zeros(len(shuffled), dtype=bool)
+    for label, share in zip(
+        ranking, IMBALANCE ** -np.linspace(0.0, 1.0, len(ranking)), strict=True
+    ):
+        places = np.flatnonzero(shown == label)
+        kept[places[: max(1, round(float(share) * len(places)))]] = True
+    chosen: Ints = shuffled[kept]
     return chosen
 
 

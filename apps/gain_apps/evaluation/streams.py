@@ -190,9 +190,11 @@ def make_stream(
     if plan.order == "one-class" and only is None:
         # Drawn once: a stream of a single class keeps it through all its domains.
         only = int(rng.choice(np.unique(labels)))
+    # So do frequent classes stay frequent.
+    ranking = rng.permutation(np.unique(labels)) if plan.order == "long-tailed" else None
 
     def visit() -> Ints:
-        return image_order(plan.order, labels, rng=rng, only_class=only)
+        return image_order(plan.order, labels, rng=rng, only_class=only, ranking=ranking)
 
     if plan.kind == "cdc":
         return _cdc(plan, [visit() for _ in range(plan.num_domains)])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gain_core import GainConfig
 from gain_core.shift import (
+    FIRST_SCALE_WINDOW,
+    FIRST_SHIFT_WINDOW,
     LEAST_POWER,
     LEAST_SPREAD,
     LEAST_VARIANCE,
@@ -15,7 +17,9 @@ from gain_core.shift import (
     SCALE_NOISE,
     SCALE_RAMP,
     SHIFT_RAMP,
+    STEP_RAMP,
     TINY,
+    may_be_independent,
 )
 from gain_export.adaptive.expressions import (
     Value,
@@ -35,7 +39,10 @@ from gain_export.adaptive.expressions import (
 )
 from gain_export.adaptive.head_graph import Head
 
-__all__ = ["estimate"]
+__all__ = ["INDEPENDENCE", "estimate"]
+
+# What an estimate says beside the state, in files whose frames can be independent.
+INDEPENDENCE = "independence"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,8 +71,25 @@ class _Moments:
     diversity: Value
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Draws:
+    """What stands behind every memory.
+
+    Attributes
+    ----------
+    independence : Value or None, (1,)
+        iota; None where it is always zero.
+    inverse, certain : Value, (J,)
+        1/n_eff of the means, and of the deviations: one where a memory looks like one class.
+    """
+
+    independence: Value | None
+    inverse: Value
+    certain: Value
+
+
 def estimate(sums: Mapping[str, Value], /, *, head: Head, config: GainConfig) -> dict[str, Value]:
-    """The shift, its variance and the matched deviations.
+    """The shift, its variance, the matched deviations, and iota as `INDEPENDENCE`.
 
     Parameters
     ----------
@@ -77,21 +101,24 @@ def estimate(sums: Mapping[str, Value], /, *, head: Head, config: GainConfig) ->
     Returns
     -------
     dict of str to Value
-        By field of the state.
+        By field of the state; iota only where frames can be independent.
     """
     moments = _moments(sums, num_classes=head.num_classes)
-    inverse_draws, certain = _inverse_draws(moments, sums, head=head)
+    draws = _draws(moments, sums, head=head, config=config)
     moved = _moved(moments, sums, head=head, config=config)
-    vector, variance = _shrunken(moved, moments, inverse_draws, head=head, config=config)
+    vector, variance = _shrunken(moved, moments, draws, head=head, config=config)
     if config.match_scale:
-        stretch = _stretch(moments, certain, head=head, config=config)
+        stretch = _stretch(moments, draws, head=head, config=config)
     else:
         stretch = expand(vector.tape.constant(1.0), (1, head.num_classes))
-    return {
+    found = {
         "shift": squeeze(vector),
         "shift_stretch": squeeze(stretch),
         "shift_variance": squeeze(where(_row(moments.seen, 0), variance, 0.0)),
     }
+    if draws.independence is not None:
+        found[INDEPENDENCE] = squeeze(draws.independence)
+    return found
 
 
 def _moments(sums: Mapping[str, Value], *, num_classes: int) -> _Moments:
@@ -114,28 +141,59 @@ def _moments(sums: Mapping[str, Value], *, num_classes: int) -> _Moments:
     )
 
 
-def _inverse_draws(
-    moments: _Moments, sums: Mapping[str, Value], *, head: Head
-) -> tuple[Value, Value]:
-    """1/n_eff (J,) of the means, and of the deviations: one where a memory looks like one class."""
+def _draws(
+    moments: _Moments, sums: Mapping[str, Value], *, head: Head, config: GainConfig
+) -> _Draws:
+    """How many draws every memory holds: by the labels, the asymmetry and the steps."""
+    inverse = moments.diversity
     if head.asymmetry is None:
-        return moments.diversity, moments.diversity
+        return _Draws(independence=None, inverse=inverse, certain=inverse)
+    asymmetry = _asymmetry(sums)
+    inverse = maximum(inverse, _single(asymmetry, SHIFT_RAMP, head.asymmetry))
+    certain = maximum(inverse, _single(asymmetry, SCALE_RAMP, head.asymmetry))
+    independence = None
+    if may_be_independent(config, num_classes=head.num_classes):
+        independence = _independence(moments, sums)
+    return _Draws(independence=independence, inverse=inverse, certain=certain)
+
+
+def _asymmetry(sums: Mapping[str, Value]) -> Value:
+    """Asymmetry (J,): the least of each memory and longer ones."""
     quotient = sums["window_lean"] / maximum(sums["window_range"], TINY)
     for reach in (1, 2, 4):
         # The least of each memory and the longer ones: of twice as many every time.
         longer = [min(window + reach, NUM_WINDOWS - 1) for window in range(NUM_WINDOWS)]
         quotient = minimum(quotient, taken(quotient, longer))
-    single, gap = head.asymmetry
-    inverse_draws = [moments.diversity]
-    for begins, ends in (SHIFT_RAMP, SCALE_RAMP):
-        way = (quotient - (single + begins * gap)) / ((ends - begins) * gap)
-        # Draws are above zero, so beyond the way's end they stay what they are.
-        inverse_draws.append(maximum(inverse_draws[-1], minimum(1.0 - way, 1.0)))
-    return inverse_draws[1], inverse_draws[2]
+    return quotient
+
+
+def _single(asymmetry: Value, ramp: tuple[float, float], pair: tuple[Value, Value]) -> Value:
+    """How surely each memory (J,) shows one class; below zero where it surely shows many."""
+    (begins, ends), (single, gap) = ramp, pair
+    way = (asymmetry - (single + begins * gap)) / ((ends - begins) * gap)
+    # Draws are above zero, so beyond the way's end they stay what they are.
+    return minimum(1.0 - way, 1.0)
+
+
+def _independence(moments: _Moments, sums: Mapping[str, Value]) -> Value:
+    """iota (1,), from the steps between frames and the longest memory's variance."""
+    spread = maximum(_row(moments.varied, NUM_WINDOWS - 1), TINY)
+    ratio = sums["step_power"] / (maximum(sums["step_count"], TINY) * spread)
+    begins, ends = STEP_RAMP
+    return minimum(maximum((ratio - begins) / (ends - begins), 0.0), 1.0)
+
+
+def _reach(independence: Value | None, first: int) -> Iterator[tuple[int, Value | None]]:
+    """The memories that move an estimate, from the longest; those below `first` as far as iota."""
+    for window in reversed(range(NUM_WINDOWS)):
+        if window >= first:
+            yield window, None
+        elif independence is not None:
+            yield window, independence
 
 
 def _moved(
-    moments: _Moments, sums: Mapping[str, Value], *, head: Head, config: GainConfig
+    moments: _Moments, sums: Mapping[str, Value], /, *, head: Head, config: GainConfig
 ) -> Value:
     """Mean logits (J, K) less what the classes seen and the head's own thresholds explain."""
     held = maximum(LEAST_POWER * maximum(moments.varied, 0.0), TINY)
@@ -149,20 +207,22 @@ def _moved(
 
 
 def _shrunken(
-    moved: Value, moments: _Moments, inverse_draws: Value, *, head: Head, config: GainConfig
+    moved: Value, moments: _Moments, draws: _Draws, /, *, head: Head, config: GainConfig
 ) -> tuple[Value, Value]:
     """The shift (1, K) and its variance (1,), from the longest memory to the shortest."""
     spread = maximum(moments.varied, 0.0)
     vector: Value = _row(moved, 0) * 0.0
     variance: Value | None = None
-    for window in range(NUM_WINDOWS - 1, -1, -1):
+    for window, share in _reach(draws.independence, FIRST_SHIFT_WINDOW):
         step = _row(moved, window) - vector
         power = total(step * step, axis=1, keep=False)
         varied = _row(spread, window)
         alike = 1.0 - varied / maximum(LEAST_SPREAD * power, TINY)
-        noise = (varied + power) * maximum(_row(inverse_draws, window), alike)
+        noise = (varied + power) * maximum(_row(draws.inverse, window), alike)
         kept = maximum(1.0 - config.shrinkage * noise / maximum(power, TINY), 0.0)
         kept = where(_row(moments.seen, window), kept, 0.0)
+        if share is not None:
+            kept = share * kept
         own = noise / float(head.num_classes)
         variance = own if variance is None else variance + kept * (own - variance)
         vector = vector + kept * step
@@ -170,13 +230,13 @@ def _shrunken(
     return vector, variance
 
 
-def _stretch(moments: _Moments, certain: Value, *, head: Head, config: GainConfig) -> Value:
+def _stretch(moments: _Moments, draws: _Draws, /, *, head: Head, config: GainConfig) -> Value:
     """Factors (1, K) that match the logits' deviations, from the longest memories."""
     num_classes = float(head.num_classes)
     windows = range(NUM_WINDOWS - NUM_SCALE_WINDOWS, NUM_WINDOWS)
     alike = LEAST_SPREAD * moments.length / maximum(moments.varied, TINY)
     views = maximum(highest(row(alike)), 1.0)
-    certain = maximum(certain * views, views - 1.0)
+    certain = maximum(draws.certain * views, views - 1.0)
     noise = SCALE_NOISE * num_classes * where(moments.seen, certain, 1.0)
     least = maximum(LEAST_VARIANCE / num_classes * taken(moments.varied, windows), TINY)
     powers = maximum(taken(moments.powers, windows), column(least))
@@ -184,11 +244,16 @@ def _stretch(moments: _Moments, certain: Value, *, head: Head, config: GainConfi
     logs = logs - total(logs, axis=1) / num_classes
     logs = _beyond(logs, head.log_lengths)
     found: Value = _row(logs, 0) * 0.0
-    for window in reversed(windows):
+    for window, share in _reach(draws.independence, FIRST_SCALE_WINDOW):
+        if window < windows.start:
+            break
         step = _row(logs, window - windows.start) - found
         power = maximum(total(step * step, axis=1, keep=False), TINY)
         ratio = 1.0 - config.shrinkage * _row(noise, window) / power
-        found = found + maximum(ratio, 0.0) * step
+        kept = maximum(ratio, 0.0)
+        if share is not None:
+            kept = share * kept
+        found = found + kept * step
     factors = exp(0.0 - found)
     longest = _row(powers, NUM_SCALE_WINDOWS - 1)
     matched = total(longest * (factors * factors), axis=1)

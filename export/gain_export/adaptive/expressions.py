@@ -177,7 +177,7 @@ class Tape:
             "If",
             [condition.name],
             list(names),
-            name=f"{PREFIX}If",
+            name=f"{PREFIX}If_{names[0]}",
             then_branch=then_branch,
             else_branch=else_branch,
         )
@@ -187,10 +187,21 @@ class Tape:
 def body(
     name: str,
     nodes: Sequence[onnx.NodeProto],
-    outputs: Mapping[Value, onnx.TypeProto],
+    values: Mapping[str, Value],
+    types: Mapping[str, onnx.TypeProto],
 ) -> onnx.GraphProto:
-    """A branch of a conditional; it reads the surrounding graph's values by name."""
-    declared = [helper.make_value_info(value.name, kind) for value, kind in outputs.items()]
+    """A branch of a conditional; it reads the surrounding graph's values by name.
+
+    Its outputs are those of `types`, in that order. To be called before the branch ends: one that
+    comes from outside passes through a node.
+    """
+    inside = {output for node in nodes for output in node.output}
+    declared = []
+    for key, kind in types.items():
+        value = values[key]
+        if value.name not in inside:
+            value = value.tape.apply("Identity", value)
+        declared.append(helper.make_value_info(value.name, kind))
     return helper.make_graph(list(nodes), name, [], declared)
 
 

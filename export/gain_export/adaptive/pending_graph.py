@@ -114,7 +114,7 @@ def _batch_rows(rows: Value, prediction: PredictionValues, *, size: Value) -> Ev
     )
     return EvidenceValues(
         features=rows,
-        probs=prediction.probs,
+        probs=prediction.answer["probs"],
         reliability=exp(chosen),
         accepted=tape.apply("Expand", tape.constant(1.0), one_wide),
     )

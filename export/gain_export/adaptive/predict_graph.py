@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import onnx
+from onnx import TensorProto, helper
+
 from gain_core import GainConfig
 from gain_core.geometry import MIN_DIVISOR, MIN_SCALE
 from gain_export.adaptive.expressions import (
@@ -24,35 +27,37 @@ from gain_export.adaptive.expressions import (
 from gain_export.adaptive.head_graph import Head
 from gain_export.adaptive.shift_graph import shift_posteriors
 
-__all__ = ["PREDICTION_NAMES", "PredictionValues", "predict", "scale_of"]
+__all__ = [
+    "PREDICTION_NAMES",
+    "PredictionValues",
+    "answer_shift",
+    "answer_types",
+    "predict",
+    "prediction_types",
+    "scale_of",
+]
 
-# The graph outputs of a prediction, in their order.
-PREDICTION_NAMES = (
-    "probs",
-    "log_probs",
-    "label",
-    "strength",
-    "gain",
-    "source_probs",
-    "source_log_probs",
-    "finite",
-)
+# The graph outputs of a prediction that depend on the state, and all, in their order.
+_ANSWER_NAMES = ("probs", "log_probs", "label", "strength", "gain")
+PREDICTION_NAMES = (*_ANSWER_NAMES, "source_probs", "source_log_probs", "finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PredictionValues:
-    """`gain_core.Prediction` as values of the graph; all but the last two are outputs.
+    """`gain_core.Prediction` as values of the graph.
 
-    `centered`, the source's log-probabilities less their mean over classes, is there for the shift
-    only.
+    Attributes
+    ----------
+    answer : dict of str to Value
+        Of `answer_types`, by name.
+    source_log_probs : Value, (B, K)
+    finite : Value, () bool
+    label_column : Value, (B, 1)
+    centered : Value or None, (B, K)
+        The source's log-probabilities less their mean over classes, for the shift only.
     """
 
-    probs: Value
-    log_probs: Value
-    label: Value
-    strength: Value
-    gain: Value
-    source_probs: Value
+    answer: Mapping[str, Value]
     source_log_probs: Value
     finite: Value
     label_column: Value
@@ -60,7 +65,14 @@ class PredictionValues:
 
 
 def predict(
-    rows: Value, logits: Value, state: Mapping[str, Value], /, *, head: Head, config: GainConfig
+    rows: Value,
+    logits: Value,
+    state: Mapping[str, Value],
+    /,
+    *,
+    head: Head,
+    config: GainConfig,
+    revised: bool,
 ) -> PredictionValues:
     """Predict a batch against the state as it stands; a state of zeros gives the source.
 
@@ -73,6 +85,8 @@ def predict(
         By field, see `state_layout`.
     head : Head
     config : GainConfig
+    revised : bool
+        Leave the names of the answer's outputs to what may take its place.
 
     Returns
     -------
@@ -92,6 +106,66 @@ def predict(
         log_proposal, evaluator = _posteriors(
             distances, state, started=started, head=head, config=config
         )
+    answer, label_column = _answer(
+        source, log_proposal, evaluator, started=started, config=config, named=not revised
+    )
+    bad = not_finite(rows)
+    for values in (*checked, answer["gain"], answer["log_probs"]):
+        bad = bad + not_finite(values)
+    tape.apply("Exp", source, name="source_probs")
+    return PredictionValues(
+        answer=answer,
+        source_log_probs=source,
+        finite=tape.apply("Equal", bad, 0.0, name="finite"),
+        label_column=label_column,
+        centered=centered,
+    )
+
+
+def answer_shift(
+    prediction: PredictionValues, state: Mapping[str, Value], /, *, config: GainConfig
+) -> dict[str, Value]:
+    """The same batch's answer against another tracked shift, under free names."""
+    assert prediction.centered is not None
+    log_proposal, evaluator, started = shift_posteriors(prediction.centered, state, config=config)
+    source = prediction.source_log_probs
+    answer, _ = _answer(
+        source, log_proposal, evaluator, started=started, config=config, named=False
+    )
+    return answer
+
+
+def answer_types(shape: tuple[str | int, int], /) -> dict[str, onnx.TypeProto]:
+    """ONNX's types of an answer's outputs by name; `shape` is (B, K)."""
+    return {name: kind for name, kind in prediction_types(shape).items() if name in _ANSWER_NAMES}
+
+
+def prediction_types(shape: tuple[str | int, int], /) -> dict[str, onnx.TypeProto]:
+    """Of all outputs of a prediction, in their order."""
+    wide = helper.make_tensor_type_proto(TensorProto.FLOAT, shape)
+    narrow = helper.make_tensor_type_proto(TensorProto.FLOAT, shape[:1])
+    other = {
+        "label": helper.make_tensor_type_proto(TensorProto.INT64, shape[:1]),
+        "strength": narrow,
+        "gain": narrow,
+        "finite": helper.make_tensor_type_proto(TensorProto.BOOL, ()),
+    }
+    return {name: other.get(name, wide) for name in PREDICTION_NAMES}
+
+
+def _answer(
+    source: Value,
+    log_proposal: Value,
+    evaluator: Value,
+    /,
+    *,
+    started: Value,
+    config: GainConfig,
+    named: bool,
+) -> tuple[dict[str, Value], Value]:
+    """The corrected prediction, and its label as a column (B, 1)."""
+    tape = source.tape
+    names = {name: name if named else None for name in _ANSWER_NAMES}
     start = source
     if config.prob_floor > 0.0:
         floor = math.log(config.prob_floor)
@@ -101,24 +175,17 @@ def predict(
     gain = total(evaluator * evidence, axis=1)
     strength = _strength(start, evidence, gain=gain, num_iters=config.num_iters)
     adapted = log_softmax(start + strength * evidence)
-    log_probs = tape.apply("Where", strength > 0.0, adapted, source, name="log_probs")
-    probs = tape.apply("Exp", log_probs, name="probs")
+    log_probs = tape.apply("Where", strength > 0.0, adapted, source, name=names["log_probs"])
+    probs = tape.apply("Exp", log_probs, name=names["probs"])
     label_column = arg_max(probs)
-    bad = not_finite(rows)
-    for values in (*checked, gain, log_probs):
-        bad = bad + not_finite(values)
-    return PredictionValues(
-        probs=probs,
-        log_probs=log_probs,
-        label=squeeze(label_column, axis=1, name="label"),
-        strength=squeeze(strength, axis=1, name="strength"),
-        gain=squeeze(gain, axis=1, name="gain"),
-        source_probs=tape.apply("Exp", source, name="source_probs"),
-        source_log_probs=source,
-        finite=tape.apply("Equal", bad, 0.0, name="finite"),
-        label_column=label_column,
-        centered=centered,
-    )
+    answer = {
+        "probs": probs,
+        "log_probs": log_probs,
+        "label": squeeze(label_column, axis=1, name=names["label"]),
+        "strength": squeeze(strength, axis=1, name=names["strength"]),
+        "gain": squeeze(gain, axis=1, name=names["gain"]),
+    }
+    return answer, label_column
 
 
 def scale_of(numerator: Value, denominator: Value, *, config: GainConfig) -> Value:

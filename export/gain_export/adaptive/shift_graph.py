@@ -19,7 +19,14 @@ from gain_core.guard import (
     MOST_DOUBLINGS,
     GuardSums,
 )
-from gain_core.shift import NUM_WINDOWS, TINY, ShiftSums
+from gain_core.shift import (
+    NUM_WINDOWS,
+    REFERENCE_WINDOW,
+    TINY,
+    WINDOW_RATIO,
+    LastFrame,
+    ShiftSums,
+)
 from gain_export.adaptive.estimate_graph import estimate
 from gain_export.adaptive.expressions import (
     Value,
@@ -32,6 +39,7 @@ from gain_export.adaptive.expressions import (
     lowest,
     maximum,
     minimum,
+    row,
     softmax,
     sqrt,
     squeeze,
@@ -44,11 +52,20 @@ from gain_export.adaptive.head_graph import Head
 if TYPE_CHECKING:
     from gain_export.adaptive.predict_graph import PredictionValues
 
-__all__ = ["GUARD_SUMS", "SHIFT_SUMS", "added_sums", "learn_shift", "shift_posteriors"]
+__all__ = [
+    "GUARD_SUMS",
+    "LAST_FRAME",
+    "SHIFT_SUMS",
+    "added_sums",
+    "between",
+    "learn_shift",
+    "shift_posteriors",
+]
 
-# Fields of the state that are sums over frames.
+# Fields of the state that are sums over frames, and those of the last frame.
 SHIFT_SUMS = tuple(item.name for item in fields(ShiftSums))
 GUARD_SUMS = tuple(f"guard_{item.name}" for item in fields(GuardSums))
+LAST_FRAME = tuple(f"last_{item.name}" for item in fields(LastFrame))
 
 
 def shift_posteriors(
@@ -71,21 +88,38 @@ def shift_posteriors(
     return log_proposal, softmax(log_proposal / spread), allowed
 
 
+def between(
+    before: Mapping[str, Value], after: Mapping[str, Value], share: Value, /
+) -> dict[str, Value]:
+    """The shift before a batch, moved by `share` towards the one after it; the guard after it."""
+    # Zeros are the state before the first frame.
+    stretch = before["shift_stretch"]
+    old = {**before, "shift_stretch": where(stretch > 0.0, stretch, 1.0)}
+    moved = {
+        field: old[field] + share * (after[field] - old[field])
+        for field in ("shift", "shift_stretch", "shift_variance")
+    }
+    return moved | {"guard_hold": after["guard_hold"]}
+
+
 def added_sums(
     prediction: PredictionValues,
     state: Mapping[str, Value],
+    last: Mapping[str, Value],
     /,
     *,
     head: Head,
     config: GainConfig,
 ) -> dict[str, Value]:
-    """What a batch adds, by field of the state.
+    """What a batch adds, and its last frame, by field of the state.
 
     Parameters
     ----------
     prediction : PredictionValues
     state : mapping of str to Value
         The one it was predicted with.
+    last : mapping of str to Value
+        The frame before, by the fields `LAST_FRAME`.
     head : Head
     config : GainConfig
 
@@ -96,7 +130,8 @@ def added_sums(
     logits, label = prediction.centered, prediction.label_column
     assert logits is not None
     tape = logits.tape
-    count = cast(tape.apply("Shape", logits, start=0, end=1), TensorProto.FLOAT)
+    size = tape.apply("Shape", logits, start=0, end=1)
+    count = cast(size, TensorProto.FLOAT)
     if head.mean_logits is not None:
         logits = logits - head.mean_logits
     # (K,) gathered by (B, 1) has the shape (B, 1).
@@ -114,12 +149,31 @@ def added_sums(
         "window_count": count,
         "window_logits": total(logits, axis=0),
         "window_powers": total(logits * logits, axis=0),
-        "window_mass": total(prediction.probs, axis=0),
+        "window_mass": total(prediction.answer["probs"], axis=0),
         "window_lean": lean,
         "window_range": reach,
+        **_steps(logits, last, size=size),
         "scale_numerator": total(weighted * own),
         "scale_denominator": total(weighted * power),
         **dict(zip(GUARD_SUMS, watched, strict=True)),
+    }
+
+
+def _steps(logits: Value, last: Mapping[str, Value], *, size: Value) -> dict[str, Value]:
+    """Steps between frames that follow one another, and the frame that the next one follows."""
+    tape = logits.tape
+    begin, end, axis = (tape.constant(np.array([at]), dtype=np.int64) for at in (0, -1, 0))
+    tall = tape.apply("Concat", size, tape.constant(np.array([1]), dtype=np.int64), axis=0)
+    ones = tape.apply("Expand", tape.constant(1.0), tall)
+    frames = tape.apply("Concat", row(last["last_logits"]), logits, axis=0)
+    known = tape.apply("Concat", column(last["last_known"]), ones, axis=0)
+    step = logits - tape.apply("Slice", frames, begin, end, axis)
+    pairs = tape.apply("Slice", known, begin, end, axis)
+    return {
+        "step_power": 0.5 * total(total(step * step, axis=1) * pairs),
+        "step_count": total(pairs),
+        "last_logits": squeeze(taken(frames, [-1])),
+        "last_known": total(taken(known, [-1])),
     }
 
 
@@ -134,8 +188,8 @@ def _guard_sums(prediction: PredictionValues, count: Value) -> tuple[Value, ...]
 
 def _asymmetry_sums(logits: Value, state: Mapping[str, Value]) -> tuple[Value, Value]:
     """Sums (1,) of max y + min y and of max y - min y; zeros while there is no memory."""
-    count = taken(state["window_count"], [0])
-    about = logits - taken(state["window_logits"], [0]) / maximum(count, TINY)
+    count = taken(state["window_count"], [REFERENCE_WINDOW])
+    about = logits - taken(state["window_logits"], [REFERENCE_WINDOW]) / maximum(count, TINY)
     known = where(count > 0.0, 1.0, 0.0)
     most, least = total(highest(about), axis=0) * known, total(lowest(about), axis=0) * known
     return most + least, most - least
@@ -149,7 +203,7 @@ def learn_shift(
     head: Head,
     config: GainConfig,
 ) -> dict[str, Value]:
-    """The new sums, guard and shift, after at least one frame.
+    """The new sums, last frame, guard and shift, after at least one frame.
 
     Parameters
     ----------
@@ -162,12 +216,14 @@ def learn_shift(
     Returns
     -------
     dict of str to Value
-        By field; all but the frame count and what waits.
+        By field; all but the frame count and what waits. What `estimate` says beside the state is
+        there as well.
     """
     guard, tripped = _watch(added, state, num_classes=head.num_classes)
     kept = where(tripped, 0.0, 1.0)
     sums = _forget_and_add(added, state, kept=kept, config=config)
-    return sums | guard | estimate(sums, head=head, config=config)
+    last = {field: added[field] for field in LAST_FRAME}
+    return sums | last | guard | estimate(sums, head=head, config=config)
 
 
 def _watch(
@@ -200,13 +256,13 @@ def _forget_and_add(
     """Decay every memory by the number of new frames, then add them; all times `kept`, 0 or 1."""
     tape = state["window_count"].tape
     rates = [
-        -math.log(2.0) * 2.0 ** (NUM_WINDOWS - 1 - window) / config.half_life
+        -math.log(2.0) * WINDOW_RATIO ** (NUM_WINDOWS - 1 - window) / config.half_life
         for window in range(NUM_WINDOWS)
     ]
     count = added["window_count"]
     decay = exp(tape.constant(np.array(rates)) * count) * kept
     scale_decay = exp(squeeze(count) * (-math.log(2.0) / config.scale_half_life)) * kept
-    wide = column(decay)
+    wide, longest = column(decay), squeeze(taken(decay, [NUM_WINDOWS - 1]))
     factors = {
         "window_count": decay,
         "window_logits": wide,
@@ -214,6 +270,8 @@ def _forget_and_add(
         "window_mass": wide,
         "window_lean": decay,
         "window_range": decay,
+        "step_power": longest,
+        "step_count": longest,
         "scale_numerator": scale_decay,
         "scale_denominator": scale_decay,
     }

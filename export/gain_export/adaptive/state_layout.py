@@ -10,14 +10,15 @@ from onnx import TensorProto, TypeProto, helper
 
 from gain_core import GainConfig
 from gain_core.guard import GuardSums
-from gain_core.shift import NUM_WINDOWS, ShiftSums
+from gain_core.shift import NUM_WINDOWS, LastFrame, ShiftSums
 
 __all__ = ["NEXT_PREFIX", "STATE_PREFIX", "StateTensor", "state_layout"]
 
 STATE_PREFIX = "state."
 NEXT_PREFIX = "next_state."
-# The first tensors of a tracked shift are what a batch adds to: the sums, and three of the guard's.
-_NUM_ADDED = len(fields(ShiftSums)) + len(fields(GuardSums))
+# The first tensors of a tracked shift are what a batch brings: the sums, its last frame, and three
+# sums of the guard's.
+_NUM_BROUGHT = len(fields(ShiftSums)) + len(fields(LastFrame)) + len(fields(GuardSums))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +97,12 @@ def _shift_layout(num_classes: int, *, waits: bool) -> tuple[StateTensor, ...]:
         StateTensor(field="window_mass", shape=(J, K), meaning="sum of p*"),
         StateTensor(field="window_lean", shape=(J,), meaning="sum of max y + min y"),
         StateTensor(field="window_range", shape=(J,), meaning="sum of max y - min y"),
+        StateTensor(field="step_power", shape=(), meaning="sum of half a step's squared length"),
+        StateTensor(field="step_count", shape=(), meaning="number of these steps"),
         StateTensor(field="scale_numerator", shape=(), meaning="regression for the scale a"),
         StateTensor(field="scale_denominator", shape=(), meaning="regression for the scale a"),
+        StateTensor(field="last_logits", shape=(K,), meaning="the last frame's centred log s"),
+        StateTensor(field="last_known", shape=(), meaning="1 where there was such a frame"),
         StateTensor(field="guard_count", shape=(), meaning="frames the guard has watched"),
         StateTensor(field="guard_agreement", shape=(), meaning="of these, agreeing with s"),
         StateTensor(field="guard_confidence", shape=(), meaning="sum of the largest s"),
@@ -111,7 +116,7 @@ def _shift_layout(num_classes: int, *, waits: bool) -> tuple[StateTensor, ...]:
         StateTensor(field="frames", shape=(), dtype="int64", meaning="frames learned from"),
     ]
     if waits:
-        for item in tensors[:_NUM_ADDED]:
+        for item in tensors[:_NUM_BROUGHT]:
             shape = (1, *item.shape[1:]) if item.field.startswith("window_") else item.shape
             tensors.append(
                 StateTensor(

@@ -10,12 +10,15 @@ import onnx
 from onnx import TensorProto, helper
 
 from gain_core import GainConfig
-from gain_export.adaptive.expressions import Value, body, cast, squeeze, total, where
+from gain_core.shift import may_be_independent
+from gain_export.adaptive.estimate_graph import INDEPENDENCE
+from gain_export.adaptive.expressions import PREFIX, Value, body, cast, squeeze, total, where
 from gain_export.adaptive.head_graph import Head, unit_rows
 from gain_export.adaptive.learn_graph import learn
 from gain_export.adaptive.pending_graph import PENDING, Waiting, nothing_waits, wait
-from gain_export.adaptive.predict_graph import PredictionValues, predict
-from gain_export.adaptive.shift_graph import added_sums, learn_shift
+from gain_export.adaptive.predict_graph import PredictionValues, predict, prediction_types
+from gain_export.adaptive.revise_graph import write_revision
+from gain_export.adaptive.shift_graph import LAST_FRAME, added_sums, learn_shift
 from gain_export.adaptive.state_layout import StateTensor, state_layout
 
 __all__ = ["UPDATE", "StepGraph", "write_step"]
@@ -84,21 +87,25 @@ def write_step(
     )
     state = {item.field: tape.value(item.input_name) for item in layout}
     rows = unit_rows(features) if config.normalise else features
-    prediction = predict(rows, logits, state, head=head, config=config)
+    shifts, shape = config.proposal == "shift", (batch, head.num_classes)
+    revised = shifts and may_be_independent(config, num_classes=head.num_classes)
+    prediction = predict(rows, logits, state, head=head, config=config, revised=revised)
     accepted = tape.value(UPDATE) & prediction.finite
-    names = [item.output_name for item in layout]
-    if config.proposal == "shift":
+    if shifts:
         choice = _ShiftChoice(prediction, state, accepted, layout, head, config)
-        choice.write(update_every, names=names)
+        after = choice.write(update_every, revised=revised)
+        if revised:
+            iota = after[INDEPENDENCE]
+            write_revision(prediction, state, after, independence=iota, config=config, shape=shape)
     else:
         waiting = wait(rows, prediction, state, accepted=accepted, update_every=update_every)
         tape.choose(
             accepted & waiting.full,
             then_branch=_learning(waiting, state, layout=layout, head=head, config=config),
             else_branch=_keeping(waiting, state, layout=layout),
-            names=names,
+            names=[item.output_name for item in layout],
         )
-    declared = [helper.make_value_info(item.output_name, item.type_proto) for item in layout]
+    outputs = prediction_types(shape) | {item.output_name: item.type_proto for item in layout}
     return StepGraph(
         nodes=tape.nodes,
         initializers=list(tape.initializers.values()),
@@ -106,7 +113,7 @@ def write_step(
             helper.make_tensor_value_info(UPDATE, TensorProto.BOOL, []),
             *(helper.make_value_info(item.input_name, item.type_proto) for item in layout),
         ],
-        outputs=[*_declared(prediction, (batch, head.num_classes)), *declared],
+        outputs=[helper.make_value_info(name, kind) for name, kind in outputs.items()],
         layout=layout,
     )
 
@@ -122,36 +129,57 @@ class _ShiftChoice:
     head: Head
     config: GainConfig
 
-    def write(self, update_every: int, *, names: Sequence[str]) -> None:
-        """Learn at once, or from what waits once that is enough; what waits are sums."""
-        tape = self.accepted.tape
-        if update_every == 1:
-            with tape.branch() as nodes:
-                values = self._learned(self._added())
-                learn = _body("learn", nodes, values, self.layout)
-            with tape.branch() as nodes:
-                keep = _body("keep", nodes, self.state, self.layout)
-            size = tape.apply("Shape", self.prediction.probs, start=0, end=1)
-            some = tape.apply("Squeeze", size) > tape.constant(0, dtype=np.int64)
-            tape.choose(self.accepted & some, then_branch=learn, else_branch=keep, names=names)
-            return
-        added = self._added()
-        waiting = {
-            field: self.state[PENDING + field] + where(self.accepted, value, 0.0)
-            for field, value in added.items()
-        }
-        full = squeeze(waiting["window_count"]) >= float(update_every)
-        with tape.branch() as nodes:
-            values = self._learned(waiting) | nothing_waits(tape, self.layout)
-            learn = _body("learn", nodes, values, self.layout)
-        with tape.branch() as nodes:
-            pending = {PENDING + field: value for field, value in waiting.items()}
-            keep = _body("keep", nodes, {**self.state, **pending}, self.layout)
-        tape.choose(self.accepted & full, then_branch=learn, else_branch=keep, names=names)
+    def write(self, update_every: int, *, revised: bool) -> dict[str, Value]:
+        """Learn at once, or from what waits once that is enough; what waits are sums.
 
-    def _added(self) -> dict[str, Value]:
-        """What this batch adds."""
-        return added_sums(self.prediction, self.state, head=self.head, config=self.config)
+        Returns the state that this call leaves, by field, and iota where it is wanted.
+        """
+        tape = self.accepted.tape
+        types, names = _types(self.layout), {item.field: item.output_name for item in self.layout}
+        kept = dict(self.state)
+        if revised:
+            types[INDEPENDENCE] = helper.make_tensor_type_proto(TensorProto.FLOAT, ())
+            names[INDEPENDENCE] = PREFIX + INDEPENDENCE
+            kept[INDEPENDENCE] = tape.constant(0.0)
+        if update_every == 1:
+            size = tape.apply("Shape", self.prediction.source_log_probs, start=0, end=1)
+            full = tape.apply("Squeeze", size) > tape.constant(0, dtype=np.int64)
+            waiting = None
+        else:
+            waiting = self._waiting()
+            full = squeeze(waiting["window_count"]) >= float(update_every)
+            kept |= {PENDING + field: value for field, value in waiting.items()}
+        with tape.branch() as nodes:
+            values = self._learned(self._added(self.state) if waiting is None else waiting)
+            values |= nothing_waits(tape, self.layout)
+            learn = body("learn", nodes, values, types)
+        with tape.branch() as nodes:
+            keep = body("keep", nodes, kept, types)
+        tape.choose(
+            self.accepted & full, then_branch=learn, else_branch=keep, names=list(names.values())
+        )
+        return {field: tape.value(name) for field, name in names.items()}
+
+    def _waiting(self) -> dict[str, Value]:
+        """What waits with this batch on top, where that may be learned from."""
+        held = {
+            field.removeprefix(PENDING): value
+            for field, value in self.state.items()
+            if field.startswith(PENDING)
+        }
+        some = squeeze(held["window_count"]) > 0.0
+        last = {field: where(some, held[field], self.state[field]) for field in LAST_FRAME}
+        waiting = {}
+        for field, value in self._added(last).items():
+            if field in LAST_FRAME:
+                waiting[field] = where(self.accepted, value, held[field])
+            else:
+                waiting[field] = held[field] + where(self.accepted, value, 0.0)
+        return waiting
+
+    def _added(self, last: Mapping[str, Value]) -> dict[str, Value]:
+        """What this batch adds, `last` being the frame before it."""
+        return added_sums(self.prediction, self.state, last, head=self.head, config=self.config)
 
     def _learned(self, added: Mapping[str, Value]) -> dict[str, Value]:
         """The new state."""
@@ -175,7 +203,7 @@ def _learning(
         added = cast(total(waiting.evidence.accepted), TensorProto.INT64)
         learned["frames"] = state["frames"] + added
         learned |= nothing_waits(tape, layout)
-        return _body("learn", nodes, learned, layout)
+        return body("learn", nodes, learned, _types(layout))
 
 
 def _keeping(
@@ -183,38 +211,9 @@ def _keeping(
 ) -> onnx.GraphProto:
     """The branch that leaves the state as it is, but for rows that wait."""
     with waiting.full.tape.branch() as nodes:
-        return _body("keep", nodes, {**state, **waiting.appended}, layout)
+        return body("keep", nodes, {**state, **waiting.appended}, _types(layout))
 
 
-def _body(
-    name: str,
-    nodes: Sequence[onnx.NodeProto],
-    values: Mapping[str, Value],
-    layout: tuple[StateTensor, ...],
-) -> onnx.GraphProto:
-    """A branch whose outputs are its own: those from outside pass through a node."""
-    inside = {output for node in nodes for output in node.output}
-    outputs = {}
-    for item in layout:
-        value = values[item.field]
-        if value.name not in inside:
-            value = value.tape.apply("Identity", value)
-        outputs[value] = item.type_proto
-    return body(name, nodes, outputs)
-
-
-def _declared(
-    prediction: PredictionValues, shape: tuple[str | int, int]
-) -> list[onnx.ValueInfoProto]:
-    """The prediction's outputs with their types; `shape` is (B, K)."""
-    kinds: list[tuple[Value, int, tuple[str | int, ...]]] = [
-        (prediction.probs, TensorProto.FLOAT, shape),
-        (prediction.log_probs, TensorProto.FLOAT, shape),
-        (prediction.label, TensorProto.INT64, shape[:1]),
-        (prediction.strength, TensorProto.FLOAT, shape[:1]),
-        (prediction.gain, TensorProto.FLOAT, shape[:1]),
-        (prediction.source_probs, TensorProto.FLOAT, shape),
-        (prediction.source_log_probs, TensorProto.FLOAT, shape),
-        (prediction.finite, TensorProto.BOOL, ()),
-    ]
-    return [helper.make_tensor_value_info(value.name, kind, shape) for value, kind, shape in kinds]
+def _types(layout: tuple[StateTensor, ...]) -> dict[str, onnx.TypeProto]:
+    """ONNX's types of the state, by field."""
+    return {item.field: item.type_proto for item in layout}

@@ -185,7 +185,8 @@ class CudaGain:
         Returns
         -------
         Prediction
-            Made before the batch was learned from.
+            Made before the batch was learned from; with a tracked shift, and where the batch was
+            learned from at once, revised as `Gain.step` revises it.
 
         Raises
         ------

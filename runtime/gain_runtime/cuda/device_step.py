@@ -32,7 +32,7 @@ class DeviceStep(Protocol):
         ...
 
     def step(self, features: Array, logits: Array, /, *, flush: bool) -> Prediction:
-        """`predict`, `add` and, where asked, `flush`."""
+        """`predict`, `add` and, where asked, `flush`, after which a tracked shift revises."""
         ...
 
     def flush(self) -> None:

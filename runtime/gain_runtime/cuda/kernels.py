@@ -26,7 +26,14 @@ MIN_THREADS = 32
 # Blocks of kernels that take one column per thread: enough of them to fill a device.
 COLUMN_THREADS = 128
 # In this order: each uses what stands before it.
-SOURCES = ("block_sums", "predict_row", "gaussian_kernels", "shift_kernels", "shift_estimate")
+SOURCES = (
+    "block_sums",
+    "predict_row",
+    "gaussian_kernels",
+    "shift_layout",
+    "shift_kernels",
+    "shift_estimate",
+)
 
 
 class Kernels(Protocol):

@@ -3,7 +3,7 @@
 
 // The longest memories, from which the ratios of the deviations are taken.
 #define SCALE_WINDOWS 3
-#define FIRST_SCALE_WINDOW (WINDOWS - SCALE_WINDOWS)
+#define SHORTEST_SCALE (WINDOWS - SCALE_WINDOWS)
 
 // Products of N differences with each other.
 #define PAIRS(N) ((N) * ((N) + 1) / 2)
@@ -18,42 +18,55 @@ struct Patterns {
     const real *thresholds, *log_lengths, *asymmetry;
 };
 
-// What one window's frames say of themselves. The last three are of the logarithms of the classes'
-// deviations: the least variance, the mean, and how much of the rows' lengths is in them.
+// What one window's frames say of themselves, and how far it may move the shift and the
+// deviations. The last three are of the logarithms of the classes' deviations: the least variance,
+// the mean, and how much of the rows' lengths is in them.
 struct Window {
     real inverse_count, inverse_draws, scale_draws, spread, weight, along;
+    real shift_reach, scale_reach;
     real least, log_mean, log_along;
-    bool seen;
 };
 
-// 1/n_eff of a memory, raised to one draw where its frames look like one class's.
-__device__ inline real unless_mixed(real inverse_draws, real asymmetry, const real* known,
-                                    real begins, real ends) {
-    real gap = known[1] - known[0];
-    real way = (asymmetry - known[0] - begins * gap) / ((ends - begins) * gap);
-    return at_least(inverse_draws, (real)1 - at_most(at_least(way, (real)0), (real)1));
+// The way from the one end of a ramp to the other, none to all of it.
+__device__ inline real way_along(real value, real begins, real ends) {
+    return at_most(at_least((value - begins) / (ends - begins), (real)0), (real)1);
 }
 
-// The number of draws behind each window, by the asymmetry of its frames and of longer ones'.
+// How far frames that follow one another are draws of their own, by the variance of all of them.
+__device__ inline real independence_of(const real* fresh, real spread, const real* settings) {
+    if (!(settings[INDEPENDENCE_TESTED] > (real)0)) return (real)0;
+    real tiny = settings[TINY];
+    real ratio = fresh[STEP_POWER] / (at_least(fresh[STEP_COUNT], tiny) * at_least(spread, tiny));
+    return way_along(ratio, settings[STEP_BEGINS], settings[STEP_ENDS]);
+}
+
+// The number of draws behind each window, which comes with what its labels say of that: one where
+// the asymmetry of its frames and of longer ones' is that of one class.
 __device__ inline void count_draws(const real* fresh, const real* known, const real* settings,
                                    Window (&windows)[WINDOWS]) {
-    real least = (real)0;
+    real least = (real)0, gap = known[1] - known[0];
     for (int j = WINDOWS - 1; j >= 0; --j) {
         Window& window = windows[j];
+        window.scale_draws = window.inverse_draws;
+        if (!(settings[MIXTURE_TESTED] > (real)0)) continue;
         real here = fresh[WINDOW_LEAN + j] / at_least(fresh[WINDOW_RANGE + j], settings[TINY]);
         least = j == WINDOWS - 1 ? here : at_most(here, least);
-        if (settings[MIXTURE_TESTED] > (real)0)
-            window.inverse_draws = unless_mixed(window.inverse_draws, least, known,
-                                                settings[SHIFT_BEGINS], settings[SHIFT_ENDS]);
-        window.scale_draws = window.inverse_draws;
-        if (settings[MIXTURE_TESTED] > (real)0)
-            window.scale_draws = unless_mixed(window.inverse_draws, least, known,
-                                              settings[SCALE_BEGINS], settings[SCALE_ENDS]);
+        real asymmetry = (least - known[0]) / gap;
+        real many = way_along(asymmetry, settings[SHIFT_BEGINS], settings[SHIFT_ENDS]);
+        real sure = way_along(asymmetry, settings[SCALE_BEGINS], settings[SCALE_ENDS]);
+        window.inverse_draws = at_least(window.inverse_draws, (real)1 - many);
+        window.scale_draws = at_least(window.inverse_draws, (real)1 - sure);
     }
 }
 
-// Scatter, number of draws and how far labels explain each window's mean.
-__device__ inline void judge_windows(Memories memories, const real* known, const real* fresh,
+// How far a window moves an estimate: of those shorter than `first`, as far as frames are draws.
+__device__ inline real reach_of(int window, const real* fresh, real first, real independence) {
+    if (!(fresh[WINDOW_COUNT + window] > (real)0)) return (real)0;
+    return (real)window < first ? independence : (real)1;
+}
+
+// Scatter, number of draws and how far labels explain each window's mean; the independence.
+__device__ inline real judge_windows(Memories memories, const real* known, const real* fresh,
                                      const real* settings, int num_classes,
                                      Window (&windows)[WINDOWS]) {
     for (int j = 0; j < WINDOWS; ++j)
@@ -73,7 +86,6 @@ __device__ inline void judge_windows(Memories memories, const real* known, const
     for (int j = 0; j < WINDOWS; ++j) {
         Window& window = windows[j];
         real length = sums.v[WINDOWS + j], spread = sums.v[2 * WINDOWS + j] - length;
-        window.seen = fresh[WINDOW_COUNT + j] > (real)0;
         window.inverse_draws =
             at_least(sums.v[j] - (real)1 / (real)num_classes, window.inverse_count);
         window.spread = at_least(spread, (real)0);
@@ -86,10 +98,16 @@ __device__ inline void judge_windows(Memories memories, const real* known, const
         real held_still = settings[LEAST_SPREAD] * length;
         views = at_least(held_still / at_least(window.spread, settings[TINY]), views);
     }
+    real independence = independence_of(fresh, windows[WINDOWS - 1].spread, settings);
     count_draws(fresh, known, settings, windows);
-    // Views of one thing, in any memory: their deviations are rounding's or a sensor's.
-    for (int j = 0; j < WINDOWS; ++j)
-        windows[j].scale_draws = at_least(windows[j].scale_draws * views, views - (real)1);
+    for (int j = 0; j < WINDOWS; ++j) {
+        Window& window = windows[j];
+        // Views of one thing, in any memory: their deviations are rounding's or a sensor's.
+        window.scale_draws = at_least(window.scale_draws * views, views - (real)1);
+        window.shift_reach = reach_of(j, fresh, settings[FIRST_SHIFT_WINDOW], independence);
+        window.scale_reach = reach_of(j, fresh, settings[FIRST_SCALE_WINDOW], independence);
+    }
+    return independence;
 }
 
 // Takes what the labels explain out of the means, into `moved` (5, K), which holds the explained
@@ -109,7 +127,7 @@ __device__ inline void take_patterns(Memories memories, Patterns patterns, const
             real rest = mean - windows[j].weight * moved[at];
             moved[at] = rest;
             sums.v[j] += rest * threshold;
-            int i = j - FIRST_SCALE_WINDOW;
+            int i = j - SHORTEST_SCALE;
             if (!matched || i < 0) continue;
             real power = memories.powers[at] * windows[j].inverse_count - mean * mean;
             real value = (real)0.5 * log(at_least(power, windows[j].least));
@@ -125,7 +143,7 @@ __device__ inline void take_patterns(Memories memories, Patterns patterns, const
     real length_power = at_least(sums.v[LENGTHS], settings[TINY]);
     for (int j = 0; j < WINDOWS; ++j) {
         windows[j].along = at_most(at_least(sums.v[j] / threshold_power, (real)0), (real)1);
-        int i = j - FIRST_SCALE_WINDOW;
+        int i = j - SHORTEST_SCALE;
         if (i < 0) continue;
         // The lengths' logarithms add up to zero, so that the mean drops out of the product.
         real along = sums.v[ALONG + i] / length_power;
@@ -150,7 +168,7 @@ __device__ inline void log_steps(const real* logs, real log_length, int k, int n
                                  const Window (&windows)[WINDOWS], real (&steps)[SCALE_WINDOWS]) {
     real longer = (real)0;
     for (int i = SCALE_WINDOWS - 1; i >= 0; --i) {
-        const Window& window = windows[FIRST_SCALE_WINDOW + i];
+        const Window& window = windows[SHORTEST_SCALE + i];
         real centered = logs[(size_t)i * num_classes + k] - window.log_mean;
         real value = centered - window.log_along * log_length;
         steps[i] = value - longer;
@@ -207,13 +225,13 @@ __device__ inline Walk<WINDOWS> shrink(const real* products, const Window (&wind
         real alike = (real)1 - window.spread / at_least(settings[LEAST_SPREAD] * power, tiny);
         real noise = (window.spread + power) * at_least(alike, window.inverse_draws);
         real ratio = (real)1 - settings[SHRINKAGE] * noise / at_least(power, tiny);
-        real kept = window.seen ? at_least(ratio, (real)0) : (real)0;
+        real kept = window.shift_reach * at_least(ratio, (real)0);
         real own = noise / (real)num_classes;
         variance = j == WINDOWS - 1 ? own : variance + kept * (own - variance);
         trust += kept * ((real)1 - trust);
         walk.go(j, kept);
     }
-    if (!windows[0].seen) variance = (real)0;
+    if (!(windows[WINDOWS - 1].shift_reach > (real)0)) variance = (real)0;
     return walk;
 }
 
@@ -225,11 +243,11 @@ __device__ inline Walk<SCALE_WINDOWS> shrink_logs(const real* products,
     Walk<SCALE_WINDOWS> walk = {};
     found = false;
     for (int i = SCALE_WINDOWS - 1; i >= 0 && settings[SCALE_MATCHED] > (real)0; --i) {
-        const Window& window = windows[FIRST_SCALE_WINDOW + i];
+        const Window& window = windows[SHORTEST_SCALE + i];
         real power = at_least(walk.towards(i, products), settings[TINY]);
-        real draws = window.seen ? window.scale_draws : (real)1;
-        real noise = settings[SCALE_NOISE] * (real)num_classes * draws;
-        real kept = at_least((real)1 - settings[SHRINKAGE] * noise / power, (real)0);
+        real noise = settings[SCALE_NOISE] * (real)num_classes * window.scale_draws;
+        real ratio = (real)1 - settings[SHRINKAGE] * noise / power;
+        real kept = window.scale_reach * at_least(ratio, (real)0);
         if (kept > (real)0) found = true;
         walk.go(i, kept);
     }
@@ -264,17 +282,54 @@ __device__ inline void watch(const real* fresh, const real* totals, const real* 
     scalars[GUARD_TRIPS] = trips + (tripped ? (real)1 : (real)0);
 }
 
+// The shift on its way from the old one to the new one: `revised` (2, K) holds the old vector above
+// the old stretch before.
+__device__ inline void go_between(const real* vector, const real* stretch, real independence,
+                                  int num_classes, real* revised) {
+    for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {
+        real *shift = revised + k, *factor = revised + num_classes + k;
+        *shift += independence * (vector[k] - *shift);
+        *factor += independence * (stretch[k] - *factor);
+    }
+}
+
+// What follows from the waiting frames beside the sums and the guard.
+struct Found {
+    real variance, trust, independence;
+    bool moved;
+};
+
+// Every number of the state, by one thread, and what a revision needs.
+__device__ inline void settle(const real* fresh, const real* settings, Found found, real* scalars,
+                              real* totals) {
+    bool held = scalars[GUARD_HOLD] > (real)0, moved = scalars[MOVED] > (real)0;
+    real variance = scalars[VARIANCE];
+    watch(fresh, totals, settings, scalars);
+    for (int i = 0; i < FRESH_SCALE; ++i) scalars[i] = fresh[i];
+    scalars[VARIANCE] = found.variance;
+    scalars[TRUST] = found.trust;
+    scalars[INDEPENDENCE] = found.independence;
+    scalars[MOVED] = found.moved ? (real)1 : (real)0;
+    // A guard that has tripped or let go answers otherwise, independent frames or not.
+    bool turned = held != (scalars[GUARD_HOLD] > (real)0);
+    scalars[REVISED] = turned || found.independence > (real)0 ? (real)1 : (real)0;
+    scalars[REVISED_VARIANCE] = variance + found.independence * (found.variance - variance);
+    scalars[REVISED_MOVED] = moved || found.moved ? (real)1 : (real)0;
+    for (int i = 0; i < TOTALS; ++i) totals[i] = (real)0;
+}
+
 // One block: the shrunken shift, the matched deviations, and every number of the state. `moved`
 // (5, K) holds what the classes explain; `logs` (3, K) is working memory; `totals` is emptied.
+// `revised` (2, K) gets the vector and the stretch that a revision predicts with.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_estimate(
     const real* window_logits, const real* window_powers, const real* window_mass,
     const real* thresholds, const real* log_lengths, const real* asymmetry, const real* settings,
     const real* fresh, int num_classes, real* scalars, real* totals, real* moved, real* logs,
-    real* vector, real* stretch) {
+    real* vector, real* stretch, real* revised) {
     Memories memories = {window_logits, window_powers, window_mass};
     Patterns patterns = {thresholds, log_lengths, asymmetry};
     Window windows[WINDOWS] = {};
-    judge_windows(memories, asymmetry, fresh, settings, num_classes, windows);
+    real independence = judge_windows(memories, asymmetry, fresh, settings, num_classes, windows);
     take_patterns(memories, patterns, settings, num_classes, windows, moved, logs);
     Reals<PAIRS(WINDOWS) + PAIRS(SCALE_WINDOWS)> products = {};
     bool matched = settings[SCALE_MATCHED] > (real)0;
@@ -295,6 +350,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_estimate(
     for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {
         real means[WINDOWS];
         mean_steps(moved, thresholds[k], k, num_classes, windows, means);
+        revised[k] = vector[k];
+        revised[num_classes + k] = stretch[k];
         vector[k] = shift.sum(means);
         stretch[k] = (real)1;
     }
@@ -309,11 +366,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_estimate(
                 return scale.sum(deviations);
             },
             stretch);
+    go_between(vector, stretch, independence, num_classes, revised);
     if (threadIdx.x != 0) return;
-    watch(fresh, totals, settings, scalars);
-    for (int i = 0; i < FRESH_SCALE; ++i) scalars[i] = fresh[i];
-    scalars[VARIANCE] = variance;
-    scalars[TRUST] = trust;
-    scalars[MOVED] = trust > (real)0 || found ? (real)1 : (real)0;
-    for (int i = 0; i < TOTALS; ++i) totals[i] = (real)0;
+    Found said = {variance, trust, independence, trust > (real)0 || found};
+    settle(fresh, settings, said, scalars, totals);
 }

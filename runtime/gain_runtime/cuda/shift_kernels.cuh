@@ -3,63 +3,11 @@
 // A batch is predicted, its sums are added to those that wait, and a flush learns from them:
 // forget, project, gather, explain and, in a file of its own, estimate, in this order. The scalars
 // of the state change in the last one only, so that the others compute from the old ones what is
-// new, each for itself.
-
-#define WINDOWS 5
-
-// Places in `scalars`, the state's numbers; the last is whether vector or stretch say anything.
-enum {
-    WINDOW_COUNT = 0,
-    WINDOW_LEAN = WINDOWS,
-    WINDOW_RANGE = 2 * WINDOWS,
-    SCALE_NUMERATOR = 3 * WINDOWS,
-    SCALE_DENOMINATOR,
-    VARIANCE,
-    TRUST,
-    GUARD_COUNT,
-    GUARD_AGREEMENT,
-    GUARD_CONFIDENCE,
-    GUARD_HOLD,
-    GUARD_TRIPS,
-    MOVED,
-};
-
-// Places in `totals`, what the waiting frames add to them.
-enum { LEAN, RANGE, NUMERATOR, DENOMINATOR, COUNT, AGREEMENT, CONFIDENCE, TOTALS };
-
-// Places in `settings`: rates are of the natural exponent, per frame.
-enum {
-    SHORTEST_RATE,
-    SCALE_RATE,
-    GUARD_RATE,
-    LABEL_DRAWS,
-    SHRINKAGE,
-    TINY,
-    LEAST_SPREAD,
-    LEAST_POWER,
-    MIXTURE_TESTED,
-    SHIFT_BEGINS,
-    SHIFT_ENDS,
-    SCALE_MATCHED,
-    SCALE_BEGINS,
-    SCALE_ENDS,
-    SCALE_NOISE,
-    LEAST_VARIANCE,
-    GUARDED,
-    MIN_FRAMES,
-    LEAST_RATIO,
-    GUARD_CHANCE,
-    FIRST_HOLD,
-    MOST_DOUBLINGS,
-};
-
-// Places in `fresh`, the state's sums with the waiting frames in them, less than which the kernels
-// behind `shift_forget` need not know; the first 17 as in `scalars`.
-enum { FRESH_SCALE = 3 * WINDOWS + 2, FRESH_TRIPPED, FRESH_GUARD, FRESH = FRESH_GUARD + 3 };
+// new, each for itself. A batch that was learned from at once may be predicted again after that.
 
 // What is left of window j's sums after the waiting frames; the longest is the last.
 __device__ inline real decay_of(int window, const real* totals, const real* settings) {
-    return exp(settings[SHORTEST_RATE] * totals[COUNT] / (real)(1 << window));
+    return exp(settings[WINDOW_RATE + window] * totals[COUNT]);
 }
 
 // Whether the guard drops what was learned; `now` gets its three sums with the waiting frames.
@@ -75,72 +23,135 @@ __device__ inline bool guard_trips(const real* scalars, const real* totals, cons
            now[1] - chance < settings[LEAST_RATIO] * (now[2] - chance);
 }
 
-// The source with a tracked shift of its centred logits taken out and their deviations matched.
+// A batch: features (B, D) and logits (B, K).
+struct Batch {
+    const real *features, *logits;
+    int num_classes, feature_dim;
+};
+
+// A shift (K,) and what goes with it; whether there is any.
+struct Shifted {
+    const real *vector, *stretch;
+    real variance;
+    bool adapt;
+};
+
+// The block's row: the source with a shift of its centred logits taken out and their deviations
+// matched.
+__device__ inline void predict_shifted(Batch batch, Shifted shift, real log_floor, int num_iters,
+                                       real* source, RowResult into) {
+    int num_classes = batch.num_classes, feature_dim = batch.feature_dim;
+    real* log_s = source + (size_t)blockIdx.x * num_classes;
+    SourceRow said = source_row(batch.features + (size_t)blockIdx.x * feature_dim,
+                                batch.logits + (size_t)blockIdx.x * num_classes, num_classes,
+                                feature_dim, log_s);
+    // pi / 4: the probit approximation for a difference of two logits.
+    real spread = sqrt((real)1 + (real)0.78539816339744830962 * shift.variance);
+    real mean = said.mean;
+    const real *vector = shift.vector, *stretch = shift.stretch;
+    auto proposal = [=](int k) { return (log_s[k] - mean - vector[k]) * stretch[k]; };
+    auto evaluator = [=](int k) { return proposal(k) / spread; };
+    predict_row(proposal, evaluator, log_s, shift.adapt, log_floor, num_iters, num_classes,
+                said.finite, into);
+}
+
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) predict_shift(
     const real* features, const real* logits, const real* vector, const real* stretch,
     const real* scalars, real log_floor, int num_iters, int num_classes, int feature_dim,
-    real* probs, real* log_probs, real* source, real* strength, real* gain, bool* finite) {
-    size_t row = (size_t)blockIdx.x * num_classes;
-    const real* log_s = source + row;
-    SourceRow said = source_row(features + (size_t)blockIdx.x * feature_dim, logits + row,
-                                num_classes, feature_dim, source + row);
+    real* probs, real* log_probs, real* source, real* strength, real* gain, bool* row_finite) {
     bool adapt = scalars[MOVED] > (real)0 && !(scalars[GUARD_HOLD] > (real)0);
-    // pi / 4: the probit approximation for a difference of two logits.
-    real spread = sqrt((real)1 + (real)0.78539816339744830962 * scalars[VARIANCE]);
-    real mean = said.mean;
-    auto proposal = [=](int k) { return (log_s[k] - mean - vector[k]) * stretch[k]; };
-    auto evaluator = [=](int k) { return proposal(k) / spread; };
-    predict_row(proposal, evaluator, log_s, adapt, log_floor, num_iters, num_classes, said.finite,
-                row_of(probs, log_probs, strength, gain, finite, num_classes));
+    predict_shifted(Batch{features, logits, num_classes, feature_dim},
+                    Shifted{vector, stretch, scalars[VARIANCE], adapt}, log_floor, num_iters,
+                    source, row_of(probs, log_probs, strength, gain, row_finite, num_classes));
 }
 
-// The adapted class, the source's, the sum of log s of a row, and how far up and down it reaches
-// from the mean of the shortest memory.
+// Predicts a batch that has been learned from once more, with the shift on its way to the new one;
+// where frames are not independent and the guard is as it was, everything stays as it is.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) revise_shift(
+    const real* features, const real* logits, const real* vector, const real* stretch,
+    const real* scalars, real log_floor, int num_iters, int num_classes, int feature_dim,
+    real* probs, real* log_probs, real* source, real* strength, real* gain, bool* row_finite,
+    bool* finite) {
+    if (!(scalars[REVISED] > (real)0)) return;
+    bool adapt = scalars[REVISED_MOVED] > (real)0 && !(scalars[GUARD_HOLD] > (real)0);
+    predict_shifted(Batch{features, logits, num_classes, feature_dim},
+                    Shifted{vector, stretch, scalars[REVISED_VARIANCE], adapt}, log_floor,
+                    num_iters, source,
+                    row_of(probs, log_probs, strength, gain, row_finite, num_classes));
+    // The batch's flag was set by its first prediction; a single row takes it.
+    if (threadIdx.x == 0 && !row_finite[blockIdx.x]) finite[0] = false;
+}
+
+// The adapted class, the source's, the sums of log s of a row and of the one before it, and how far
+// up and down it reaches from the mean of the reference memory.
 struct RowHead {
     Place adapted, first;
-    real sum, top, bottom;
+    real sum, sum_before, top, bottom;
 };
 
 __device__ inline RowHead lane_swap(RowHead head, int mask) {
-    Reals<3> numbers = lane_swap(Reals<3>{{head.sum, head.top, head.bottom}}, mask);
+    Reals<4> numbers =
+        lane_swap(Reals<4>{{head.sum, head.sum_before, head.top, head.bottom}}, mask);
     return RowHead{lane_swap(head.adapted, mask), lane_swap(head.first, mask), numbers.v[0],
-                   numbers.v[1], numbers.v[2]};
+                   numbers.v[1], numbers.v[2], numbers.v[3]};
 }
 
 struct MergeHeads {
     __device__ RowHead operator()(const RowHead& a, const RowHead& b) const {
         return RowHead{first_largest(a.adapted, b.adapted), first_largest(a.first, b.first),
-                       a.sum + b.sum, at_least(a.top, b.top), at_most(a.bottom, b.bottom)};
+                       a.sum + b.sum, a.sum_before + b.sum_before, at_least(a.top, b.top),
+                       at_most(a.bottom, b.bottom)};
     }
 };
 
-// What a row gives: `row_sums` (8, B) holds the mean of log s, then the row's `totals`.
+// Half the squared step to the block's row from the one before it, which of the first row is the
+// `newest` frame that came before the batch: its x (K,). Every thread of the block comes here.
+__device__ inline real half_step(const real* log_s, const real* mean_logits, const real* newest,
+                                 real middle, real middle_before, int num_classes) {
+    bool first = blockIdx.x == 0;
+    return (real)0.5 * row_sums_of<1>(num_classes, [=](int k, real (&v)[1]) {
+        real before = first ? newest[k] : log_s[k - num_classes] - middle_before - mean_logits[k];
+        real step = log_s[k] - middle - mean_logits[k] - before;
+        v[0] += step * step;
+    }).v[0];
+}
+
+// What a row gives: `row_sums` (10, B) holds the mean of log s, then the row's `totals`. The
+// `reference` (K,) is the sum of logits, over `reference_count` frames, that rows lean about;
+// `newest` (K + 1,) the x of the frame before the batch, and whether there was one.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_rows(
     const real* probs, const real* source, const bool* finite, const real* vector,
-    const real* mean_logits, const real* row_squares, const real* window_logits,
-    const real* scalars, const real* settings, int num_classes, real* row_sums) {
+    const real* mean_logits, const real* row_squares, const real* reference,
+    const real* reference_count, const real* newest, const real* settings, int num_classes,
+    real* row_sums) {
     size_t row = (size_t)blockIdx.x * num_classes;
     const real *adapted = probs + row, *log_s = source + row;
-    real count = at_least(scalars[WINDOW_COUNT], settings[TINY]);
-    RowHead head = RowHead{nowhere(), nowhere(), (real)0, lowest(), -lowest()};
+    real count = at_least(reference_count[0], settings[TINY]);
+    RowHead head = RowHead{nowhere(), nowhere(), (real)0, (real)0, lowest(), -lowest()};
     for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {
-        real y = log_s[k] - mean_logits[k] - window_logits[k] / count;
-        head = MergeHeads()(head, RowHead{{adapted[k], k}, {log_s[k], k}, log_s[k], y, y});
+        real y = log_s[k] - mean_logits[k] - reference[k] / count;
+        real before = blockIdx.x == 0 ? (real)0 : log_s[k - num_classes];
+        head = MergeHeads()(head, RowHead{{adapted[k], k}, {log_s[k], k}, log_s[k], before, y, y});
     }
     head = over_block(head, MergeHeads());
+    real middle = head.sum / (real)num_classes;
+    real middle_before = head.sum_before / (real)num_classes;
+    real step = half_step(log_s, mean_logits, newest, middle, middle_before, num_classes);
     if (threadIdx.x != 0) return;
     // A row of NaN has no largest place: nothing may be read by it.
     real values[1 + TOTALS] = {};
     if (finite[0]) {
         int chosen = head.adapted.index;
-        real middle = head.sum / (real)num_classes;
         real own = log_s[chosen] - middle - mean_logits[chosen] - vector[chosen];
         real weighted = exp(log_s[chosen]) * row_squares[chosen];
         // There is nothing to reach from before the first frame.
-        bool known = scalars[WINDOW_COUNT] > (real)0;
+        bool known = reference_count[0] > (real)0;
+        bool follows = blockIdx.x > 0 || newest[num_classes] > (real)0;
         values[0] = middle;
         values[1 + LEAN] = known ? head.top - middle + (head.bottom - middle) : (real)0;
         values[1 + RANGE] = known ? head.top - head.bottom : (real)0;
+        values[1 + STEPS] = follows ? step : (real)0;
+        values[1 + FOLLOWERS] = follows ? (real)1 : (real)0;
         values[1 + NUMERATOR] = weighted * own;
         values[1 + DENOMINATOR] = weighted * row_squares[chosen];
         values[1 + COUNT] = (real)1;
@@ -151,13 +162,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_rows(
 }
 
 // Adds a batch to the frames that wait: columns of `waiting` (3, K), logits above their squares
-// above mass, then `totals` (7,).
+// above mass, then `totals` (9,); its last frame becomes the `newest` (K + 1,).
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_sums(
     const real* probs, const real* source, const bool* finite, const real* mean_logits,
-    const real* row_sums, int batch_size, int num_classes, real* waiting, real* totals) {
+    const real* row_sums, int batch_size, int num_classes, real* waiting, real* totals,
+    real* newest) {
     int stride = gridDim.x * blockDim.x;
     for (int column = blockIdx.x * blockDim.x + threadIdx.x; column < num_classes + TOTALS;
          column += stride) {
+        if (column == num_classes) newest[column] = finite[0] ? (real)1 : (real)0;
         if (column >= num_classes) {
             const real* values = row_sums + (size_t)(column - num_classes + 1) * batch_size;
             real total = (real)0;
@@ -165,17 +178,18 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_sums(
             totals[column - num_classes] += total;
             continue;
         }
-        real logits = (real)0, powers = (real)0, mass = (real)0;
+        real logits = (real)0, powers = (real)0, mass = (real)0, last = (real)0;
         for (int b = 0; finite[0] && b < batch_size; ++b) {
             size_t at = (size_t)b * num_classes + column;
-            real x = source[at] - row_sums[b] - mean_logits[column];
-            logits += x;
-            powers += x * x;
+            last = source[at] - row_sums[b] - mean_logits[column];
+            logits += last;
+            powers += last * last;
             mass += probs[at];
         }
         waiting[column] += logits;
         waiting[num_classes + column] += powers;
         waiting[2 * num_classes + column] += mass;
+        newest[column] = last;
     }
 }
 
@@ -190,6 +204,9 @@ __device__ inline void refresh(const real* scalars, const real* totals, const re
         fresh[lean] = (scalars[lean] * decay + totals[LEAN]) * kept;
         fresh[range] = (scalars[range] * decay + totals[RANGE]) * kept;
     }
+    real longest = decay_of(WINDOWS - 1, totals, settings);
+    fresh[STEP_POWER] = (scalars[STEP_POWER] * longest + totals[STEPS]) * kept;
+    fresh[STEP_COUNT] = (scalars[STEP_COUNT] * longest + totals[FOLLOWERS]) * kept;
     real decay = exp(settings[SCALE_RATE] * totals[COUNT]);
     real above = (scalars[SCALE_NUMERATOR] * decay + totals[NUMERATOR]) * kept;
     real below = (scalars[SCALE_DENOMINATOR] * decay + totals[DENOMINATOR]) * kept;
@@ -200,10 +217,12 @@ __device__ inline void refresh(const real* scalars, const real* totals, const re
     for (int i = 0; i < 3; ++i) fresh[FRESH_GUARD + i] = guard[i];
 }
 
-// Every window forgets, takes the waiting columns in, and those are emptied.
+// Every window forgets, takes the waiting columns in, and those are emptied; the newest frame is
+// the state's last.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_forget(
     const real* scalars, const real* totals, const real* settings, int num_classes,
-    real* window_logits, real* window_powers, real* window_mass, real* waiting, real* fresh) {
+    const real* newest, real* window_logits, real* window_powers, real* window_mass,
+    real* waiting, real* last, real* fresh) {
     real guard[3], decay[WINDOWS];
     bool tripped = guard_trips(scalars, totals, settings, guard);
     real kept = tripped ? (real)0 : (real)1;
@@ -219,8 +238,11 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_forget(
             window_mass[at] = (window_mass[at] * decay[j] + mass) * kept;
         }
         waiting[k] = waiting[num_classes + k] = waiting[2 * num_classes + k] = (real)0;
+        last[k] = newest[k];
     }
-    if (first == 0) refresh(scalars, totals, settings, tripped, guard, fresh);
+    if (first != 0) return;
+    last[num_classes] = newest[num_classes];
+    refresh(scalars, totals, settings, tripped, guard, fresh);
 }
 
 // Classes whose shares are held at once.

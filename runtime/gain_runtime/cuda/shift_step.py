@@ -1,4 +1,4 @@
-"""The tracked shift on the device: every array of it in place, a step in nine small kernels.
+"""The tracked shift on the device: every array of it in place, a step in ten small kernels.
 
 At batch size 1 the work is a few microseconds and launching it from Python a hundred; so what a
 step enqueues is recorded once per batch size and replayed as one graph.
@@ -6,21 +6,27 @@ step enqueues is recorded once per batch size and replayed as one graph.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
 from gain_core import GainConfig, GainState, Prediction, ShiftState, predict
-from gain_core import guard as guard_rules
-from gain_core import shift as shift_rules
 from gain_core._typing import Array
 from gain_core.guard import Guard
 from gain_core.prototypes import Prototypes, unit_rows
-from gain_core.shift import NUM_WINDOWS, Shift, ShiftSums
+from gain_core.shift import (
+    NUM_SCALE_WINDOWS,
+    NUM_WINDOWS,
+    REFERENCE_WINDOW,
+    LastFrame,
+    Shift,
+    ShiftSums,
+    may_be_independent,
+)
 from gain_core.state import copy_state
 from gain_core.step import may_adapt
 from gain_runtime.cuda.device_step import (
@@ -35,14 +41,15 @@ from gain_runtime.cuda.kernels import (
     row_threads,
 )
 from gain_runtime.cuda.prediction_block import PredictionBlock, new_block
+from gain_runtime.cuda.shift_settings import shift_settings
 from gain_runtime.device_buffers import DeviceArray
 
 __all__ = ["ShiftStep"]
 
 # Numbers of the state and of what waits, and rows of `row_sums`, as the kernels' enums have them.
-_SCALARS, _FRESH, _TOTALS, _ROW_SUMS = 3 * NUM_WINDOWS + 10, 3 * NUM_WINDOWS + 7, 7, 8
-# The last of the state's numbers, which follows from the others.
-_MOVED = _SCALARS - 1
+_SCALARS, _FRESH, _TOTALS, _ROW_SUMS = 3 * NUM_WINDOWS + 16, 3 * NUM_WINDOWS + 9, 9, 10
+# Behind the numbers of the state, the first of those that follow from them.
+_MOVED = _SCALARS - 4
 # Parts that the product over the classes is cut into, so that a device's cores all have work.
 _CLASSES_PER_CHUNK, _MOST_CHUNKS = 16, 128
 _WARP = 32
@@ -86,17 +93,21 @@ class ShiftStep:
         self._window_logits, self._window_powers, self._window_mass, self._moved = (
             self._zeros(NUM_WINDOWS, self._num_classes) for _ in range(4)
         )
-        self._logs = self._zeros(shift_rules.NUM_SCALE_WINDOWS, self._num_classes)
+        self._logs = self._zeros(NUM_SCALE_WINDOWS, self._num_classes)
         self._vector, self._stretch = self._zeros(self._num_classes), self._zeros(self._num_classes)
         self._stretch[...] = 1
+        self._revised = self._zeros(2, self._num_classes)
+        self._revises = may_be_independent(config, num_classes=self._num_classes)
         self._scalars = self._zeros(_SCALARS)
+        # A frame's x, and whether there is one: the state's last, and, where any wait, the newest.
+        self._last, self._newest = (self._zeros(self._num_classes + 1) for _ in range(2))
         self._in_place = self._named()
         self._waiting = self._zeros(3, self._num_classes)
         self._totals = self._zeros(_TOTALS)
         self._fresh = self._zeros(_FRESH)
         self._parts = self._zeros(self._chunks, NUM_WINDOWS, self._feature_dim)
         self._projected = self._zeros(NUM_WINDOWS, self._feature_dim)
-        settings = _settings(config, self._num_classes)
+        settings = shift_settings(config, num_classes=self._num_classes)
         self._settings = self._xp.asarray(settings, dtype=like.dtype, device=device(like))
         self._log_floor = lowest_log_prob(config, like.dtype)
         self._recorded: OrderedDict[tuple[int, int, bool], _Recorded] = OrderedDict()
@@ -153,7 +164,7 @@ class ShiftStep:
         one = {"blocks": 1, "threads": row_threads(self._num_classes)}
         moved, head = self._moved, self._centered
         launch = self._kernels.launch
-        forget = (*state, num_classes, *windows, self._waiting, fresh)
+        forget = (*state, num_classes, self._newest, *windows, self._waiting, self._last, fresh)
         launch("shift_forget", forget, **classes, dtype=like.dtype)
         sizes = (num_classes, feature_dim, chunks)
         project = (self._window_mass, head, fresh, settings, *sizes, self._parts)
@@ -163,18 +174,19 @@ class ShiftStep:
         explain = (self._projected, head, num_classes, feature_dim, moved)
         launch("shift_explain", explain, **warps, dtype=like.dtype)
         found = (self._scalars, self._totals, moved, self._logs, self._vector, self._stretch)
-        estimate = (*windows, *patterns, settings, fresh, num_classes, *found)
+        estimate = (*windows, *patterns, settings, fresh, num_classes, *found, self._revised)
         launch("shift_estimate", estimate, **one, dtype=like.dtype)
 
     def drop_waiting(self) -> None:
         """See `DeviceStep`."""
         self._waiting[...] = 0
         self._totals[...] = 0
+        self._newest[...] = self._last
 
     def reset(self) -> None:
         """See `DeviceStep`."""
         windows = (self._window_logits, self._window_powers, self._window_mass)
-        for array in (*windows, self._vector, self._scalars):
+        for array in (*windows, self._vector, self._scalars, self._last):
             array[...] = 0
         self._stretch[...] = 1
         self.drop_waiting()
@@ -183,10 +195,10 @@ class ShiftStep:
         """See `DeviceStep`."""
         assert isinstance(state, ShiftState)
         mine = self._in_place
-        for name in ("sums", "shift", "guard"):
-            record, theirs = getattr(mine, name), getattr(state, name)
-            for field in record.__dataclass_fields__:
-                getattr(record, field)[...] = getattr(theirs, field)
+        for part in fields(mine):
+            record, theirs = getattr(mine, part.name), getattr(state, part.name)
+            for field in fields(record):
+                getattr(record, field.name)[...] = getattr(theirs, field.name)
         # Whether the guard holds is read apart.
         unheld = replace(mine, guard=replace(mine.guard, hold=self._xp.zeros_like(mine.guard.hold)))
         self._scalars[_MOVED] = may_adapt(unheld)
@@ -209,9 +221,9 @@ class ShiftStep:
     def _named(self) -> ShiftState:
         """The state's arrays by name; they stay where they are, so this is asked for once."""
         numbers, w = self._scalars, NUM_WINDOWS
-        (numerator, denominator, variance, trust, count, agreement, confidence, hold, trips) = (
-            numbers[place : place + 1].reshape(()) for place in range(3 * w, _MOVED)
-        )
+        places = (numbers[place : place + 1].reshape(()) for place in range(3 * w, _MOVED))
+        step_power, step_count, numerator, denominator, *rest = places
+        variance, trust, independence, count, agreement, confidence, hold, trips = rest
         sums = ShiftSums(
             window_count=numbers[:w],
             window_logits=self._window_logits,
@@ -219,14 +231,24 @@ class ShiftStep:
             window_mass=self._window_mass,
             window_lean=numbers[w : 2 * w],
             window_range=numbers[2 * w : 3 * w],
+            step_power=step_power,
+            step_count=step_count,
             scale_numerator=numerator,
             scale_denominator=denominator,
         )
         guard = Guard(
             count=count, agreement=agreement, confidence=confidence, hold=hold, trips=trips
         )
-        shift = Shift(vector=self._vector, stretch=self._stretch, variance=variance, trust=trust)
-        return ShiftState(sums=sums, shift=shift, guard=guard)
+        shift = Shift(
+            vector=self._vector,
+            stretch=self._stretch,
+            variance=variance,
+            trust=trust,
+            independence=independence,
+        )
+        known = self._last[self._num_classes :].reshape(())
+        last = LastFrame(logits=self._last[: self._num_classes], known=known)
+        return ShiftState(sums=sums, last=last, shift=shift, guard=guard)
 
     def _checked(self, features: Array, logits: Array) -> tuple[Array, Array]:
         """Both as the kernels read them; the shift reads no feature, whatever their number."""
@@ -266,6 +288,7 @@ class ShiftStep:
             self._enqueue_sums(*rows)
             if flush:
                 self.flush()
+                self._enqueue_revision(recorded.features, recorded.logits, result)
 
         if recorded.replay is not None:
             recorded.replay()
@@ -275,25 +298,40 @@ class ShiftStep:
 
     def _enqueue_prediction(self, features: Array, logits: Array, into: PredictionBlock) -> None:
         """Predict a batch, a block of threads per row."""
-        made, dtype = into.prediction, self._like.dtype
-        batch_size, columns = features.shape
-        sizes = (np.int32(self._config.num_iters), np.int32(self._num_classes), np.int32(columns))
-        shift = (self._vector, self._stretch, self._scalars)
-        inputs = (features, logits, *shift, self._log_floor)
-        matrices = (made.probs, made.log_probs, made.source_log_probs)
-        outputs = (*matrices, made.strength, made.gain, into.row_finite)
-        threads = row_threads(self._num_classes)
+        shift, dtype = (self._vector, self._stretch), self._like.dtype
+        batch_size, threads = features.shape[0], row_threads(self._num_classes)
+        arguments = self._row_arguments(features, logits, shift, into=into)
         self._kernels.launch(
-            "predict_shift",
-            (*inputs, *sizes, *outputs),
-            blocks=batch_size,
-            threads=threads,
-            dtype=dtype,
+            "predict_shift", arguments, blocks=batch_size, threads=threads, dtype=dtype
         )
-        flags = (into.row_finite, np.int32(batch_size), made.finite)
+        flags = (into.row_finite, np.int32(batch_size), into.prediction.finite)
         self._kernels.launch(
             "all_true", flags, blocks=1, threads=min(row_threads(batch_size), threads), dtype=dtype
         )
+
+    def _enqueue_revision(self, features: Array, logits: Array, into: PredictionBlock) -> None:
+        """Predict a batch that has been learned from again, see `gain_core.step.revise`."""
+        if not self._revises:
+            return
+        shift = (self._revised[0], self._revised[1])
+        arguments = self._row_arguments(features, logits, shift, into=into)
+        self._kernels.launch(
+            "revise_shift",
+            (*arguments, into.prediction.finite),
+            blocks=features.shape[0],
+            threads=row_threads(self._num_classes),
+            dtype=self._like.dtype,
+        )
+
+    def _row_arguments(
+        self, features: Array, logits: Array, shift: tuple[Array, ...], *, into: PredictionBlock
+    ) -> tuple[Any, ...]:
+        """What a prediction is made from, and into."""
+        made, columns = into.prediction, features.shape[1]
+        sizes = (np.int32(self._config.num_iters), np.int32(self._num_classes), np.int32(columns))
+        inputs = (features, logits, *shift, self._scalars, self._log_floor)
+        matrices = (made.probs, made.log_probs, made.source_log_probs)
+        return (*inputs, *sizes, *matrices, made.strength, made.gain, into.row_finite)
 
     def _enqueue_sums(self, probs: Array, source: Array, finite: Array, row_sums: Array) -> None:
         """Add a predicted batch to what waits."""
@@ -301,7 +339,9 @@ class ShiftStep:
         num_classes = np.int32(self._num_classes)
         rows = (probs, source, finite)
         head = (self._vector, self._like, self._row_squares)
-        before = (self._window_logits, self._scalars, self._settings)
+        sums = self._in_place.sums
+        about = (sums.window_logits[REFERENCE_WINDOW], sums.window_count[REFERENCE_WINDOW:])
+        before = (*about, self._newest, self._settings)
         self._kernels.launch(
             "shift_rows",
             (*rows, *head, *before, num_classes, row_sums),
@@ -312,7 +352,7 @@ class ShiftStep:
         sizes = (np.int32(batch_size), num_classes)
         self._kernels.launch(
             "shift_sums",
-            (*rows, self._like, row_sums, *sizes, self._waiting, self._totals),
+            (*rows, self._like, row_sums, *sizes, self._waiting, self._totals, self._newest),
             **column_blocks(self._num_classes + _TOTALS),
             dtype=dtype,
         )
@@ -324,31 +364,3 @@ class ShiftStep:
     def _empty(self, *shape: int) -> DeviceArray:
         like = self._like
         return self._xp.empty(shape, dtype=like.dtype, device=device(like))
-
-
-def _settings(config: GainConfig, num_classes: int) -> list[float]:
-    """Constants of the rules, in the order of the kernels' enum."""
-    forgetting = -math.log(2.0)
-    tested = config.mixture_test and num_classes >= shift_rules.LEAST_TESTED_CLASSES
-    return [
-        forgetting * 2.0 ** (NUM_WINDOWS - 1) / config.half_life,
-        forgetting / config.scale_half_life,
-        forgetting / guard_rules.HALF_LIFE_FRAMES,
-        config.label_draws,
-        config.shrinkage,
-        shift_rules.TINY,
-        shift_rules.LEAST_SPREAD,
-        shift_rules.LEAST_POWER,
-        float(tested),
-        *shift_rules.SHIFT_RAMP,
-        float(config.match_scale),
-        *shift_rules.SCALE_RAMP,
-        shift_rules.SCALE_NOISE,
-        shift_rules.LEAST_VARIANCE,
-        float(config.guard),
-        guard_rules.MIN_FRAMES,
-        guard_rules.LEAST_RATIO,
-        1.0 / num_classes,
-        guard_rules.FIRST_HOLD_FRAMES,
-        guard_rules.MOST_DOUBLINGS,
-    ]

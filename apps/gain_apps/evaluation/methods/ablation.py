@@ -24,6 +24,7 @@ from gain_core import (
     solve_strength,
 )
 from gain_core.errors import ConfigError
+from gain_core.shift import between, may_be_independent
 from gain_core.statistics import Evidence, accumulate
 from gain_core.step import add_up, advance_shift, collect, commit, may_adapt
 
@@ -135,9 +136,10 @@ class AblatedGain:
         return Cost(state_bytes=self._state.nbytes)
 
     def predict(self, batch: Batch, /) -> Floats:
-        """The ablated log p*, predicted before the batch is learned from, (B, K)."""
-        step = self._step(batch)
+        """The ablated log p*, predicted and revised as `Gain.step` does it, (B, K)."""
+        step, before = self._step(batch, self._state), self._state
         self._learn(self._collect(batch.features, step))
+        step = self._revised(batch, step, before)
         result: Floats = np.asarray(step.prediction.log_probs)
         return result
 
@@ -147,7 +149,7 @@ class AblatedGain:
 
     def diagnose(self, batch: Batch, /) -> Diagnosis:
         """Strength, expected gain and evidence of a batch against the state as it is."""
-        step = self._step(batch)
+        step = self._step(batch, self._state)
         return Diagnosis(
             strength=np.asarray(step.prediction.strength),
             gain=np.asarray(step.prediction.gain),
@@ -166,14 +168,24 @@ class AblatedGain:
         geometry = replace(state.geometry, log_prior=self._log_prior(state))
         self._state = replace(state, geometry=geometry)
 
-    def _step(self, batch: Batch) -> _Step:
+    def _revised(self, batch: Batch, step: _Step, before: GainState) -> _Step:
+        """The step of a batch that was learned from, as `revise` has it of GAIN."""
+        after = self._state
+        if not (isinstance(before, ShiftState) and isinstance(after, ShiftState)):
+            return step
+        if not may_be_independent(self._config, num_classes=self._prototypes.shape[0]):
+            return step
+        moved = replace(after, shift=between(before.shift, after.shift))
+        return self._step(batch, moved)
+
+    def _step(self, batch: Batch, state: GainState) -> _Step:
         """Propose, evaluate and intervene; where nothing may be proposed the source answers."""
         source = log_softmax(batch.logits.astype(self._prototypes.centered.dtype))
-        if not bool(may_adapt(self._state)):
+        if not bool(may_adapt(state)):
             zeros = np.zeros(len(source), dtype=source.dtype)
             prediction = _prediction(source, source, strength=zeros, gain=zeros)
             return _Step(prediction, source, np.zeros_like(source))
-        posterior = posteriors(batch.features, batch.logits, self._state, config=self._config)
+        posterior = posteriors(batch.features, batch.logits, state, config=self._config)
         proposal, evaluator = (np.asarray(log_probs) for log_probs in posterior)
         if self._ablation.role == "swapped":
             proposal, evaluator = evaluator, proposal

@@ -62,7 +62,7 @@ class GainMethod:
         return Cost(state_bytes=self._gain.state.nbytes)
 
     def predict(self, batch: Batch, /) -> Floats:
-        """log p*, predicted before the batch is learned from, (B, K)."""
+        """log p*, as `Gain.step` has it, (B, K)."""
         prediction = self._gain.step(batch.features, batch.logits)
         result: Floats = np.asarray(prediction.log_probs)
         return result

@@ -1,0 +1,81 @@
+// What lies where in the arrays of a step with a tracked shift: shift_step.py has their lengths,
+// shift_settings.py fills the settings in this order.
+
+#define WINDOWS 5
+
+// Places in `scalars`, the state's numbers. Behind them, MOVED is whether vector or stretch say
+// anything, and the last three are of a revision: whether there is anything to revise, the
+// variance, and MOVED.
+enum {
+    WINDOW_COUNT = 0,
+    WINDOW_LEAN = WINDOWS,
+    WINDOW_RANGE = 2 * WINDOWS,
+    STEP_POWER = 3 * WINDOWS,
+    STEP_COUNT,
+    SCALE_NUMERATOR,
+    SCALE_DENOMINATOR,
+    VARIANCE,
+    TRUST,
+    INDEPENDENCE,
+    GUARD_COUNT,
+    GUARD_AGREEMENT,
+    GUARD_CONFIDENCE,
+    GUARD_HOLD,
+    GUARD_TRIPS,
+    MOVED,
+    REVISED,
+    REVISED_VARIANCE,
+    REVISED_MOVED,
+    SCALARS,
+};
+
+// Places in `totals`, what the waiting frames add to them: STEPS to STEP_POWER, FOLLOWERS to
+// STEP_COUNT.
+enum {
+    LEAN,
+    RANGE,
+    STEPS,
+    FOLLOWERS,
+    NUMERATOR,
+    DENOMINATOR,
+    COUNT,
+    AGREEMENT,
+    CONFIDENCE,
+    TOTALS,
+};
+
+// Places in `settings`: rates are of the natural exponent, per frame; the first are the windows'.
+enum {
+    WINDOW_RATE = 0,
+    SCALE_RATE = WINDOWS,
+    GUARD_RATE,
+    LABEL_DRAWS,
+    SHRINKAGE,
+    TINY,
+    LEAST_SPREAD,
+    LEAST_POWER,
+    MIXTURE_TESTED,
+    INDEPENDENCE_TESTED,
+    SHIFT_BEGINS,
+    SHIFT_ENDS,
+    SCALE_BEGINS,
+    SCALE_ENDS,
+    STEP_BEGINS,
+    STEP_ENDS,
+    FIRST_SHIFT_WINDOW,
+    FIRST_SCALE_WINDOW,
+    SCALE_MATCHED,
+    SCALE_NOISE,
+    LEAST_VARIANCE,
+    GUARDED,
+    MIN_FRAMES,
+    LEAST_RATIO,
+    GUARD_CHANCE,
+    FIRST_HOLD,
+    MOST_DOUBLINGS,
+    SETTINGS,
+};
+
+// Places in `fresh`, the state's sums with the waiting frames in them, less than which the kernels
+// behind `shift_forget` need not know; the sums as in `scalars`.
+enum { FRESH_SCALE = SCALE_DENOMINATOR + 1, FRESH_TRIPPED, FRESH_GUARD, FRESH = FRESH_GUARD + 3 };
