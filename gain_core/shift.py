@@ -154,7 +154,7 @@ class Shift:
     trust : array, ()
         How much of the observed shift survived the shrinkage, in [0, 1].
     independence : array, ()
-        iota, how far frames that follow one another are draws of their own, in [0, 1].
+        iota, how far a frame says nothing of the next one, in [0, 1].
     """
 
     vector: Array
@@ -452,7 +452,7 @@ def may_be_independent(config: GainConfig, *, num_classes: int) -> bool:
 
 
 def independence_of(sums: ShiftSums, spread: Array, /) -> Array:
-    """How far frames that follow one another are draws of their own, ().
+    """iota, (): how far a frame says nothing of the next one.
 
     Of independent frames, half the mean squared step from one to the next is their variance, as
     von Neumann's ratio has it. In a video, or in a run of one class, it is less.

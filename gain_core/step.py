@@ -372,8 +372,8 @@ def revise(
     xp = array_namespace(after.shift.vector)
     if not may_be_independent(config, num_classes=after.shift.vector.shape[0]):
         return prediction
-    # On a device the answer would have to be waited for.
-    # A guard that has tripped, or let go, answers otherwise, independent frames or not.
+    # A guard that has tripped, or let go, answers otherwise, independent frames or not. On a device
+    # all of this would have to be waited for.
     if (
         is_numpy_namespace(xp)
         and not after.shift.independence > 0

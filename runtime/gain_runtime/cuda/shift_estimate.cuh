@@ -32,7 +32,7 @@ __device__ inline real way_along(real value, real begins, real ends) {
     return at_most(at_least((value - begins) / (ends - begins), (real)0), (real)1);
 }
 
-// How far frames that follow one another are draws of their own, by the variance of all of them.
+// How far a frame says nothing of the next one, by the variance of all of them.
 __device__ inline real independence_of(const real* fresh, real spread, const real* settings) {
     if (!(settings[INDEPENDENCE_TESTED] > (real)0)) return (real)0;
     real tiny = settings[TINY];
@@ -59,7 +59,8 @@ __device__ inline void count_draws(const real* fresh, const real* known, const r
     }
 }
 
-// How far a window moves an estimate: of those shorter than `first`, as far as frames are draws.
+// How far a window moves an estimate: of those shorter than `first`, as far as frames are
+// independent.
 __device__ inline real reach_of(int window, const real* fresh, real first, real independence) {
     if (!(fresh[WINDOW_COUNT + window] > (real)0)) return (real)0;
     return (real)window < first ? independence : (real)1;
