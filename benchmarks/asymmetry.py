@@ -38,13 +38,7 @@ SEED = 0
 
 def main() -> int:
     """Measure every bed, write the numbers and draw them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--artifact", help="the road-sign model's")
-    parser.add_argument("--bed", action="append", default=[], metavar="NAME=PATH:SEVERITY")
-    parser.add_argument("--cache", default=str(Path.home() / ".cache" / "gain-edge" / "eval"))
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--picture", type=Path)
-    args = parser.parse_args()
+    args = parsed(__doc__)
     report: dict[str, Any] = {"command": "python benchmarks/asymmetry.py", "beds": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name, arguments in subjects(args, Path(folder)):
@@ -56,6 +50,17 @@ def main() -> int:
     if args.picture:
         draw(report["beds"], args.picture)
     return 0
+
+
+def parsed(description: str) -> argparse.Namespace:
+    """The flags of a script that measures every bed."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--artifact", help="the road-sign model's")
+    parser.add_argument("--bed", action="append", default=[], metavar="NAME=PATH:SEVERITY")
+    parser.add_argument("--cache", default=str(Path.home() / ".cache" / "gain-edge" / "eval"))
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--picture", type=Path)
+    return parser.parse_args()
 
 
 def subjects(args: argparse.Namespace, folder: Path) -> list[tuple[str, list[str]]]:

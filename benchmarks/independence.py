@@ -10,7 +10,6 @@ from the 128th frame on: half the mean squared step over the longest memory's va
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from adaptation import DRIVE, NEED_REPEATS
-from asymmetry import LEAST_FRAMES, NUM_CLASSES, SEED, subjects
+from asymmetry import LEAST_FRAMES, NUM_CLASSES, SEED, parsed, subjects
 
 from gain_apps.evaluate import build_parser
 from gain_apps.evaluation.streams import StreamPlan, make_stream
@@ -43,13 +42,7 @@ QUANTILES = (5, 25, 50, 75, 95)
 
 def main() -> int:
     """Measure every bed and stream, write the numbers and draw them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--artifact", help="the road-sign model's")
-    parser.add_argument("--bed", action="append", default=[], metavar="NAME=PATH:SEVERITY")
-    parser.add_argument("--cache", default=str(Path.home() / ".cache" / "gain-edge" / "eval"))
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--picture", type=Path)
-    args = parser.parse_args()
+    args = parsed(__doc__)
     report: dict[str, Any] = {"command": "python benchmarks/independence.py", "beds": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name, arguments in subjects(args, Path(folder)):

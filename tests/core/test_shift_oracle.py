@@ -15,6 +15,7 @@ from compared_steps import Tolerance, assert_scaled, assert_step_matches
 from gaussian_world import World, gaussian_world
 from numpy.testing import assert_allclose
 from shift_oracle import DEVIATIONS, MEANS, ShiftOracle
+from waiting_steps import WaitingOracle
 
 from gain_core import (
     Gain,
@@ -249,27 +250,18 @@ def test_float32_running_free():
     run(world, TRACKED, dtype=np.float32, tolerance=FLOAT32)
 
 
-def oracle_step(oracle, logits, waiting, update_every):
-    """What `Gain.step` does: batches that wait have their first prediction."""
-    if sum(len(step.probs) for step in waiting) + len(logits) < update_every:
-        waiting.append(oracle.predict(logits))
-        return waiting[-1]
-    result = oracle.step(logits, *waiting)
-    waiting.clear()
-    return result
-
-
 @pytest.mark.parametrize("update_every", [1, 16])
 @pytest.mark.parametrize("name", ["tracked", "short-memory", "endless"])
 def test_gain_learns_when_and_what_the_oracle_does(name, update_every):
     """Batches that straddle the period are learned with what was pending."""
     world = hostile(gaussian_world(6, 8, num_batches=150, batch_sizes=(1, 3, 11, 2), seed=5))
     gain = Gain(world.prototypes, CONFIGS[name], update_every=update_every, asymmetry=LEANS)
-    oracle, waiting = ShiftOracle(world.prototypes, CONFIGS[name], asymmetry=LEANS), []
+    oracle = ShiftOracle(world.prototypes, CONFIGS[name], asymmetry=LEANS)
+    told = WaitingOracle(oracle, update_every)
     revised = 0.0
     for features, logits, _ in world.batches:
         first = oracle.predict(logits)
-        expected = oracle_step(oracle, logits, waiting, update_every)
+        expected = told.step(logits)
         revised = max(revised, float(np.max(np.abs(expected.probs - first.probs))))
         assert_step_matches(gain.step(features, logits), expected, FLOAT64, prob_floor=0.0)
         assert gain.frames == oracle.learned
@@ -283,10 +275,11 @@ def test_a_stream_that_trips_the_guard_twice(dtype, update_every):
     """A run of one class, which this config takes for a shift."""
     world = runaway_world()
     gain = Gain(world.prototypes.astype(dtype), RUNAWAY, update_every=update_every)
-    oracle, waiting = ShiftOracle(world.prototypes, RUNAWAY), []
+    oracle = ShiftOracle(world.prototypes, RUNAWAY)
+    told = WaitingOracle(oracle, update_every)
     tolerance = FLOAT64 if dtype == np.float64 else FLOAT32
     for features, logits, _ in world.batches:
-        expected = oracle_step(oracle, logits, waiting, update_every)
+        expected = told.step(logits)
         result = gain.step(features.astype(dtype), logits.astype(dtype))
         assert_step_matches(result, expected, tolerance, prob_floor=0.0)
         assert (gain.state.guard.hold, gain.state.guard.trips) == (oracle.hold, oracle.trips)
