@@ -150,7 +150,8 @@ class ShiftOracle:
         """Predict one batch, learn from it and what waited before it, and predict it once more.
 
         The second time by the guard as it is then, and by a shift on the way to the new one, as
-        far along it as frames are independent. Where that is never tested, the first prediction stands.
+        far along it as frames are independent. Where that is never tested, the first prediction
+        stands.
         """
         first = self.predict(logits)
         beta, stretch, v = self.beta, self.stretch, self.v
