@@ -234,14 +234,7 @@ class Gain:
         if self._state is before or not isinstance(before, ShiftState):
             return prediction
         assert isinstance(self._state, ShiftState)
-        return revise(
-            features,
-            logits,
-            prediction,
-            before=before,
-            after=self._state,
-            config=self._config,
-        )
+        return revise(prediction, before=before, after=self._state, config=self._config)
 
     def flush(self) -> None:
         """Learn from the pending frames now, also when frozen: they came before that."""

@@ -44,6 +44,7 @@ __all__ = [
     "no_frame",
     "no_shift",
     "shift_posteriors",
+    "tests_mixtures",
 ]
 
 NUM_WINDOWS = 5
@@ -370,7 +371,6 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
     diversity = xp.maximum(xp.sum(share * share, axis=1) - 1.0 / num_classes, 1.0 / count)
     length = xp.sum(mean * mean, axis=1)
     spread = xp.maximum(xp.sum(sums.window_powers, axis=1) / count - length, xp.zeros_like(count))
-    asymmetry = asymmetry_of(sums)
     independence = xp.zeros_like(tiny)
     if may_be_independent(config, num_classes=num_classes):
         independence = independence_of(sums, spread[-1])
@@ -381,7 +381,8 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
     moved = mean - weight[:, None] * explained
     moved = moved - _within(moved, prototypes.thresholds)
     inverse_draws = certain = diversity
-    if config.mixture_test and num_classes >= LEAST_TESTED_CLASSES:
+    if tests_mixtures(config, num_classes=num_classes):
+        asymmetry = asymmetry_of(sums)
         inverse_draws = xp.maximum(diversity, _single(asymmetry, SHIFT_RAMP, prototypes))
         certain = xp.maximum(inverse_draws, _single(asymmetry, SCALE_RAMP, prototypes))
     seen = sums.window_count > 0
@@ -445,10 +446,14 @@ def asymmetry_of(sums: ShiftSums, /) -> Array:
     return xp.stack(least)
 
 
+def tests_mixtures(config: GainConfig, *, num_classes: int) -> bool:
+    """Whether memories of one class are told from memories of many at all."""
+    return config.mixture_test and num_classes >= LEAST_TESTED_CLASSES
+
+
 def may_be_independent(config: GainConfig, *, num_classes: int) -> bool:
     """Whether frames can ever be independent; where they cannot, nothing is revised."""
-    tested = config.mixture_test and config.independence_test
-    return tested and num_classes >= LEAST_TESTED_CLASSES
+    return config.independence_test and tests_mixtures(config, num_classes=num_classes)
 
 
 def independence_of(sums: ShiftSums, spread: Array, /) -> Array:

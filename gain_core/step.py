@@ -133,10 +133,25 @@ def predict(
         "logits", logits, num_rows=rows.shape[0], num_columns=like.shape[0], like=like
     )
     source = log_softmax(detached(logits, xp=xp), xp=xp)
-    log_proposal, log_evaluator = _posteriors(rows, source, state)
+    finite = _all_finite(rows, logits)
+    return _answered(source, _posteriors(rows, source, state), state, config=config, finite=finite)
+
+
+def _answered(
+    source: Array,
+    posterior: tuple[Array, Array],
+    state: GainState,
+    /,
+    *,
+    config: GainConfig,
+    finite: Array,
+) -> Prediction:
+    """As much of log q_hat as log q_bar expects to help, on the way from log s, all (B, K)."""
+    xp = array_namespace(source)
+    log_proposal, log_evaluator = posterior
     start = source
     if config.prob_floor > 0.0:
-        floor = scalar(math.log(config.prob_floor), like=like, xp=xp)
+        floor = scalar(math.log(config.prob_floor), like=source, xp=xp)
         start = floored(source, floor=floor, xp=xp)
         log_proposal = floored(log_proposal, floor=floor, xp=xp)
     evidence = xp.where(may_adapt(state), log_proposal - start, xp.zeros_like(start))
@@ -144,14 +159,13 @@ def predict(
     strength = solve_strength(start, evidence, gain=gain, num_iters=config.num_iters)
     adapted = evidence_path(start, evidence, strength)
     log_probs = xp.where(strength[:, None] > 0, adapted, source)
-    finite = _all_finite(rows, logits, log_probs, gain)
     return Prediction(
         probs=xp.exp(log_probs),
         log_probs=log_probs,
         strength=strength,
         gain=gain,
         source_log_probs=source,
-        finite=finite,
+        finite=finite & _all_finite(log_probs, gain),
     )
 
 
@@ -339,9 +353,8 @@ def advance_shift(
     return ShiftState(sums=sums, last=added.last, shift=shift, guard=guard)
 
 
+@_quiet
 def revise(
-    features: Array,
-    logits: Array,
     prediction: Prediction,
     /,
     *,
@@ -356,10 +369,8 @@ def revise(
 
     Parameters
     ----------
-    features, logits : array, (B, D) and (B, K) floating
-        As for `predict`.
     prediction : Prediction
-        Result of `predict` on them, against `before`.
+        Result of `predict` on the batch, against `before`.
     before, after : ShiftState
         Without and with the batch.
     config : GainConfig
@@ -386,7 +397,9 @@ def revise(
         shift=between(before.shift, after.shift),
         guard=after.guard,
     )
-    return predict(features, logits, moved, config=config)
+    source = prediction.source_log_probs
+    posterior = shift_posteriors(source, moved.shift)
+    return _answered(source, posterior, moved, config=config, finite=prediction.finite)
 
 
 def commit(

@@ -157,7 +157,7 @@ def test_one_step_from_any_sums(make_graph, num_classes):
         result = graph.step(features=z.astype(np.float32), logits=raw.astype(np.float32))
         first, before = predict(z, raw, state, config=TRACKED), state
         state = update(z, first, state, prototypes=prepared, config=TRACKED)
-        expected = revise(z, raw, first, before=before, after=state, config=TRACKED)
+        expected = revise(first, before=before, after=state, config=TRACKED)
         assert_allclose(result["probs"], expected.probs, rtol=0, atol=2e-5)
         assert_tensors_close(graph.state, state, tolerance=2e-5)
         stretched += int(np.max(np.abs(state.shift.stretch - 1.0)) > 0.1)

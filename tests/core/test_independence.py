@@ -258,7 +258,7 @@ def test_a_revision_is_a_prediction_with_a_shift_on_the_way():
     after = gain.state
     halfway = replace(after, shift=replace(after.shift, independence=np.asarray(0.5)))
     kept = every_array(before), every_array(halfway)
-    revised = revise(features, raw, first, before=before, after=halfway, config=TRACKED)
+    revised = revise(first, before=before, after=halfway, config=TRACKED)
     middle = between(before.shift, halfway.shift)
     for name in ("vector", "stretch", "variance"):
         both = getattr(before.shift, name) + getattr(after.shift, name)
@@ -270,7 +270,7 @@ def test_a_revision_is_a_prediction_with_a_shift_on_the_way():
     assert_bitwise(every_array(before), kept[0])
     assert_bitwise(every_array(halfway), kept[1])
     off = replace(TRACKED, independence_test=False)
-    assert revise(features, raw, first, before=before, after=after, config=off) is first
+    assert revise(first, before=before, after=after, config=off) is first
 
 
 # --- the steps, however the stream is cut ---

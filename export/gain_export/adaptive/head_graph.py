@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from gain_core import GainConfig, Prototypes
 from gain_core._typing import Array
-from gain_core.shift import LEAST_TESTED_CLASSES
+from gain_core.shift import tests_mixtures
 from gain_export.adaptive.expressions import Tape, Value, cast, sqrt, taken, total, where
 from gain_runtime.adaptive_artifact import ASYMMETRY, LOG_LENGTHS, MEAN_LOGITS, THRESHOLDS
 
@@ -100,7 +100,7 @@ def prepare_head(
     mean = total(rows, axis=0) / num_classes
     centered = rows - mean
     shifts = config.proposal == "shift"
-    tests = shifts and config.mixture_test and num_classes >= LEAST_TESTED_CLASSES
+    tests = shifts and tests_mixtures(config, num_classes=num_classes)
     return Head(
         centered=centered,
         mean=mean,

@@ -27,7 +27,6 @@ def shift_settings(config: GainConfig, *, num_classes: int) -> list[float]:
     forgetting = -math.log(2.0)
     backs = reversed(range(shift_rules.NUM_WINDOWS))
     rates = [forgetting * shift_rules.WINDOW_RATIO**back / config.half_life for back in backs]
-    tested = config.mixture_test and num_classes >= shift_rules.LEAST_TESTED_CLASSES
     return [
         *rates,
         forgetting / config.scale_half_life,
@@ -37,7 +36,7 @@ def shift_settings(config: GainConfig, *, num_classes: int) -> list[float]:
         shift_rules.TINY,
         shift_rules.LEAST_SPREAD,
         shift_rules.LEAST_POWER,
-        float(tested),
+        float(shift_rules.tests_mixtures(config, num_classes=num_classes)),
         float(shift_rules.may_be_independent(config, num_classes=num_classes)),
         *shift_rules.SHIFT_RAMP,
         *shift_rules.SCALE_RAMP,
