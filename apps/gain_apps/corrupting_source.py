@@ -6,12 +6,11 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import TypeVar
 
 from gain_apps.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt, image_rng
 from gain_apps.corruptions.constants import MAX_SEVERITY
 from gain_core.errors import ArrayError, ConfigError
+from gain_runtime.closing import Closing
 from gain_runtime.frame import Frame, FrameSource, SourceInfo
 
 __all__ = ["CorruptingSource", "Stretch", "parse_schedule"]
@@ -19,8 +18,6 @@ __all__ = ["CorruptingSource", "Stretch", "parse_schedule"]
 logger = logging.getLogger(__name__)
 
 ENTRY = re.compile(r"^(?P<name>[a-z_]+):(?P<first>\d+(?:\.\d+)?)(?:-(?P<last>\d+(?:\.\d+)?))?$")
-
-Self = TypeVar("Self", bound="CorruptingSource")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +39,7 @@ class Stretch:
         return f"{self.name}:{round(self.severity(share))}"
 
 
-class CorruptingSource:
+class CorruptingSource(Closing):
     """Another source's frames, corrupted.
 
     Frames too small for a corruption are skipped and counted.
@@ -114,17 +111,6 @@ class CorruptingSource:
     def close(self) -> None:
         """Close the inner source."""
         self._source.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _place(self, index: int) -> tuple[Stretch, float]:
         """The stretch a frame lies in, and how far along it."""

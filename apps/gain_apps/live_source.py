@@ -6,15 +6,15 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from types import TracebackType
 
 from gain_core.errors import ConfigError
+from gain_runtime.closing import Closing
 from gain_runtime.frame import Frame, FrameSource, SourceInfo
 
 __all__ = ["LiveSource"]
 
 
-class LiveSource:
+class LiveSource(Closing):
     """Gives the frames of another source at that source's rate, stamped with the clock.
 
     Its reader drops what nobody takes in time, as it does with a camera. Where the other source is
@@ -63,14 +63,3 @@ class LiveSource:
         """End the iteration, also one that waits; may be called twice."""
         self._closed.set()
         self._source.close()
-
-    def __enter__(self) -> LiveSource:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
 
 from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.class_list import COLUMNS, ClassList, read_class_list
+from gain_runtime.closing import Closing
 from gain_runtime.frame import Frame, FrameSource, SourceInfo
 
 __all__ = ["TruthSource", "check_truth", "read_truth"]
 
 NameTable = Mapping[str, int]
 
-Self = TypeVar("Self", bound="TruthSource")
 
-
-class TruthSource:
+class TruthSource(Closing):
     """Another source's frames with `truth` looked up by file name, or taken away.
 
     Parameters
@@ -54,17 +51,6 @@ class TruthSource:
     def close(self) -> None:
         """Close the inner source."""
         self._source.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def read_truth(path: str | Path, /, *, num_classes: int) -> ClassList | NameTable:

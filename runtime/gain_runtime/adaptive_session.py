@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from gain_core.step import ShiftAdded, advance_shift, commit
 from gain_runtime.adaptive_artifact import AdaptiveArtifact, load_adaptive
 from gain_runtime.adaptive_binding import AdaptiveBinding
 from gain_runtime.adaptive_inputs import check_inputs
+from gain_runtime.closing import Closing
 from gain_runtime.device_buffers import DeviceArray, DeviceMemory
 from gain_runtime.onnx_cuda import cuda_memory
 from gain_runtime.onnx_native import (
@@ -52,7 +52,7 @@ _DERIVED = (*_GEOMETRY, "shift", "shift_stretch", "shift_variance")
 _FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, MemoryError)
 
 
-class AdaptiveSession:
+class AdaptiveSession(Closing):
     """Network and adaptation as one call; `Gain`'s methods on the file's own inputs.
 
     Two sets of state buffers live on the device: a step reads one and writes the other, then
@@ -281,17 +281,6 @@ class AdaptiveSession:
                 self._bound.synchronize()
         finally:
             self._bound = self._memory = None
-
-    def __enter__(self) -> AdaptiveSession:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self, inputs: tuple[Floats | DeviceArray, ...], *, update: bool) -> Prediction:
         """One call of the graph; the state advances if it succeeds, is finite and `update`."""

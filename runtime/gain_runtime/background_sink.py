@@ -6,10 +6,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import TypeVar
 
 from gain_core.errors import GainError
+from gain_runtime.closing import Closing
 from gain_runtime.result import FrameResult
 
 __all__ = ["BackgroundSink"]
@@ -20,10 +19,8 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 CLOSE_S = 1.0
 
-Self = TypeVar("Self", bound="BackgroundSink")
 
-
-class BackgroundSink:
+class BackgroundSink(Closing):
     """Hands results to a callable in a thread of its own; `write` never waits.
 
     A delivery that fails is tried again after a pause that doubles from one second to sixty.
@@ -76,17 +73,6 @@ class BackgroundSink:
         if self._dropped:
             logger.warning("%s: %d results were not delivered", self._name, self._dropped)
             self._dropped = 0
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         """Thread: deliver in order until closed and empty, or closed and failing."""

@@ -9,12 +9,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
 
 import cv2
 
 from gain_core.errors import ConfigError, StreamError
+from gain_runtime.closing import Closing
 from gain_runtime.frame import Frame, SourceInfo
 from gain_runtime.opencv_capture import (
     Capture,
@@ -39,8 +38,6 @@ NETWORK_SETTINGS = (
 RETRY_PAUSE_S = 0.05
 # Reads that fail by a time-out of several seconds each must not add up to minutes.
 PATIENCE_S = 10.0
-
-Self = TypeVar("Self", bound="CameraSource")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +86,7 @@ class CameraRequest:
             raise ConfigError(f"pixel_format: expected 4 characters, got {self.pixel_format!r}")
 
 
-class CameraSource:
+class CameraSource(Closing):
     """A live source: frames as they come, stamped with the monotonic clock after each grab.
 
     One frame is read while opening, to learn the true size; it is not yielded. A read that fails
@@ -164,17 +161,6 @@ class CameraSource:
     def close(self) -> None:
         """Release the device; may be called twice and from another thread."""
         self._capture.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _open(self, target: str, factory: CaptureFactory) -> Capture:
         if self._is_pipeline:

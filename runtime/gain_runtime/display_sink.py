@@ -8,11 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Literal
 
 import cv2
 
+from gain_runtime.closing import Closing
 from gain_runtime.opencv_capture import quiet_opencv
 from gain_runtime.result import FrameResult
 from gain_runtime.video_sink import Render
@@ -35,10 +35,8 @@ INSTALL = "pip install --force-reinstall --no-deps opencv-python"
 PROBE = "import cv2; cv2.namedWindow('probe'); cv2.waitKey(1); cv2.destroyAllWindows()"
 PROBE_TIMEOUT_S = 20.0
 
-Self = TypeVar("Self", bound="DisplaySink")
 
-
-class DisplaySink:
+class DisplaySink(Closing):
     """Shows what `render` draws and reports keys: q or Esc quit, f freeze, r reset, s save.
 
     Whether a window can be opened is found out once, at the first frame: Qt, inside the desktop
@@ -108,17 +106,6 @@ class DisplaySink:
                 cv2.destroyWindow(self._title)
                 cv2.waitKey(1)
         self._works = False
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _is_visible(self) -> bool:
         """Whether the window is still open; Qt raises once its last window is gone."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
-from types import TracebackType
-from typing import TypeVar
 
+from gain_runtime.closing import Closing
 from gain_runtime.frame import Frame, SourceInfo
 
 __all__ = ["DrawnSource"]
 
-Self = TypeVar("Self", bound="DrawnSource")
 
-
-class DrawnSource(ABC):
+class DrawnSource(Closing):
     """Frames 0 to N - 1, until it is closed.
 
     Parameters
@@ -50,14 +47,3 @@ class DrawnSource(ABC):
     def close(self) -> None:
         """End the iteration; may be called twice."""
         self._closed = True
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

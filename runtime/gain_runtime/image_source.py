@@ -8,14 +8,13 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import StreamError
 from gain_runtime.class_list import ClassList, read_class_list
+from gain_runtime.closing import Closing
 from gain_runtime.frame import Frame, SourceInfo
 from gain_runtime.image_file import IMAGE_SUFFIXES, load_image
 from gain_runtime.uri import has_magic
@@ -28,10 +27,8 @@ logger = logging.getLogger(__name__)
 NOMINAL_RATE_HZ = 30.0
 CLASS_FILE = "classes.tsv"
 
-Self = TypeVar("Self", bound="ImageSource")
 
-
-class ImageSource:
+class ImageSource(Closing):
     """Photos in the order given, each of its own size.
 
     A photo that cannot be read is skipped with one warning and counted; it leaves a gap in
@@ -112,17 +109,6 @@ class ImageSource:
     def close(self) -> None:
         """End the iteration; no file is held open between frames."""
         self._closed = True
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _next(self) -> npt.NDArray[np.uint8] | None:
         """Next readable photo, or None at the end."""

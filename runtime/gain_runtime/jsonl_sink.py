@@ -9,16 +9,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from gain_core.errors import NumericsError, StreamError
+from gain_runtime.closing import Closing
 from gain_runtime.result import FrameResult, Ranked
 
 __all__ = ["JsonlSink", "result_record"]
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
-Self = TypeVar("Self", bound="JsonlSink")
 
 
 def result_record(result: FrameResult, /) -> dict[str, Json]:
@@ -56,7 +55,7 @@ def result_record(result: FrameResult, /) -> dict[str, Json]:
     }
 
 
-class JsonlSink:
+class JsonlSink(Closing):
     """Writes `result_record` of every result as a line.
 
     A line goes out in one write, so that whoever follows the file sees whole lines and a crash
@@ -108,17 +107,6 @@ class JsonlSink:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _create(path: str | Path) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from gain_core.errors import ArrayError, ConfigError, EngineError
 from gain_runtime.artifact import Artifact, load_artifact
+from gain_runtime.closing import Closing
 from gain_runtime.device_buffers import DeviceArray
 from gain_runtime.onnx_cuda import BoundNetwork, cuda_memory
 from gain_runtime.onnx_native import (
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, MemoryError)
 
 
-class OnnxSession:
+class OnnxSession(Closing):
     """An artifact executed by ONNX Runtime on the provider that was asked for, and on no other.
 
     Parameters
@@ -184,17 +184,6 @@ class OnnxSession:
                 self._memory.synchronize()
         finally:
             self._bound = self._memory = self._session = None
-
-    def __enter__(self) -> OnnxSession:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _outputs(
         self, native: Any, pixel_values: npt.NDArray[np.float32] | DeviceArray

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import StreamError
+from gain_runtime.closing import Closing
 from gain_runtime.frame import Frame, SourceInfo
 from gain_runtime.image_source import NOMINAL_RATE_HZ
 from gain_runtime.opencv_capture import quiet_opencv
@@ -24,8 +24,6 @@ CHUNK_BYTES = 65_536
 # No camera's picture is larger; a pipe of something else must not fill the memory.
 MOST_BYTES = 1 << 26
 START, SCAN, END = b"\xff\xd8", 0xDA, 0xD9
-
-Self = TypeVar("Self", bound="PipeSource")
 
 
 class ByteReader(Protocol):
@@ -141,7 +139,7 @@ class JpegSplitter:
         return bool(chunk)
 
 
-class PipeSource:
+class PipeSource(Closing):
     """Every picture of a pipe, in order: whoever writes to it waits.
 
     `timestamp_ns` is nominal, as for photos.
@@ -202,17 +200,6 @@ class PipeSource:
     def close(self) -> None:
         """End the iteration; a read that waits for the pipe ends with it."""
         self._closed = True
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _next(self) -> npt.NDArray[np.uint8] | None:
         """The next readable picture, EXIF orientation applied; None at the end."""

@@ -7,10 +7,10 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from enum import Enum
-from types import TracebackType
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 from gain_core.errors import ConfigError
+from gain_runtime.closing import Closing
 from gain_runtime.frame import Frame, FrameSource
 
 __all__ = ["FrameReader", "Policy", "ReadStatus"]
@@ -25,8 +25,6 @@ POLL_S = 0.1
 # A stop shall take less than two seconds, also where a camera hangs.
 JOIN_S = 1.0
 
-Self = TypeVar("Self", bound="FrameReader")
-
 
 class ReadStatus(Enum):
     """Why `FrameReader.get` returned no frame."""
@@ -35,7 +33,7 @@ class ReadStatus(Enum):
     END = "end"
 
 
-class FrameReader:
+class FrameReader(Closing):
     """Runs a source in one thread and hands its frames to one consumer.
 
     The thread starts with the first `get` or iteration. The reader does not own the source:
@@ -142,17 +140,6 @@ class FrameReader:
                 self._source.info.source_id,
                 JOIN_S,
             )
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _start(self) -> None:
         with self._changed:

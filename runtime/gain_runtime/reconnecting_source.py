@@ -7,10 +7,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import TypeVar
 
 from gain_core.errors import GainError, StreamError
+from gain_runtime.closing import Closing
 from gain_runtime.frame import Frame, FrameSource, SourceInfo
 
 __all__ = ["ReconnectingSource", "SignalLostError"]
@@ -20,8 +19,6 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 
-Self = TypeVar("Self", bound="ReconnectingSource")
-
 
 class SignalLostError(StreamError):
     """A live source that worked gives no more frames; a supervisor may start the stream again."""
@@ -29,7 +26,7 @@ class SignalLostError(StreamError):
     exit_status = 3
 
 
-class ReconnectingSource:
+class ReconnectingSource(Closing):
     """Frames of a live source across interruptions; `index` goes on counting.
 
     The pauses between two tries double from half a second to thirty.
@@ -96,17 +93,6 @@ class ReconnectingSource:
         with self._lock:
             if self._source is not None:
                 self._source.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _reconnect(self, reason: str) -> None:
         """Open the source again, or raise once the patience is over."""

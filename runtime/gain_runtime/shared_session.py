@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from array_api_compat import to_device
 from gain_core._typing import Array
 from gain_core.errors import ArrayError, ConfigError, EngineError, GainError
 from gain_runtime.artifact import Artifact
+from gain_runtime.closing import Closing
 from gain_runtime.session import Features, Session
 
 __all__ = ["SharedSession", "StreamSession"]
@@ -227,7 +227,7 @@ class SharedSession:
         return Features(_to_host(features), _to_host(logits))
 
 
-class StreamSession:
+class StreamSession(Closing):
     """One stream's way into a `SharedSession`: a `Session` whose `close` only leaves it.
 
     Parameters
@@ -274,17 +274,6 @@ class StreamSession:
         shared, self._shared = self._shared, None
         if shared is not None:
             shared.leave()
-
-    def __enter__(self) -> StreamSession:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _to_host(array: Array) -> npt.NDArray[Any]:

@@ -7,10 +7,10 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TypeVar
+from typing import IO
 
 from gain_core.errors import ArtifactError, ConfigError
+from gain_runtime.closing import Closing
 from gain_runtime.stream_adapter import StreamAdapter
 
 try:
@@ -29,8 +29,6 @@ TEMPORARY = ".snapshot-*.tmp"
 SET_ASIDE = ".set-aside"
 LOCK = ".lock"
 
-Self = TypeVar("Self", bound="SnapshotStore")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
@@ -41,7 +39,7 @@ class Snapshot:
     frames: int
 
 
-class SnapshotStore:
+class SnapshotStore(Closing):
     """The snapshots of one stream (a context manager); nobody else may use the folder meanwhile.
 
     Each snapshot is a state file of its own name, so that writing one cannot damage another.
@@ -164,17 +162,6 @@ class SnapshotStore:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _listed(self, *, set_aside: bool) -> list[Snapshot]:
         """Snapshots that were or were not set aside, newest first."""

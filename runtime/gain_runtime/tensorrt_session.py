@@ -6,7 +6,6 @@ import contextlib
 import logging
 import re
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from gain_core.errors import ArrayError, BackendUnavailableError, ConfigError, EngineError
 from gain_runtime.artifact import Artifact, load_artifact
 from gain_runtime.atomic_file import write_atomically
+from gain_runtime.closing import Closing
 from gain_runtime.cuda_memory import CudaMemory
 from gain_runtime.device_buffers import DeviceArray, InputBuffer, OutputRing
 from gain_runtime.engine_file import Engine, engine_path, read_engine
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _NO_DRIVER = re.compile(r"cudaError (35|100)\b[^)]*")
 
 
-class TensorRTSession:
+class TensorRTSession(Closing):
     """An artifact executed by TensorRT, from the engine that was built of it.
 
     Parameters
@@ -177,17 +177,6 @@ class TensorRTSession:
             _store(self._cache, cache_file(self._library, current_gpu(), "runtime"))
         # The context goes before the engine it belongs to, that before its runtime.
         self._context = self._cache = self._engine = self._runtime = None
-
-    def __enter__(self) -> TensorRTSession:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _check_input(self, pixel_values: npt.NDArray[np.float32] | DeviceArray) -> None:
         """The array is what the engine takes."""

@@ -8,8 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import cv2
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from gain_core.errors import ArrayError, StreamError
 from gain_runtime.av_writer import AV_CODEC, AvWriter
+from gain_runtime.closing import Closing
 from gain_runtime.opencv_capture import (
     check_encodable,
     open_capture,
@@ -44,10 +44,8 @@ CODECS = {
 PROBE_SIZE = (320, 240)
 PROBE_FRAMES = 8
 
-Self = TypeVar("Self", bound="VideoSink")
 
-
-class VideoSink:
+class VideoSink(Closing):
     """Writes what `render` draws for each result into a video file.
 
     The codec is chosen by writing and reading back a short clip while opening, so that an
@@ -157,17 +155,6 @@ class VideoSink:
             raise StreamError(f"{self._path}: cannot be finished ({err.strerror})") from err
         finally:
             self._partial.unlink(missing_ok=True)
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _open(self, image: npt.NDArray[np.uint8]) -> None:
         """Open the writer at the first frame's size with the first codec that takes it."""

@@ -6,14 +6,13 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import StreamError
+from gain_runtime.closing import Closing
 from gain_runtime.frame import Frame, SourceInfo
 from gain_runtime.opencv_capture import (
     Capture,
@@ -47,10 +46,8 @@ NETWORK_SETTINGS = (
     *(cv2.CAP_PROP_READ_TIMEOUT_MSEC, 10_000),
 )
 
-Self = TypeVar("Self", bound="VideoSource")
 
-
-class VideoSource:
+class VideoSource(Closing):
     """Every frame of a recording, upright, in order.
 
     Frames that cannot be decoded are skipped and counted, leaving a gap in `index`. A recording
@@ -130,17 +127,6 @@ class VideoSource:
     def close(self) -> None:
         """Release the file; may be called twice and from another thread."""
         self._capture.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _next(self) -> Grabbed | None:
         """Next decodable frame, counting the unreadable ones before it; None at the end."""

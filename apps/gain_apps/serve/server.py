@@ -7,8 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TypeVar, get_args
+from typing import get_args
 
 import uvicorn
 
@@ -19,6 +18,7 @@ from gain_apps.serve.board import LiveBoard
 from gain_apps.serve.picture import PictureMaker
 from gain_apps.serve.schema import PageCommand
 from gain_core.errors import StreamError
+from gain_runtime.closing import Closing
 from gain_runtime.frame import SourceInfo
 
 __all__ = ["PageServer"]
@@ -31,10 +31,8 @@ BACKLOG = 32
 DEAD_PEER_MS = 20_000
 CLOSE_S = 1
 
-Self = TypeVar("Self", bound="PageServer")
 
-
-class PageServer:
+class PageServer(Closing):
     """Serves a board until it is closed (a context manager); see `open_server`.
 
     Parameters
@@ -105,17 +103,6 @@ class PageServer:
         if self._thread.is_alive():
             logger.warning("the page's server did not end within %d s", 3 * CLOSE_S)
         self._socket.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _serve(self) -> None:
         """The thread: a stream goes on without its page, and says so."""
