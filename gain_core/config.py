@@ -31,7 +31,8 @@ class GainConfig:
         Frames after which a frame's weight in a sum has halved; `inf` never forgets. The shift
         also keeps memories of a third of it, a ninth, and so on.
     shrinkage : float
-        The shift moves only where its square exceeds this many times its noise.
+        The shift moves only where its square exceeds this many times its noise; a fifth less
+        where frames are independent.
     label_draws : float
         Up to as many effective draws of a class, all that the classes seen explain is taken out
         of the shift; beyond, in proportion less.

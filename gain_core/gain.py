@@ -57,11 +57,8 @@ class Gain:
         video's first frames show one object, and a target learned from one class is no target:
         the paper's first batch is 64 unrelated images.
     bias : array, (K,) floating
-        The head's bias, if it has one. Neither this nor the next two go with a `Prototypes`
+        The head's bias, if it has one. Neither this nor the next goes with a `Prototypes`
         record.
-    mean_logits : array, (K,) floating
-        Mean of the source's logits over unlabelled images of its own domain, for the shift to be
-        measured from; without it they are taken to be equal.
     asymmetry : pair of float
         Of the source's logits on clean frames of one class, and of all classes; see
         `prepare_prototypes`.
@@ -69,8 +66,7 @@ class Gain:
     Raises
     ------
     ArrayError
-        If the prototypes are no floating (K, D) matrix with K >= 2, or `bias` or `mean_logits`
-        do not fit it.
+        If the prototypes are no floating (K, D) matrix with K >= 2, or `bias` does not fit it.
     ConfigError
         If `update_every` or `warmup_frames` is below 1, or `asymmetry` is no pair of finite
         numbers, the second the larger.
@@ -84,7 +80,6 @@ class Gain:
         update_every: int = 1,
         warmup_frames: int = 1,
         bias: Array | None = None,
-        mean_logits: Array | None = None,
         asymmetry: tuple[float, float] | None = None,
     ) -> None:
         if not isinstance(config, GainConfig | None):
@@ -95,7 +90,7 @@ class Gain:
         refuse_below_one("warmup_frames", warmup_frames)
         self._config = config or GainConfig()
         self._prototypes: Prototypes = prepare_prototypes(
-            prototypes, self._config, bias=bias, mean_logits=mean_logits, asymmetry=asymmetry
+            prototypes, self._config, bias=bias, asymmetry=asymmetry
         )
         self._update_every = update_every
         self._warmup_frames = warmup_frames

@@ -24,8 +24,8 @@ __all__ = ["DEFAULT_ASYMMETRY", "Prototypes", "prepare_prototypes", "unit_rows"]
 
 # Asymmetry of frames of one class, and of all classes, where the source's own was not measured:
 # about the largest of the one, and of the other, that a network on clean images shows. In between,
-# nothing is certain, and the shift waits.
-DEFAULT_ASYMMETRY = (0.03, 0.4)
+# nothing is certain, and the shift waits: with these, no network lost half a point on one class.
+DEFAULT_ASYMMETRY = (0.03, 0.5)
 # The two must differ by this much: a network whose mixtures look like single classes tells nothing.
 LEAST_ASYMMETRY_GAP = 0.02
 
@@ -45,11 +45,9 @@ class Prototypes:
         Sum over classes of c_k^2.
     row_squares : array, (K,)
         Squared length of every centred row.
-    mean_logits : array, (K,)
-        Mean of the source's centred logits on its own domain; zeros where it was not measured.
     thresholds : array, (K,)
         What the head's bias owes to the length of its rows, see `_thresholds`; zeros where the
-        bias is not known, or where `mean_logits` were measured, which makes it of no use.
+        bias is not known.
     log_lengths : array, (K,)
         Logarithm of every centred row's length, less its mean: how the logits' deviations differ
         by class where features scatter alike in all directions.
@@ -61,7 +59,6 @@ class Prototypes:
     mean: Array
     column_squares: Array
     row_squares: Array
-    mean_logits: Array
     thresholds: Array
     log_lengths: Array
     asymmetry: Array
@@ -84,7 +81,6 @@ def prepare_prototypes(
     /,
     *,
     bias: Array | None = None,
-    mean_logits: Array | None = None,
     asymmetry: tuple[float, float] | None = None,
 ) -> Prototypes:
     """Check the head's weight and compute its constants.
@@ -96,11 +92,8 @@ def prepare_prototypes(
     config : GainConfig
         `normalise` scales the rows to unit length.
     bias : array, (K,), optional
-        The head's bias. Read by the shift only.
-    mean_logits : array, (K,), optional
-        Mean logits of the source on unlabelled images of its own domain, classes about alike;
-        without it they are taken to be equal, which a softmax trained on balanced classes makes
-        nearly so. None of the three is for a `Prototypes` record, which has its own.
+        The head's bias. Read by the shift only. Neither this nor the next is for a `Prototypes`
+        record, which has its own.
     asymmetry : pair of float, optional
         Of the source's clean frames of one class, and of all classes; `DEFAULT_ASYMMETRY` where
         they were not measured.
@@ -113,8 +106,8 @@ def prepare_prototypes(
     Raises
     ------
     ArrayError
-        If it is no floating matrix of at least two rows and one column, or `bias` or
-        `mean_logits` do not fit it.
+        If it is no floating matrix of at least two rows and one column, or `bias` does not fit
+        it.
     ConfigError
         If `asymmetry` is no pair of finite numbers, the second the larger.
     NumericsError
@@ -139,11 +132,10 @@ def prepare_prototypes(
         )
     if config.normalise:
         rows = unit_rows(rows, xp=xp)
-    measured = _class_values("mean_logits", mean_logits, rows=rows)
-    known_bias = _class_values("bias", bias if mean_logits is None else None, rows=rows)
+    known_bias = _centered_bias(bias, rows=rows)
     pair = _asymmetry(asymmetry, like=rows)
     with np.errstate(over="ignore", invalid="ignore"):
-        prepared = _constants(rows, bias=known_bias, mean_logits=measured, asymmetry=pair)
+        prepared = _constants(rows, bias=known_bias, asymmetry=pair)
     squares = (prepared.row_squares, prepared.column_squares, prepared.thresholds)
     if is_numpy_namespace(xp) and not all(bool(xp.all(xp.isfinite(array))) for array in squares):
         raise NumericsError(
@@ -153,7 +145,7 @@ def prepare_prototypes(
     return prepared
 
 
-def _constants(rows: Array, *, bias: Array, mean_logits: Array, asymmetry: Array) -> Prototypes:
+def _constants(rows: Array, *, bias: Array, asymmetry: Array) -> Prototypes:
     """Everything that follows from the rows."""
     xp = array_namespace(rows)
     mean = xp.mean(rows, axis=0)
@@ -164,7 +156,6 @@ def _constants(rows: Array, *, bias: Array, mean_logits: Array, asymmetry: Array
         mean=mean,
         column_squares=xp.sum(rows * rows, axis=0),
         row_squares=row_squares,
-        mean_logits=mean_logits,
         thresholds=_thresholds(bias, row_squares),
         log_lengths=_log_lengths(row_squares),
         asymmetry=asymmetry,
@@ -211,13 +202,13 @@ def _thresholds(bias: Array, row_squares: Array) -> Array:
     return xp.maximum(along, xp.zeros_like(along)) * direction
 
 
-def _class_values(name: str, values: Array | None, *, rows: Array) -> Array:
-    """One value a class (K,), centred, beside the head's rows; zeros where there are none."""
+def _centered_bias(bias: Array | None, *, rows: Array) -> Array:
+    """The bias (K,) beside the head's rows, less its mean; zeros where there is none."""
     xp = array_namespace(rows)
-    if values is None:
+    if bias is None:
         return xp.zeros((rows.shape[0],), dtype=rows.dtype, device=device(rows))
-    row = detached(xp.reshape(values, (1, -1)), xp=xp)
-    row = matrix_like(name, row, num_rows=1, num_columns=rows.shape[0], like=rows)
+    row = detached(xp.reshape(bias, (1, -1)), xp=xp)
+    row = matrix_like("bias", row, num_rows=1, num_columns=rows.shape[0], like=rows)
     return row[0, :] - xp.mean(row)
 
 

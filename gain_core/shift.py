@@ -68,11 +68,14 @@ LEAST_POWER = 0.5
 # Between the source's asymmetry on one class and on all classes, the shares of the way where a
 # memory begins to count as a mixture and where it is one: for the shift of the means, and for the
 # ratios of the deviations, which a mistake does more harm to.
-SHIFT_RAMP = (0.08, 0.22)
-SCALE_RAMP = (0.3, 0.5)
+SHIFT_RAMP = (0.12, 0.22)
+SCALE_RAMP = (0.25, 0.45)
 # Half the squared step from frame to frame, as a share of the longest memory's variance: where
 # frames begin to count as independent, and where they are. Domains are in that variance as well.
 STEP_RAMP = (0.65, 0.8)
+# How much less a shift of independent frames is shrunk: the default is an exact James-Stein then,
+# and a quarter above it where a memory's frames may be fewer draws than their classes say.
+SLACK = 0.2
 # Variance of the logarithm of a deviation, times the number of draws. That of a Gaussian would be
 # a half; a class's logit is mostly low and seldom high, which is why it is more.
 SCALE_NOISE = 1.5
@@ -95,8 +98,7 @@ class ShiftSums:
     window_count : array, (J,)
         Sum of 1.
     window_logits : array, (J, K)
-        Sum of x, the source's log-probabilities less their mean over classes, and less the mean
-        logits on the source's own domain where those were measured.
+        Sum of x, the source's log-probabilities less their mean over classes.
     window_powers : array, (J, K)
         Sum of x^2.
     window_mass : array, (J, K)
@@ -272,8 +274,7 @@ def accumulate_shift(
         Of this batch; of an empty one, what was given.
     """
     xp = array_namespace(evidence.probs)
-    logits = centered(evidence.source_log_probs, xp=xp) - prototypes.mean_logits
-    logits = logits * evidence.accepted[:, None]
+    logits = centered(evidence.source_log_probs, xp=xp) * evidence.accepted[:, None]
     following = xp.concat([last.logits[None, :], logits])
     accepted = xp.concat([xp.reshape(last.known, (1,)), evidence.accepted])
     pairs = accepted[1:] * accepted[:-1]
@@ -387,7 +388,8 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
         certain = xp.maximum(inverse_draws, _single(asymmetry, SCALE_RAMP, prototypes))
     seen = sums.window_count > 0
     reach = _reach(seen, independence, FIRST_SHIFT_WINDOW)
-    vector, variance, trust = _shrunken(moved, spread, inverse_draws, reach=reach, config=config)
+    margin = config.shrinkage * (1.0 - SLACK * independence)
+    vector, variance, trust = _shrunken(moved, spread, inverse_draws, reach=reach, margin=margin)
     stretch = xp.ones_like(vector)
     if config.match_scale:
         # Views of one thing, in any memory: their deviations are rounding's or a sensor's, and
@@ -408,7 +410,7 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
 
 
 def _shrunken(
-    moved: Array, spread: Array, inverse_draws: Array, /, *, reach: Array, config: GainConfig
+    moved: Array, spread: Array, inverse_draws: Array, /, *, reach: Array, margin: Array
 ) -> tuple[Array, Array, Array]:
     """The shift (K,), its variance () and trust (), from the memories' means (J, K)."""
     xp = array_namespace(moved)
@@ -420,7 +422,7 @@ def _shrunken(
         power = xp.sum(step * step)
         alike = 1.0 - spread[window] / xp.maximum(LEAST_SPREAD * power, tiny)
         noise = (spread[window] + power) * xp.maximum(inverse_draws[window], alike)
-        ratio = 1.0 - config.shrinkage * noise / xp.maximum(power, tiny)
+        ratio = 1.0 - margin * noise / xp.maximum(power, tiny)
         kept = reach[window] * xp.maximum(ratio, zero)
         own = noise / moved.shape[1]
         variance = own if variance is None else variance + kept * (own - variance)

@@ -104,7 +104,7 @@ def _print_fitness(fitness: Fitness) -> None:
         f"{fitness.common_share:.2f}, alignment {fitness.alignment:.2f}, "
         f"confidence {fitness.confidence:.2f}",
     )
-    for line in advice(fitness, len(fitness.mean_logits)):
+    for line in advice(fitness):
         _print_row("", line)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,29 +114,17 @@ def measure_fitness(
     asymmetry = measure_asymmetry(raw)
     return Fitness(
         num_images=len(z),
+        num_classes=rows.shape[0],
         feature_norm=float(np.mean(np.linalg.norm(z, axis=1))),
         common_share=float(mean @ mean / np.mean(np.sum(z * z, axis=1))),
         alignment=float(np.mean(cosines)),
         confidence=float(np.mean(probs.max(axis=1))),
         effective_classes=float(1.0 / np.sum(share * share)),
         lda_agreement=_lda_agreement(centered, predicted),
-        mean_logits=tuple(float(value) for value in _mean_logits(raw)),
         single_asymmetry=None if asymmetry is None else asymmetry.single,
         mixed_asymmetry=None if asymmetry is None else asymmetry.mixed,
         single_images=0 if asymmetry is None else asymmetry.single_images,
     )
-
-
-def _mean_logits(logits: Doubles) -> Doubles:
-    """Centred mean logits, shrunk to zero by their own noise (positive-part James-Stein)."""
-    centered = logits - logits.mean(axis=1, keepdims=True)
-    mean = centered.mean(axis=0)
-    noise = np.sum(centered.var(axis=0)) / len(logits)
-    power = float(mean @ mean)
-    kept = max(0.0, 1.0 - noise / power) if power > 0.0 else 0.0
-    # Six digits are far below the noise, and keep the metadata readable.
-    rounded: Doubles = np.round(kept * mean, 6)
-    return rounded
 
 
 def _lda_agreement(centered: Doubles, predicted: npt.NDArray[np.intp]) -> float | None:
@@ -163,27 +150,19 @@ def _lda_agreement(centered: Doubles, predicted: npt.NDArray[np.intp]) -> float 
     return float(np.mean(known[np.argmax(scores, axis=1)] == predicted[tested]))
 
 
-def advice(fitness: Fitness, num_classes: int, /) -> list[str]:
+def advice(fitness: Fitness, /) -> list[str]:
     """The report in words, one finding a line.
 
     Parameters
     ----------
     fitness : Fitness
-    num_classes : int
-        K.
 
     Returns
     -------
     list of str
     """
-    spread = math.sqrt(float(np.mean(np.square(fitness.mean_logits))))
-    lines = [
-        f"the classes' mean logits differ by {spread:.2f} on these images; the shift is measured "
-        "from them"
-        if spread > 0.0
-        else "the classes' mean logits do not differ beyond noise; the shift is measured from zero",
-        _on_asymmetry(fitness, num_classes),
-    ]
+    num_classes = fitness.num_classes
+    lines = [_on_asymmetry(fitness)]
     if fitness.common_share > 0.5:
         lines.append(
             f"{100 * fitness.common_share:.0f} % of the features' square is common to all images: "
@@ -198,8 +177,9 @@ def advice(fitness: Fitness, num_classes: int, /) -> list[str]:
     return lines
 
 
-def _on_asymmetry(fitness: Fitness, num_classes: int) -> str:
+def _on_asymmetry(fitness: Fitness) -> str:
     """What a stream of one class will be taken for."""
+    num_classes = fitness.num_classes
     single, mixed = fitness.single_asymmetry, fitness.mixed_asymmetry
     default = "the defaults {:g} and {:g} are used".format(*DEFAULT_ASYMMETRY)
     if num_classes < 3:

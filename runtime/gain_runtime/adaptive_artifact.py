@@ -23,7 +23,6 @@ __all__ = [
     "ADAPTIVE_SCHEMA_VERSION",
     "ASYMMETRY",
     "LOG_LENGTHS",
-    "MEAN_LOGITS",
     "THRESHOLDS",
     "AdaptiveArtifact",
     "StateSpec",
@@ -31,10 +30,10 @@ __all__ = [
 ]
 
 ADAPTIVE_PREFIX = PREFIX + "adaptive."
-ADAPTIVE_SCHEMA_VERSION = "3"
+ADAPTIVE_SCHEMA_VERSION = "4"
 # Initializers of a tracked shift: values a class, in files where they are not zero, and a pair.
-MEAN_LOGITS, THRESHOLDS = "gain/mean_logits", "gain/thresholds"
-LOG_LENGTHS, ASYMMETRY = "gain/log_lengths", "gain/asymmetry"
+THRESHOLDS, LOG_LENGTHS = "gain/thresholds", "gain/log_lengths"
+ASYMMETRY = "gain/asymmetry"
 _STATE_PREFIX = "state."
 
 
@@ -172,8 +171,7 @@ def _prototypes(
 ) -> Prototypes:
     """The head's constants, as the graph has them."""
     prepared = prepare_prototypes(weight, config)
-    sizes = {MEAN_LOGITS: len(weight), THRESHOLDS: len(weight), LOG_LENGTHS: len(weight)}
-    sizes[ASYMMETRY] = 2
+    sizes = {THRESHOLDS: len(weight), LOG_LENGTHS: len(weight), ASYMMETRY: 2}
     found = {}
     for tensor in graph.initializer:
         if tensor.name not in sizes:

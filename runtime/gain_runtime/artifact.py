@@ -51,12 +51,6 @@ class Artifact:
     head_bias: npt.NDArray[np.float32]
 
     @property
-    def mean_logits(self) -> npt.NDArray[np.float32] | None:
-        """Mean logits on the source's own domain (K,), where the export measured them."""
-        fitness = self.manifest.fitness
-        return None if fitness is None else np.array(fitness.mean_logits, dtype=np.float32)
-
-    @property
     def asymmetry(self) -> tuple[float, float] | None:
         """Of the source's frames of one class, and of all, where the export measured it."""
         fitness = self.manifest.fitness

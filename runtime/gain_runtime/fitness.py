@@ -17,6 +17,8 @@ class Fitness:
     Attributes
     ----------
     num_images : int
+    num_classes : int
+        K.
     feature_norm : float
         Mean |z|.
     common_share : float
@@ -29,8 +31,6 @@ class Fitness:
         1 / sum of squared shares of the predicted classes.
     lda_agreement : float or None
         Share of images on which diagonal LDA gives the head's class; None on too few images.
-    mean_logits : tuple of K floats
-        Centred mean logits, shrunk by their noise: what the shift is measured from.
     single_asymmetry, mixed_asymmetry : float or None
         Asymmetry of the logits about their mean over the images of one class, and over all
         images: what a stream of one class is told from a mixture by. None, both, where it was not
@@ -45,20 +45,20 @@ class Fitness:
     """
 
     num_images: int
+    num_classes: int
     feature_norm: float
     common_share: float
     alignment: float
     confidence: float
     effective_classes: float
     lda_agreement: float | None
-    mean_logits: tuple[float, ...]
     single_asymmetry: float | None = None
     mixed_asymmetry: float | None = None
     single_images: int = 0
 
     def __post_init__(self) -> None:
         numbers = [value for value in asdict(self).values() if isinstance(value, float)]
-        if not all(map(math.isfinite, (*numbers, *self.mean_logits))):
+        if not all(map(math.isfinite, numbers)):
             raise ValueError("fitness: expected finite numbers")
         single, mixed = self.single_asymmetry, self.mixed_asymmetry
         neither = single is None and mixed is None
@@ -85,7 +85,9 @@ class Fitness:
             If a key is missing or unknown, or a value is none of its kind.
         """
         values = dict(record)
-        values["mean_logits"] = tuple(float(value) for value in values["mean_logits"])
+        # What records had before the mean logits were found to be of no use.
+        if (mean_logits := values.pop("mean_logits", None)) is not None:
+            values["num_classes"] = len(mean_logits)
         for name in ("single_asymmetry", "mixed_asymmetry"):
             # Records of before it was measured lack them.
             if values.get(name) is not None:

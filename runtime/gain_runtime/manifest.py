@@ -132,10 +132,10 @@ class Manifest:
             raise ConfigError(
                 f"labels: expected {self.num_classes} (one per class), got {len(self.labels)}"
             )
-        if self.fitness is not None and len(self.fitness.mean_logits) != self.num_classes:
+        if self.fitness is not None and self.fitness.num_classes != self.num_classes:
             raise ConfigError(
-                f"fitness: expected {self.num_classes} mean logits (one per class), "
-                f"got {len(self.fitness.mean_logits)}"
+                f"fitness: expected that of a network of {self.num_classes} classes, "
+                f"got {self.fitness.num_classes}"
             )
 
     def to_metadata(self) -> dict[str, str]:

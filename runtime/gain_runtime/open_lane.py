@@ -10,6 +10,7 @@ from typing import Any
 from gain_core import Gain, GainConfig, prepare_prototypes
 from gain_core._optional import require
 from gain_core.errors import ConfigError
+from gain_core.shift import tests_mixtures
 from gain_runtime.artifact import Artifact
 from gain_runtime.lane import HostLane, Lane
 from gain_runtime.open_session import Device, open_session
@@ -96,7 +97,7 @@ def open_lane(
         If the session's results stay on a device and CuPy is not installed.
     """
     artifact = session.artifact
-    known = {"bias": artifact.head_bias, "mean_logits": artifact.mean_logits}
+    _say_if_not_measured(artifact, config)
     if session.stream is None:
         if device_preprocess:
             raise ConfigError(
@@ -105,7 +106,10 @@ def open_lane(
                 "installed, or leave preprocessing on the host"
             )
         prototypes = prepare_prototypes(
-            artifact.head_weight, config, asymmetry=artifact.asymmetry, **known
+            artifact.head_weight,
+            config,
+            bias=artifact.head_bias,
+            asymmetry=artifact.asymmetry,
         )
         gain = Gain(prototypes, config, update_every=update_every, warmup_frames=warmup_frames)
         return HostLane(session, prototypes, gain)
@@ -116,13 +120,25 @@ def open_lane(
     cupy: Any = require("cupy", extra="cuda12")
     # On the stream it is used on: another one's memory might be read before it is written.
     with session.stream:
-        there = {
-            name: None if array is None else cupy.asarray(array) for name, array in known.items()
-        }
         prototypes = prepare_prototypes(
-            cupy.asarray(artifact.head_weight), config, asymmetry=artifact.asymmetry, **there
+            cupy.asarray(artifact.head_weight),
+            config,
+            bias=cupy.asarray(artifact.head_bias),
+            asymmetry=artifact.asymmetry,
         )
         fused = CudaGain(prototypes, config, update_every=update_every, warmup_frames=warmup_frames)
         spec = artifact.manifest.preprocess
         preprocessor = CudaPreprocessor(spec) if device_preprocess else None
         return DeviceLane(session, prototypes, fused, preprocessor=preprocessor)
+
+
+def _say_if_not_measured(artifact: Artifact, config: GainConfig) -> None:
+    """That clean images would let it adapt sooner, where they would."""
+    tested = tests_mixtures(config, num_classes=artifact.manifest.num_classes)
+    if config.proposal == "shift" and tested and artifact.manifest.fitness is None:
+        logger.info(
+            "%s: never measured on clean images, so adaptation waits until frames are surely of "
+            "many classes; gain-export %s --calibrate DIR lets it do more",
+            artifact.path.name,
+            artifact.path.name,
+        )

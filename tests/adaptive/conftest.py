@@ -123,17 +123,17 @@ def write_artifact(
     return path
 
 
-def measured(mean_logits: np.ndarray, asymmetry: tuple[float, float]) -> Fitness:
-    """A report with these two measurements."""
+def measured(num_classes: int, asymmetry: tuple[float, float]) -> Fitness:
+    """A report with this measurement."""
     return Fitness(
         num_images=400,
+        num_classes=num_classes,
         feature_norm=1.0,
         common_share=0.1,
         alignment=0.5,
         confidence=0.6,
         effective_classes=4.0,
         lda_agreement=None,
-        mean_logits=tuple(mean_logits.tolist()),
         single_asymmetry=asymmetry[0],
         mixed_asymmetry=asymmetry[1],
     )
@@ -181,7 +181,7 @@ def make_graph(tmp_path: Path) -> Callable[..., GraphStream]:
         asymmetry: tuple[float, float] | None = None,
         **settings: Any,
     ) -> GraphStream:
-        fitness = None if asymmetry is None else measured(np.zeros(len(prototypes)), asymmetry)
+        fitness = None if asymmetry is None else measured(len(prototypes), asymmetry)
         artifact = write_artifact(
             tmp_path / "tiny.onnx", prototypes.astype(np.float32), fitness=fitness
         )

@@ -56,7 +56,7 @@ def test_node_streams_as_python_does(
 ):
     path = tmp_path / "tiny.adaptive.onnx"
     # Noise has no asymmetry; here that is what a mixture of classes looks like.
-    artifact = make_artifact(WEIGHT, fitness=make_fitness(np.zeros(5), (-0.5, 0.0)))
+    artifact = make_artifact(WEIGHT, fitness=make_fitness(5, (-0.5, 0.0)))
     add_adaptation(artifact, path, config=PRESETS[preset], update_every=update_every)
     pixel_values = write_clip(tmp_path / "clip", num_frames=150, num_classes=5)
     subprocess.run(

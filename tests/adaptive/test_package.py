@@ -14,7 +14,7 @@ from onnx import TensorProto, numpy_helper
 from gain_core import PRESETS, Gain, GainConfig, prepare_prototypes
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.adaptive import adaptive_path, add_adaptation
-from gain_runtime.adaptive_artifact import ASYMMETRY, LOG_LENGTHS, MEAN_LOGITS, load_adaptive
+from gain_runtime.adaptive_artifact import ASYMMETRY, LOG_LENGTHS, load_adaptive
 from gain_runtime.artifact import load_artifact
 
 RNG = np.random.default_rng(0)
@@ -158,7 +158,7 @@ def test_a_plain_artifact_is_not_loaded_as_adaptive(make_artifact):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("schema", "2", "schema 3, got 2"),
+        ("schema", "2", "schema 4, got 2"),
         ("config", "{}}", "malformed"),
         ("config", '{"half_life": -1.0}', "half_life"),
         ("input", "sound", "malformed"),
@@ -183,7 +183,7 @@ def test_damaged_metadata_is_named(make_artifact, tmp_path, key, value, message)
         load_adaptive(path)
 
 
-CONSTANTS = {MEAN_LOGITS, LOG_LENGTHS, ASYMMETRY}
+CONSTANTS = {LOG_LENGTHS, ASYMMETRY}
 
 
 @pytest.mark.parametrize(
@@ -199,16 +199,12 @@ def test_what_the_artifact_measured_is_in_the_file(
     make_artifact, make_fitness, tmp_path, settings, written
 ):
     config, path = GainConfig(**settings), tmp_path / "tiny.adaptive.onnx"
-    fitness = make_fitness(np.linspace(-0.5, 0.5, 6), (-0.125, 0.25))
+    fitness = make_fitness(6, (-0.125, 0.25))
     add_adaptation(make_artifact(WEIGHT, fitness=fitness), path, config=config)
     assert {tensor.name for tensor in onnx.load(path).graph.initializer} & CONSTANTS == written
     found = load_adaptive(path).prototypes
-    expected = prepare_prototypes(
-        WEIGHT, config, mean_logits=np.array(fitness.mean_logits), asymmetry=fitness.asymmetry
-    )
+    expected = prepare_prototypes(WEIGHT, config, asymmetry=fitness.asymmetry)
     assert_allclose(found.log_lengths, expected.log_lengths, rtol=0, atol=1e-6)
-    if MEAN_LOGITS in written:
-        assert_allclose(found.mean_logits, expected.mean_logits, rtol=0, atol=1e-6)
     if ASYMMETRY in written:
         assert_array_equal(found.asymmetry, expected.asymmetry)
 

@@ -36,7 +36,7 @@ def test_it_is_the_model_and_its_state_file_is_the_models(
         done = command(
             *(photo_folder, f"--{name}", file, "--jsonl", tmp_path / name, "--json"),
             *("--state-out", tmp_path / f"{name}.state"),
-            *(("--warm-up", 1) if name == "model" else ()),
+            *(("--warm-up", 1, "--update-every", 1) if name == "model" else ()),
         )
         assert done.returncode == 0, done.stderr
         rows[name] = read_rows(tmp_path / name)

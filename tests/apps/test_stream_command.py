@@ -45,7 +45,7 @@ def test_photos_give_the_rows_the_adapter_gives(
     done = command(
         *(photo_folder, "--model", artifact_path, "--jsonl", tmp_path / "rows.jsonl"),
         *("--output", tmp_path / "out.mp4", "--state-out", tmp_path / "state", "--json"),
-        *("--warm-up", "1"),
+        *("--warm-up", "1", "--update-every", "1"),
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
@@ -92,7 +92,8 @@ def test_the_scores_of_both_predictions_come_from_one_pass(
     done = command(photo_folder, "--model", artifact_path, "--json", "--corrupt", "fog:0-5")
     assert done.returncode == 0, done.stderr
     truth = json.loads(done.stdout)["truth"]
-    plain = command(photo_folder, "--model", artifact_path, "--json", "--warm-up", "1")
+    at_once = ("--warm-up", "1", "--update-every", "1")
+    plain = command(photo_folder, "--model", artifact_path, "--json", *at_once)
     scores = json.loads(plain.stdout)["truth"]
     with open_source(str(photo_folder)) as source, open_session(artifact_path) as session:
         adapter = Adapter(session, GainConfig.preset("tracked"))

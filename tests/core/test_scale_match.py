@@ -71,9 +71,8 @@ def test_a_heads_own_rows_explain_its_deviations():
     labels = rng.integers(0, 10, 6000)
     logits = (rows[labels] + rng.normal(size=(6000, 64))) @ rows.T
     logits = logits - 0.5 * np.sum(rows**2, axis=1)
-    mean_logits = np.mean(logits - np.mean(logits, axis=1, keepdims=True), axis=0)
     # Certain that the frames are of all classes, so that nothing but the rows holds it back.
-    prepared = prepare_prototypes(rows, TRACKED, mean_logits=mean_logits, asymmetry=(-0.1, 0.0))
+    prepared = prepare_prototypes(rows, TRACKED, asymmetry=(-0.1, 0.0))
     blind = replace(prepared, log_lengths=np.zeros(10))
     off = []
     for prototypes in (prepared, blind):

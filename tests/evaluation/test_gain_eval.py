@@ -137,12 +137,12 @@ def test_images_corrupted_on_the_way(run, artifact, colours, tmp_path):
     assert again["methods"]["tracked"]["runs"] == result["methods"]["tracked"]["runs"]
 
 
-def test_measured_mean_logits_need_no_other_method(run, artifact, colours, tmp_path):
+def test_measuring_needs_no_other_method(run, artifact, colours, tmp_path):
     folder = colours.folders(tmp_path / "data", per_class=6)
     arguments = ("--cache", tmp_path / "cache", "--domains", "contrast", "--batch-size", "8")
     result, _ = run(artifact, folder, *arguments, "--methods", "tracked:measured=true")
     assert result["methods"]["tracked:measured=true"]["configuration"]["measured"] is True
-    # Contrast, and the clean images whose mean it is.
+    # Contrast, and the clean images that are measured.
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
 
 

@@ -32,14 +32,16 @@ LEAST_SPREAD = 0.25
 LABELS_POWER = 0.5
 
 # Asymmetry of one class and of all, where it was not measured, and how far apart they must be.
-ASYMMETRY = (0.03, 0.4)
+ASYMMETRY = (0.03, 0.5)
 LEAST_GAP = 0.02
 # Shares of the way between the two where a memory begins to be a mixture, and where it is one: for
 # the means, and, more strictly, for the deviations.
-MEANS = (0.08, 0.22)
-DEVIATIONS = (0.3, 0.5)
+MEANS = (0.12, 0.22)
+DEVIATIONS = (0.25, 0.45)
 # Half the mean square of the steps over the variance: a frame says much of the next, nothing.
 STEPS = (0.65, 0.8)
+# The share of the shrinkage that independent frames do without.
+SLACK = 0.2
 # Memories that move the means, and the deviations, only as far as frames are independent.
 HASTY_MEANS = (0, 1)
 HASTY_DEVIATIONS = (2,)
@@ -106,7 +108,6 @@ class ShiftOracle:
         config: Any,
         *,
         bias: npt.ArrayLike | None = None,
-        mean_logits: npt.ArrayLike | None = None,
         asymmetry: tuple[float, float] = ASYMMETRY,
     ) -> None:
         c = np.asarray(prototypes, dtype=np.float64)
@@ -120,11 +121,8 @@ class ShiftOracle:
         self.single = asymmetry[0]
         self.gap = max(asymmetry[1] - asymmetry[0], LEAST_GAP)
         self.log_lengths = _less_mean(_log_roots(np.array(self.power), least=0.0))
-        self.mean_logits = np.zeros(self.K)
         self.thresholds = np.zeros(self.K)
-        if mean_logits is not None:
-            self.mean_logits = _less_mean(np.asarray(mean_logits, dtype=np.float64))
-        elif bias is not None:
+        if bias is not None:
             self.thresholds = self._thresholds(_less_mean(np.asarray(bias, dtype=np.float64)))
         self.learned = 0
         self.frames: list[Frame] = []
@@ -206,7 +204,7 @@ class ShiftOracle:
     def _remember(self, p: Floats, log_s: Floats, mean: Floats | None) -> None:
         """Keep what one frame leaves behind, for the sums and for the guard."""
         k = int(np.argmax(p))
-        x = _less_mean(log_s) - self.mean_logits
+        x = _less_mean(log_s)
         own, zeta = float(x[k] - self.beta[k]), math.exp(log_s[k])
         lean, span = _lean_and_range(x, mean)
         frame = Frame(self.learned, x, p, zeta, own, self.power[k], lean, span, self.last)
@@ -286,6 +284,7 @@ class ShiftOracle:
         self.iota = self._independence()
         numerator, denominator = self.scale_sums()
         a = max(numerator / max(denominator, LEAST_POWER), 0.0)
+        margin = (1.0 - self.iota * SLACK) * self.config.shrinkage
         for window in reversed(range(NUM_WINDOWS)):
             moved, spread, draws = self._moved(window, a)
             step = moved - self.beta
@@ -293,7 +292,7 @@ class ShiftOracle:
             alike = 1.0 - spread / max(LEAST_SPREAD * power, LEAST_POWER)
             inverse_draws = max(draws, self.single_class(window, *MEANS))
             noise = (spread + power) * max(inverse_draws, alike)
-            kept = max(1.0 - self.config.shrinkage * noise / max(power, LEAST_POWER), 0.0)
+            kept = max(1.0 - margin * noise / max(power, LEAST_POWER), 0.0)
             kept *= self.iota if window in HASTY_MEANS else 1.0
             if window == NUM_WINDOWS - 1:
                 self.v = noise / self.K

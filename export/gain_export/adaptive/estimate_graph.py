@@ -17,6 +17,7 @@ from gain_core.shift import (
     SCALE_NOISE,
     SCALE_RAMP,
     SHIFT_RAMP,
+    SLACK,
     STEP_RAMP,
     TINY,
     may_be_independent,
@@ -213,13 +214,16 @@ def _shrunken(
     spread = maximum(moments.varied, 0.0)
     vector: Value = _row(moved, 0) * 0.0
     variance: Value | None = None
+    margin: Value | float = config.shrinkage
+    if draws.independence is not None:
+        margin = config.shrinkage * (1.0 - SLACK * draws.independence)
     for window, share in _reach(draws.independence, FIRST_SHIFT_WINDOW):
         step = _row(moved, window) - vector
         power = total(step * step, axis=1, keep=False)
         varied = _row(spread, window)
         alike = 1.0 - varied / maximum(LEAST_SPREAD * power, TINY)
         noise = (varied + power) * maximum(_row(draws.inverse, window), alike)
-        kept = maximum(1.0 - config.shrinkage * noise / maximum(power, TINY), 0.0)
+        kept = maximum(1.0 - margin * noise / maximum(power, TINY), 0.0)
         kept = where(_row(moments.seen, window), kept, 0.0)
         if share is not None:
             kept = share * kept

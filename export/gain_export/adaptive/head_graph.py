@@ -12,7 +12,7 @@ from gain_core import GainConfig, Prototypes
 from gain_core._typing import Array
 from gain_core.shift import tests_mixtures
 from gain_export.adaptive.expressions import Tape, Value, cast, sqrt, taken, total, where
-from gain_runtime.adaptive_artifact import ASYMMETRY, LOG_LENGTHS, MEAN_LOGITS, THRESHOLDS
+from gain_runtime.adaptive_artifact import ASYMMETRY, LOG_LENGTHS, THRESHOLDS
 
 __all__ = ["Head", "prepare_head", "unit_rows"]
 
@@ -30,8 +30,6 @@ class Head:
         Sum over classes of c_k^2.
     row_squares : Value, (K, 1)
         Squared length of every centred row.
-    mean_logits : Value or None, (K,)
-        Of the source on its own domain, centred; None where they were not measured.
     thresholds : Value or None, (K,)
         None where they are zero.
     log_lengths : Value or None, (K,)
@@ -46,7 +44,6 @@ class Head:
     mean: Value
     column_squares: Value
     row_squares: Value
-    mean_logits: Value | None
     thresholds: Value | None
     log_lengths: Value | None
     asymmetry: tuple[Value, Value] | None
@@ -106,7 +103,6 @@ def prepare_head(
         mean=mean,
         column_squares=total(rows * rows, axis=0),
         row_squares=total(centered * centered, axis=1),
-        mean_logits=_class_values(tape, MEAN_LOGITS, constants.mean_logits, used=shifts),
         thresholds=_class_values(tape, THRESHOLDS, constants.thresholds, used=shifts),
         log_lengths=_class_values(
             tape, LOG_LENGTHS, constants.log_lengths, used=shifts and config.match_scale

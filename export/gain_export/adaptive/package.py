@@ -193,7 +193,6 @@ def _write(
             artifact.head_weight,
             config,
             bias=artifact.head_bias,
-            mean_logits=artifact.mean_logits,
             asymmetry=artifact.asymmetry,
         ),
     )

@@ -132,8 +132,6 @@ def added_sums(
     tape = logits.tape
     size = tape.apply("Shape", logits, start=0, end=1)
     count = cast(size, TensorProto.FLOAT)
-    if head.mean_logits is not None:
-        logits = logits - head.mean_logits
     # (K,) gathered by (B, 1) has the shape (B, 1).
     own = tape.apply("GatherElements", logits, label, axis=1)
     own = own - tape.apply("Gather", state["shift"], label, axis=0)

@@ -40,7 +40,7 @@ class CudaGain:
         Default: the preset `tracked`.
     update_every, warmup_frames : int
         As for `Gain`.
-    bias, mean_logits : cupy array, (K,) floating
+    bias : cupy array, (K,) floating
         As for `Gain`.
     asymmetry : pair of float
         As for `Gain`.
@@ -50,8 +50,7 @@ class CudaGain:
     Raises
     ------
     ArrayError
-        If the prototypes are no floating (K, D) matrix with K >= 2, or `bias` or `mean_logits`
-        do not fit it.
+        If the prototypes are no floating (K, D) matrix with K >= 2, or `bias` does not fit it.
     ConfigError
         If `config` is no `GainConfig`, `update_every` or `warmup_frames` is below 1, or `asymmetry`
         is no pair of finite numbers, the second the larger.
@@ -67,7 +66,6 @@ class CudaGain:
         update_every: int = 1,
         warmup_frames: int = 1,
         bias: Array | None = None,
-        mean_logits: Array | None = None,
         asymmetry: tuple[float, float] | None = None,
         kernels: Kernels | None = None,
     ) -> None:
@@ -78,9 +76,7 @@ class CudaGain:
         refuse_below_one("update_every", update_every)
         refuse_below_one("warmup_frames", warmup_frames)
         self._config = config or GainConfig()
-        prepared = prepare_prototypes(
-            prototypes, self._config, bias=bias, mean_logits=mean_logits, asymmetry=asymmetry
-        )
+        prepared = prepare_prototypes(prototypes, self._config, bias=bias, asymmetry=asymmetry)
         self._update_every = update_every
         self._warmup_frames = warmup_frames
         make = ShiftStep if self._config.proposal == "shift" else GaussianStep

@@ -216,16 +216,17 @@ struct Walk {
 
 // The shift goes towards each window's mean as far as the step exceeds its noise.
 __device__ inline Walk<WINDOWS> shrink(const real* products, const Window (&windows)[WINDOWS],
-                                       const real* settings, int num_classes, real& variance,
-                                       real& trust) {
+                                       const real* settings, int num_classes, real independence,
+                                       real& variance, real& trust) {
     Walk<WINDOWS> walk = {};
+    real margin = settings[SHRINKAGE] * ((real)1 - settings[SLACK] * independence);
     variance = trust = (real)0;
     for (int j = WINDOWS - 1; j >= 0; --j) {
         const Window& window = windows[j];
         real power = walk.towards(j, products), tiny = settings[TINY];
         real alike = (real)1 - window.spread / at_least(settings[LEAST_SPREAD] * power, tiny);
         real noise = (window.spread + power) * at_least(alike, window.inverse_draws);
-        real ratio = (real)1 - settings[SHRINKAGE] * noise / at_least(power, tiny);
+        real ratio = (real)1 - margin * noise / at_least(power, tiny);
         real kept = window.shift_reach * at_least(ratio, (real)0);
         real own = noise / (real)num_classes;
         variance = j == WINDOWS - 1 ? own : variance + kept * (own - variance);
@@ -345,7 +346,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_estimate(
     products = over_block(products, Sum());
     real variance, trust;
     bool found;
-    auto shift = shrink(products.v, windows, settings, num_classes, variance, trust);
+    auto shift =
+        shrink(products.v, windows, settings, num_classes, independence, variance, trust);
     auto scale =
         shrink_logs(products.v + PAIRS(WINDOWS), windows, settings, num_classes, found);
     for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {

@@ -106,12 +106,12 @@ struct MergeHeads {
 
 // Half the squared step to the block's row from the one before it, which of the first row is the
 // `newest` frame that came before the batch: its x (K,). Every thread of the block comes here.
-__device__ inline real half_step(const real* log_s, const real* mean_logits, const real* newest,
-                                 real middle, real middle_before, int num_classes) {
+__device__ inline real half_step(const real* log_s, const real* newest, real middle,
+                                 real middle_before, int num_classes) {
     bool first = blockIdx.x == 0;
     return (real)0.5 * row_sums_of<1>(num_classes, [=](int k, real (&v)[1]) {
-        real before = first ? newest[k] : log_s[k - num_classes] - middle_before - mean_logits[k];
-        real step = log_s[k] - middle - mean_logits[k] - before;
+        real before = first ? newest[k] : log_s[k - num_classes] - middle_before;
+        real step = log_s[k] - middle - before;
         v[0] += step * step;
     }).v[0];
 }
@@ -121,28 +121,27 @@ __device__ inline real half_step(const real* log_s, const real* mean_logits, con
 // `newest` (K + 1,) the x of the frame before the batch, and whether there was one.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_rows(
     const real* probs, const real* source, const bool* finite, const real* vector,
-    const real* mean_logits, const real* row_squares, const real* reference,
-    const real* reference_count, const real* newest, const real* settings, int num_classes,
-    real* row_sums) {
+    const real* row_squares, const real* reference, const real* reference_count,
+    const real* newest, const real* settings, int num_classes, real* row_sums) {
     size_t row = (size_t)blockIdx.x * num_classes;
     const real *adapted = probs + row, *log_s = source + row;
     real count = at_least(reference_count[0], settings[TINY]);
     RowHead head = RowHead{nowhere(), nowhere(), (real)0, (real)0, lowest(), -lowest()};
     for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {
-        real y = log_s[k] - mean_logits[k] - reference[k] / count;
+        real y = log_s[k] - reference[k] / count;
         real before = blockIdx.x == 0 ? (real)0 : log_s[k - num_classes];
         head = MergeHeads()(head, RowHead{{adapted[k], k}, {log_s[k], k}, log_s[k], before, y, y});
     }
     head = over_block(head, MergeHeads());
     real middle = head.sum / (real)num_classes;
     real middle_before = head.sum_before / (real)num_classes;
-    real step = half_step(log_s, mean_logits, newest, middle, middle_before, num_classes);
+    real step = half_step(log_s, newest, middle, middle_before, num_classes);
     if (threadIdx.x != 0) return;
     // A row of NaN has no largest place: nothing may be read by it.
     real values[1 + TOTALS] = {};
     if (finite[0]) {
         int chosen = head.adapted.index;
-        real own = log_s[chosen] - middle - mean_logits[chosen] - vector[chosen];
+        real own = log_s[chosen] - middle - vector[chosen];
         real weighted = exp(log_s[chosen]) * row_squares[chosen];
         // There is nothing to reach from before the first frame.
         bool known = reference_count[0] > (real)0;
@@ -164,9 +163,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_rows(
 // Adds a batch to the frames that wait: columns of `waiting` (3, K), logits above their squares
 // above mass, then `totals` (9,); its last frame becomes the `newest` (K + 1,).
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_sums(
-    const real* probs, const real* source, const bool* finite, const real* mean_logits,
-    const real* row_sums, int batch_size, int num_classes, real* waiting, real* totals,
-    real* newest) {
+    const real* probs, const real* source, const bool* finite, const real* row_sums,
+    int batch_size, int num_classes, real* waiting, real* totals, real* newest) {
     int stride = gridDim.x * blockDim.x;
     for (int column = blockIdx.x * blockDim.x + threadIdx.x; column < num_classes + TOTALS;
          column += stride) {
@@ -181,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_sums(
         real logits = (real)0, powers = (real)0, mass = (real)0, last = (real)0;
         for (int b = 0; finite[0] && b < batch_size; ++b) {
             size_t at = (size_t)b * num_classes + column;
-            last = source[at] - row_sums[b] - mean_logits[column];
+            last = source[at] - row_sums[b];
             logits += last;
             powers += last * last;
             mass += probs[at];

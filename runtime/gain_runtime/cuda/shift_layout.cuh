@@ -51,6 +51,7 @@ enum {
     GUARD_RATE,
     LABEL_DRAWS,
     SHRINKAGE,
+    SLACK,
     TINY,
     LEAST_SPREAD,
     LEAST_POWER,

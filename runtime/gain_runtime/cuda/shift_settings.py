@@ -33,6 +33,7 @@ def shift_settings(config: GainConfig, *, num_classes: int) -> list[float]:
         forgetting / guard_rules.HALF_LIFE_FRAMES,
         config.label_draws,
         config.shrinkage,
+        shift_rules.SLACK,
         shift_rules.TINY,
         shift_rules.LEAST_SPREAD,
         shift_rules.LEAST_POWER,

@@ -81,13 +81,13 @@ class ShiftStep:
 
     def __init__(self, prototypes: Prototypes, config: GainConfig, kernels: Kernels, /) -> None:
         self._config, self._kernels = config, kernels
-        self._like = like = as_contiguous(prototypes.mean_logits)
+        self._like = like = as_contiguous(prototypes.row_squares)
+        self._row_squares = like
         self._xp = array_namespace(like)
         self._centered = as_contiguous(prototypes.centered)
         self._thresholds = as_contiguous(prototypes.thresholds)
         self._log_lengths = as_contiguous(prototypes.log_lengths)
         self._asymmetry = as_contiguous(prototypes.asymmetry)
-        self._row_squares = as_contiguous(prototypes.row_squares)
         self._num_classes, self._feature_dim = prototypes.shape
         self._chunks = min(_MOST_CHUNKS, -(-self._num_classes // _CLASSES_PER_CHUNK))
         self._window_logits, self._window_powers, self._window_mass, self._moved = (
@@ -338,7 +338,7 @@ class ShiftStep:
         batch_size, dtype = probs.shape[0], self._like.dtype
         num_classes = np.int32(self._num_classes)
         rows = (probs, source, finite)
-        head = (self._vector, self._like, self._row_squares)
+        head = (self._vector, self._row_squares)
         sums = self._in_place.sums
         about = (sums.window_logits[REFERENCE_WINDOW], sums.window_count[REFERENCE_WINDOW:])
         before = (*about, self._newest, self._settings)
@@ -352,7 +352,7 @@ class ShiftStep:
         sizes = (np.int32(batch_size), num_classes)
         self._kernels.launch(
             "shift_sums",
-            (*rows, self._like, row_sums, *sizes, self._waiting, self._totals, self._newest),
+            (*rows, row_sums, *sizes, self._waiting, self._totals, self._newest),
             **column_blocks(self._num_classes + _TOTALS),
             dtype=dtype,
         )

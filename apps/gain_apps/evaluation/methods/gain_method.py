@@ -22,13 +22,12 @@ class GainMethod:
     update_every : int
         See `Gain`.
     measured : bool
-        Measure the shift from the mean logits of clean images instead of from equal ones, and
-        tell frames of one class from frames of many by the asymmetry of those images' logits.
+        Tell frames of one class from frames of many by the asymmetry of clean images' logits.
 
     Raises
     ------
     ConfigError
-        If `measured` and the head comes without the clean images' mean features.
+        If `measured` and the head comes without clean images.
     """
 
     def __init__(
@@ -40,19 +39,13 @@ class GainMethod:
         update_every: int = 1,
         measured: bool = False,
     ) -> None:
-        mean_logits = None
-        if measured:
-            if head.source_mean is None:
-                raise ConfigError(
-                    "measured: needs features of uncorrupted images; add --source-data"
-                )
-            mean_logits = head.logits(head.source_mean[None])[0].astype(np.float32)
+        if measured and head.source_mean is None:
+            raise ConfigError("measured: needs features of uncorrupted images; add --source-data")
         self._gain = Gain(
             head.weight,
             config,
             update_every=update_every,
             bias=head.bias,
-            mean_logits=mean_logits,
             asymmetry=head.asymmetry if measured else None,
         )
 

@@ -185,7 +185,7 @@ def _make_gain(spec: MethodSpec, head: Head) -> Method:
     if update_every != 1:
         raise ConfigError(f"{spec.text}: ablations learn after every batch; drop update_every")
     if measured:
-        raise ConfigError(f"{spec.text}: ablations have no measured mean logits; drop measured")
+        raise ConfigError(f"{spec.text}: ablations are not measured on clean images; drop measured")
     return AblatedGain(head, config, ablation)
 
 
