@@ -267,7 +267,7 @@ def draw(cells: dict[str, dict[str, Any]], path: Path) -> None:
         ]
         axis.set_yticks(places, sources, fontsize=7)
         axis.invert_yaxis()
-        axis.set_xlim(-8.0, 10.0)
+        axis.set_xlim(-8.0, 12.0)
         axis.tick_params(axis="x", labelsize=7)
         axis.set_title(name, fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
