@@ -29,7 +29,7 @@ from gain_runtime.atomic_file import write_atomically
 
 __all__ = ["STATE_SCHEMA_VERSION", "LoadedState", "load_state", "save_state"]
 
-STATE_SCHEMA_VERSION = "1"
+STATE_SCHEMA_VERSION = "2"
 _PREFIX = "gain.state."
 
 HostArrays = dict[str, npt.NDArray[Any]]

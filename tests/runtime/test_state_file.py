@@ -126,7 +126,7 @@ def test_state_without_frames_loads(tmp_path, preset):
 def test_metadata_say_what_the_file_is(tmp_path):
     with safe_open(saved(tmp_path / "state"), framework="numpy") as file:
         entries = file.metadata()
-    assert entries["gain.state.schema"] == "1"
+    assert entries["gain.state.schema"] == "2"
     assert json.loads(entries["gain.state.config"]) == GainConfig().to_dict()
     assert entries["gain.state.artifact_sha256"] == ARTIFACT
     assert entries["gain.state.frames"] == "32"
@@ -206,10 +206,10 @@ def test_other_safetensors_files_are_refused(tmp_path):
 
 def test_other_schema_is_refused(tmp_path):
     path = saved(tmp_path / "state")
-    rewrite(path, schema="2", version="9.9.9")
+    rewrite(path, schema="1", version="0.0.9")
     message = refusal(path)
-    assert "expected state schema 1, got 2" in message
-    assert "9.9.9" in message
+    assert "expected state schema 2, got 1" in message
+    assert "0.0.9" in message
 
 
 def test_state_of_another_artifact_is_refused(tmp_path):
