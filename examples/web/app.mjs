@@ -201,9 +201,16 @@ function list(id, probs, truth) {
 }
 
 async function forget() {
-  app.stream.reset();
-  await dropState(app.key);
-  show("Nothing learned yet: both answers are the source's.");
+  ready(false);
+  try {
+    // What is kept goes first: a reload in between must not bring back what was reset.
+    await dropState(app.key);
+    app.stream.reset();
+    show("Nothing learned yet: both answers are the source's.");
+  } catch (error) {
+    show(`Not reset: ${error.message}`);
+  }
+  ready(true);
 }
 
 function ready(idle) {
