@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from gain_apps.corruptions import CORRUPTIONS, corrupt, image_rng
+from gain_apps.evaluation.orders import tail_counts
 
 SIZE_PX, NUM_TRAIN, NUM_TEST, SEVERITY = 128, 8000, 2000, 3
 DECAY = 1e-3
@@ -70,11 +71,11 @@ def long_tail(labels: np.ndarray, ratio: float) -> np.ndarray:
     All of them at a ratio of 1.
     """
     rng = np.random.default_rng(0)
-    last = int(labels.max())
-    kept = []
-    for label in range(last + 1):
-        found = rng.permutation(np.flatnonzero(labels == label))
-        kept.append(found[: max(1, round(len(found) * ratio ** (-label / last)))])
+    by_class = [
+        rng.permutation(np.flatnonzero(labels == label)) for label in range(labels.max() + 1)
+    ]
+    counts = tail_counts([len(found) for found in by_class], ratio)
+    kept = [found[:count] for found, count in zip(by_class, counts, strict=True)]
     return np.sort(np.concatenate(kept))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from gain_core.errors import ConfigError
 
-__all__ = ["Order", "image_order"]
+__all__ = ["Order", "image_order", "tail_counts"]
 
 Ints = npt.NDArray[np.int64]
 Order = Literal["list", "shuffled", "runs", "sorted", "long-tailed", "one-class"]
@@ -97,13 +98,33 @@ def _long_tailed(shuffled: Ints, labels: npt.NDArray[np.integer[Any]], ranking: 
     """Of every class the share that its rank leaves it, one image at least."""
     shown = labels[shuffled]
     kept = np.zeros(len(shuffled), dtype=bool)
-    for label, share in zip(
-        ranking, IMBALANCE ** -np.linspace(0.0, 1.0, len(ranking)), strict=True
-    ):
-        places = np.flatnonzero(shown == label)
-        kept[places[: max(1, round(float(share) * len(places)))]] = True
+    by_class = [np.flatnonzero(shown == label) for label in ranking]
+    counts = tail_counts([len(places) for places in by_class], IMBALANCE)
+    for places, count in zip(by_class, counts, strict=True):
+        kept[places[:count]] = True
     chosen: Ints = shuffled[kept]
     return chosen
+
+
+def tail_counts(counts: Sequence[int], ratio: float, /) -> list[int]:
+    """How many images of every class a long tail leaves.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        Images of each class, the most frequent class of the tail first.
+    ratio : float
+        The first class's share over the last one's; in between, shares fall exponentially.
+
+    Returns
+    -------
+    list of int
+        One at least.
+    """
+    shares = ratio ** -np.linspace(0.0, 1.0, len(counts))
+    return [
+        max(1, round(float(share) * count)) for share, count in zip(shares, counts, strict=True)
+    ]
 
 
 def _runs(by_class: list[Ints], *, rng: np.random.Generator) -> list[Ints]:
