@@ -58,9 +58,10 @@ def result_record(result: FrameResult, /) -> dict[str, Json]:
 class JsonlSink(Closing):
     """Writes `result_record` of every result as a line.
 
-    A line goes out in one write, so that whoever follows the file sees whole lines and a crash
-    leaves only whole lines; one that the disk has no room for is taken back. The file is
-    created, or emptied, at once.
+    A line goes out in one write and one that the disk has no room for is taken back, so that
+    whatever ends in a line break is a whole row. A system may end a killed process between two
+    pages of a write: then, and only then, part of a last row stays, without a line break. The
+    file is created, or emptied, at once.
 
     Parameters
     ----------
