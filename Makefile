@@ -5,7 +5,7 @@ DEMO_VENV := .venv-demo
 DEMO := demo-result
 DEMO_FRAMES ?= 2000
 
-.PHONY: demo test check docs format slow clean
+.PHONY: demo test check docs format slow engines clean
 
 demo: $(DEMO_VENV)/.ready
 	mkdir -p $(DEMO)
@@ -38,6 +38,10 @@ docs: $(VENV)/.ready
 
 slow: $(VENV)/.ready
 	$(VENV)/bin/python -m pytest -m slow
+
+# The engines that take more than a minute to build; `make test` builds the others.
+engines: $(VENV)/.ready
+	$(VENV)/bin/python -m pytest -m slow tests/engines
 
 format: $(VENV)/.ready
 	$(VENV)/bin/ruff check --fix .

@@ -55,6 +55,7 @@ examples:
   gain-export vit_b16.gain.onnx --precision fp16 --verify-images photos/
   gain-export vit_b16.gain.onnx --precision int8 --calibrate photos/    vit_b16.int8.gain.onnx
   gain-export vit_b16.gain.onnx --engine --max-batch 16    an artifact: builds vit_b16.gain.engine
+  gain-export vit_b16.gain.onnx --precision fp16 --engine --verify-images photos/    both, verified
 """
 
 # Flags that only one of the two roads takes.
@@ -212,8 +213,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if report is not None and fitness is not None:
                     report = _as_it_is_now(report)
                 precision = _lower(args, report, images)
-            adaptive = _adapt(args, report, precision)
-            engine = _build_engine(args, report, precision)
+                adaptive = _adapt(args, report, precision)
+                engine = _build_engine(args, report, precision, images)
     except GainError as err:
         if args.debug:
             traceback.print_exc()
@@ -255,7 +256,7 @@ def _lower(
 
 def _as_adapted(args: argparse.Namespace) -> argparse.Namespace:
     """The arguments as --adaptive sees them: it builds on the lower precision where one is."""
-    if args.precision is None:
+    if args.precision in (None, "fp32"):
         return args
     return argparse.Namespace(**vars(args) | {"target": precision_target(args), "output": None})
 
@@ -272,14 +273,17 @@ def _adapt(
 
 
 def _build_engine(
-    args: argparse.Namespace, report: ExportReport | None, precision: PrecisionReport | None
+    args: argparse.Namespace,
+    report: ExportReport | None,
+    precision: PrecisionReport | None,
+    images: Path | None,
 ) -> EngineReport | None:
     """Build or check the engine if it is wanted, of the lower precision where one is."""
     if not args.engine:
         return None
-    if precision is not None:
-        return write_engine(args, precision.path)
-    return write_engine(args, args.target if report is None else report.path)
+    written = precision or report
+    path = args.target if written is None else written.path
+    return write_engine(args, path, calibration_images=images)
 
 
 @contextmanager

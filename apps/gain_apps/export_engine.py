@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from gain_core.errors import ConfigError
 if TYPE_CHECKING:
     from gain_export.engine import EngineOptions, EngineReport
 
-__all__ = ["add_engine_arguments", "check_engine_arguments", "engine_row", "write_engine"]
+__all__ = ["add_engine_arguments", "check_engine_arguments", "engine_rows", "write_engine"]
 
 _NEEDS_ENGINE = (
     "compute_capability",
@@ -88,12 +89,16 @@ def check_engine_arguments(args: argparse.Namespace) -> None:
     installed_library()
 
 
-def write_engine(args: argparse.Namespace, artifact_path: Path, /) -> EngineReport:
+def write_engine(
+    args: argparse.Namespace, artifact_path: Path, /, *, calibration_images: Path | None
+) -> EngineReport:
     """Build or check the engine beside an artifact.
+
+    It is verified on the images of --verify-images, else on those that --calibrate stands for.
 
     Raises
     ------
-    ArtifactError, BackendUnavailableError, ConfigError, EngineError
+    ArtifactError, BackendUnavailableError, ConfigError, EngineError, ParityError
         As `gain_export.engine.build_engine`.
     """
     from gain_export.engine import build_engine, check_engine
@@ -102,20 +107,54 @@ def write_engine(args: argparse.Namespace, artifact_path: Path, /) -> EngineRepo
         return check_engine(artifact_path, options=_options(args))
     with progress_line(enabled=not args.json) as on_step:
         return build_engine(
-            artifact_path, options=_options(args), force=args.force, on_step=on_step
+            artifact_path,
+            options=_options(args),
+            verify_images=args.verify_images or calibration_images,
+            allow_drift=bool(args.allow_drift),
+            force=args.force,
+            on_step=on_step,
         )
 
 
-def engine_row(report: EngineReport, /) -> str:
-    """What a person wants to know about an engine, in a line."""
+def engine_rows(report: EngineReport, /) -> list[tuple[str, str]]:
+    """What a person wants to know about an engine: a name and a text a line."""
     header = report.header
     targets = " ".join(str(capability) for capability in header.compute_capabilities)
     how = f"built in {report.seconds:.1f} s" if report.built else "still fits"
-    return (
-        f"{report.path} ({report.size_bytes / 1e6:.1f} MB, {how}, {header.library} "
-        f"{header.version}, {header.precision or 'unknown precision'}, compute capability "
-        f"{targets}, batches to {header.profile[-1]})"
+    rows = [
+        (
+            "engine",
+            f"{report.path} ({report.size_bytes / 1e6:.1f} MB, {how}, {header.library} "
+            f"{header.version}, {header.precision or 'unknown precision'}, compute capability "
+            f"{targets}, batches to {header.profile[-1]})",
+        )
+    ]
+    record = header.verification
+    if record["verified"] == "no":
+        rows.append(("", f"NOT VERIFIED: {record['reason']}"))
+        return rows
+    rows.append(
+        (
+            "agreement",
+            f"with {record['reference']} ({record['reference_precision']}, on the CPU), batches of "
+            f"{record['batch_sizes']}, on {record['images']} {_images_in_words(record)}: top-1 "
+            f"{record['top1_agreement']:.1%}, smallest cosine of features "
+            f"{record['features_cosine_min']:.5f}, of logits {record['logits_cosine_min']:.5f}",
+        )
     )
+    if record["accepted"]:
+        rows.append(("accepted", str(record["accepted"])))
+    return rows
+
+
+def _images_in_words(record: Mapping[str, object]) -> str:
+    """Whose images an engine was verified on."""
+    if record["images_drawn"] == "yes":
+        return (
+            f"images drawn here ({record['image_source']}), no photographs: --verify-images DIR "
+            "takes some"
+        )
+    return f"images of {record['image_source']}"
 
 
 def _options(args: argparse.Namespace) -> EngineOptions:

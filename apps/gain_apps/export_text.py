@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from gain_apps.export_engine import engine_row
+from gain_apps.export_engine import engine_rows
 from gain_apps.export_precision import precision_rows
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def print_text(written: Written) -> None:
         size = f"{adaptive.size_bytes / 1e6:.1f} MB, state {adaptive.state_bytes / 1e6:.2f} MB"
         _print_row("adaptive", f"{adaptive.path} ({size}, update every {adaptive.update_every})")
     if written.engine is not None:
-        _print_row("engine", engine_row(written.engine))
+        for name, text in engine_rows(written.engine):
+            _print_row(name, text)
 
 
 def _print_report(report: ExportReport) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,26 @@ from gain_core.errors import EngineError
 
 __all__ = ["PRECISIONS", "EngineHeader", "header_from_dict", "no_engine"]
 
-SCHEMA = 2
+SCHEMA = 3
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 
 _AMPERE = 80
+# What `verification` holds, and of which type.
+_NOT_VERIFIED: dict[str, type] = {"verified": str, "reason": str}
+_VERIFIED: dict[str, type] = {
+    "verified": str,
+    "reference": str,
+    "reference_precision": str,
+    "image_source": str,
+    "images_drawn": str,
+    "images": int,
+    "batch_sizes": str,
+    "top1_agreement": float,
+    "features_cosine_min": float,
+    "logits_cosine_min": float,
+    "logits_max_abs_diff": float,
+    "accepted": str,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +63,15 @@ class EngineHeader:
         Of the plan, hexadecimal.
     log_tail : tuple of str
         The builder's last warnings and errors.
+    verification : mapping
+        `verified` is "no" and there is a `reason`, or it is "yes" and there are:
+
+        - `reference`, the artifact that ONNX Runtime ran on the CPU, and `reference_precision`,
+          one of `PRECISIONS` or "unknown";
+        - `images`, their number, `image_source`, and `images_drawn`, "yes" where they were drawn
+          by the program and nobody's photographs; `batch_sizes`, those the engine was run at;
+        - `top1_agreement`, `features_cosine_min`, `logits_cosine_min`, `logits_max_abs_diff`;
+        - `accepted`, what missed the bar and was allowed to, empty where nothing did.
     schema : int
         Version of this header.
     """
@@ -61,6 +87,9 @@ class EngineHeader:
     flags: tuple[str, ...]
     plan_sha256: str
     log_tail: tuple[str, ...] = ()
+    verification: Mapping[str, float | int | str] = field(
+        default_factory=lambda: {"verified": "no", "reason": "it has not been run"}
+    )
     schema: int = SCHEMA
 
     @property
@@ -141,7 +170,7 @@ def header_from_dict(values: object, path: Path, /) -> EngineHeader:
             f"{'an older' if schema < SCHEMA else 'a newer'} version of gain-edge, build it again "
             f"with: gain-export {path.with_suffix('.onnx')} --engine"
         )
-    names = {field.name for field in fields(EngineHeader)}
+    names = {item.name for item in fields(EngineHeader)}
     if set(values) != names:
         odd = ", ".join(sorted(set(values) ^ names))
         raise no_engine(path, f"the header fields of schema {SCHEMA}", f"others: {_shown(odd)}")
@@ -163,6 +192,8 @@ def _fits(name: str, value: Any) -> bool:
         return len(value) == 3 if name == "profile" else len(value) >= 1
     if name in ("flags", "log_tail"):
         return isinstance(value, list) and all(isinstance(v, str) for v in value)
+    if name == "verification":
+        return _is_verification(value)
     if name == "precision":
         return value is None or value in PRECISIONS
     if name == "builder_level":
@@ -170,6 +201,17 @@ def _fits(name: str, value: Any) -> bool:
     if name == "schema":
         return type(value) is int
     return isinstance(value, str) or (name == "gpu" and value is None)
+
+
+def _is_verification(value: Any) -> bool:
+    """Whether a value says that the engine was verified and how, or that it was not and why."""
+    if not isinstance(value, dict) or value.get("verified") not in ("yes", "no"):
+        return False
+    kinds = _VERIFIED if value["verified"] == "yes" else _NOT_VERIFIED
+    if {name: type(v) for name, v in value.items()} != kinds:
+        return False
+    # The texts are shown to people.
+    return all(v.isprintable() if isinstance(v, str) else math.isfinite(v) for v in value.values())
 
 
 def _shown(value: object) -> str:

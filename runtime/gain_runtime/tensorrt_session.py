@@ -96,7 +96,8 @@ class TensorRTSession(Closing):
         self._check_tensors(loaded.path)
         self._context, self._cache = self._create_context()
         self._device_outputs = device_outputs
-        self._input, self._ring = self._make_buffers(ring if device_outputs else 1)
+        self._buffers: tuple[InputBuffer, OutputRing] | None
+        self._buffers = self._make_buffers(ring if device_outputs else 1)
         logger.info("%s: running on %s", artifact.path.name, self.provider)
 
     @property
@@ -137,15 +138,16 @@ class TensorRTSession(Closing):
             If the session is closed or TensorRT fails. With `device_outputs` what fails on the
             device later is raised where it is waited for, by CuPy.
         """
-        if self._context is None:
+        if self._buffers is None:
             raise EngineError(
                 f"{self._artifact.path}: the session is closed; open it again before use"
             )
         self._check_input(pixel_values)
+        inputs, ring = self._buffers
         with self._memory.ordered():
-            outputs = self._ring.next(len(pixel_values))
+            outputs = ring.next(len(pixel_values))
             if len(pixel_values):
-                self._enqueue(self._input.hold(pixel_values), outputs)
+                self._enqueue(inputs.hold(pixel_values), outputs)
             if self._device_outputs:
                 return Features(*outputs)
             return Features(*self._memory.download(outputs))
@@ -172,11 +174,14 @@ class TensorRTSession(Closing):
         """Release the engine and its buffers, and keep the kernels compiled for it; idempotent."""
         if self._context is None:
             return
-        self._memory.synchronize()
-        if self._cache is not None:
-            _store(self._cache, cache_file(self._library, current_gpu(), "runtime"))
-        # The context goes before the engine it belongs to, that before its runtime.
-        self._context = self._cache = self._engine = self._runtime = None
+        try:
+            self._memory.synchronize()
+            if self._cache is not None:
+                _store(self._cache, cache_file(self._library, current_gpu(), "runtime"))
+        finally:
+            # The context goes before the engine it belongs to, that before its runtime.
+            self._context = self._cache = self._engine = self._runtime = None
+            self._buffers = None
 
     def _check_input(self, pixel_values: npt.NDArray[np.float32] | DeviceArray) -> None:
         """The array is what the engine takes."""
@@ -206,10 +211,10 @@ class TensorRTSession(Closing):
     def _check_tensors(self, path: Path) -> None:
         """The engine has the artifact's input and outputs, and they are float32."""
         manifest, float32 = self._artifact.manifest, self._library.float32
-        engine = self._engine
-        names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
+        native = self._engine
+        names = {native.get_tensor_name(index) for index in range(native.num_io_tensors)}
         expected = {manifest.input_name, manifest.features_name, manifest.logits_name}
-        if names != expected or any(engine.get_tensor_dtype(name) != float32 for name in names):
+        if names != expected or any(native.get_tensor_dtype(name) != float32 for name in names):
             raise EngineError(
                 f"{path}: expected the float32 tensors {', '.join(sorted(expected))}, got "
                 f"{', '.join(sorted(names))}; build it again"
@@ -220,11 +225,15 @@ class TensorRTSession(Closing):
         settings: Any = None
         if hasattr(self._engine, "create_runtime_config"):
             settings = self._engine.create_runtime_config()
-        if not hasattr(settings, "create_runtime_cache"):
+        if not (
+            hasattr(settings, "create_runtime_cache") and hasattr(settings, "set_runtime_cache")
+        ):
             return self._made(self._engine.create_execution_context()), None
         cache = settings.create_runtime_cache()
         file = cache_file(self._library, current_gpu(), "runtime")
-        if file.is_file() and not cache.deserialize(file.read_bytes()):
+        if file.is_file() and not (
+            hasattr(cache, "deserialize") and cache.deserialize(file.read_bytes())
+        ):
             logger.info("%s: does not fit here; the kernels are compiled again", file)
         settings.set_runtime_cache(cache)
         return self._made(self._engine.create_execution_context(settings)), cache

@@ -16,10 +16,11 @@ from gain_core.config import GainConfig
 from gain_core.errors import ArtifactError, ConfigError, EngineError
 from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, build_engine, check_engine
-from gain_export.engine.compile import set_compatibility
+from gain_export.engine.compile import set_compatibility, set_target
 from gain_export.engine.precision_of import precision_of
 from gain_runtime.artifact import load_artifact
 from gain_runtime.engine_file import plan_version, read_engine, write_engine
+from gain_runtime.tensorrt_library import Gpu
 
 SM89 = EngineOptions(compute_capabilities=(89,), max_batch=4, builder_level=0)
 
@@ -206,8 +207,32 @@ def test_library_without_the_name_is_named(option):
 
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU to build for")
 def test_gpu_must_be_named_where_there_is_none(artifact_path, rtx):
-    with pytest.raises(ConfigError, match="--compute-capability 86"):
+    with pytest.raises(
+        ConfigError, match=r"CuPy: .*cuda12.*; or give one, as --compute-capability"
+    ):
         build_engine(artifact_path)
+
+
+@pytest.mark.parametrize("capabilities", [(), (87,)])
+def test_library_for_the_gpu_at_hand_names_cupy_where_none_can_be_asked(capabilities):
+    options = replace(SM89, compute_capabilities=capabilities)
+    with pytest.raises(ConfigError, match=r"tensorrt builds for the GPU at hand") as caught:
+        set_target(library_with(), Settings(), options, gpu=None)
+    assert "gain-edge[cuda12]" in str(caught.value)
+    assert "gain-edge[cuda13]" in str(caught.value)
+    # A capability that is given does not help, and neither does another device.
+    assert "--compute-capability" not in str(caught.value)
+    assert "build on the device" not in str(caught.value)
+
+
+def test_library_for_the_gpu_at_hand_builds_for_no_other():
+    orin = Gpu("Orin", 87, 1 << 30)
+    for capabilities in ((), (87,)):
+        options = replace(SM89, compute_capabilities=capabilities)
+        assert set_target(library_with(), Settings(), options, gpu=orin) == (87,)
+    options = replace(SM89, compute_capabilities=(89, 86))
+    with pytest.raises(ConfigError, match=r"\(87\), got 86 89; build on the device"):
+        set_target(library_with(), Settings(), options, gpu=orin)
 
 
 def test_missing_artifact_is_refused(tmp_path, rtx):

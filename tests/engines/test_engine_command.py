@@ -6,9 +6,12 @@ import json
 import subprocess
 import sys
 
+import onnx
 import pytest
+from PIL import Image
 
 from gain_apps.export import main
+from gain_export.synthetic import synthetic_images
 from gain_runtime.engine_file import read_engine
 
 BUILD = ["--engine", "--compute-capability", "89", "--builder-level", "0"]
@@ -89,3 +92,53 @@ def test_without_a_library_one_line_says_what_to_install(artifact_path):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "gain-edge[tensorrt-rtx]" in done.stderr
+
+
+def test_fp32_builds_the_artifacts_own_engine(artifact_path, rtx, capsys):
+    assert main([str(artifact_path), "--precision", "fp32", *BUILD]) == 0
+    said = capsys.readouterr().err
+    assert "is float32 already" in said
+    assert ", fp32, compute capability 89" in said
+    names = {file.name for file in artifact_path.parent.iterdir()}
+    assert {name for name in names if name.startswith("net")} == {"net.onnx", "net.engine"}
+
+
+@pytest.mark.parametrize("flags", [[], ["--calibrate", "photos"]], ids=["fp16", "int8"])
+def test_repeated_command_takes_what_fits_and_rebuilds_a_stale_engine(
+    artifact_path, rtx, capsys, monkeypatch, flags
+):
+    monkeypatch.chdir(artifact_path.parent)
+    (artifact_path.parent / "photos").mkdir()
+    for index, image in enumerate(synthetic_images(3, seed=4)):
+        Image.fromarray(image).save(artifact_path.parent / "photos" / f"{index}.png")
+    precision = "int8" if flags else "fp16"
+    command = ["net.onnx", "--precision", precision, *flags, *BUILD, "--allow-drift", "--json"]
+    found = []
+    for _ in range(3):
+        assert main(command) == 0
+        record = json.loads(capsys.readouterr().out)
+        found.append((record["precision"]["written"], record["engine"]["built"]))
+        if len(found) == 2:
+            engine = artifact_path.with_name(f"net.{precision}.gain.engine")
+            engine.write_bytes(b"stale")
+    assert found == [(True, True), (False, False), (False, True)]
+
+
+def test_lower_precision_of_another_artifact_is_refused_and_the_remedy_works(
+    artifact_path, rtx, capsys
+):
+    command = [str(artifact_path), "--precision", "fp16", *BUILD]
+    assert main(command) == 0
+    model = onnx.load(artifact_path)
+    model.doc_string = "changed"
+    onnx.save(model, artifact_path)
+    capsys.readouterr()
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert "net.fp16.gain.onnx: exists already and does not fit: reference_sha256: " in error
+    assert "--force makes it again" in error
+    assert main([*command, "--force"]) == 0
+
+
+def test_drift_may_be_allowed_of_an_engine_alone(artifact_path, rtx):
+    assert main([str(artifact_path), *BUILD, "--allow-drift"]) == 0

@@ -36,6 +36,24 @@ HEADER = EngineHeader(
     plan_sha256=hashlib.sha256(PLAN).hexdigest(),
     log_tail=("a warning",),
 )
+VERIFIED = {
+    "verified": "yes",
+    "reference": "net.gain.onnx",
+    "reference_precision": "fp32",
+    "image_source": "photos",
+    "images_drawn": "no",
+    "images": 64,
+    "batch_sizes": "1, 8",
+    "top1_agreement": 1.0,
+    "features_cosine_min": 0.9999,
+    "logits_cosine_min": 0.9998,
+    "logits_max_abs_diff": 0.01,
+    "accepted": "",
+}
+
+
+def without(name: str) -> dict[str, object]:
+    return {key: value for key, value in VERIFIED.items() if key != name}
 
 
 def with_header(values: object, plan: bytes = PLAN) -> bytes:
@@ -73,6 +91,13 @@ def test_layout_is_length_header_plan(tmp_path):
     (length,) = struct.unpack("<I", data[:4])
     assert json.loads(data[4 : 4 + length])["artifact_sha256"] == HEADER.artifact_sha256
     assert data[4 + length :] == PLAN
+
+
+def test_verification_is_read_as_written(tmp_path):
+    path = tmp_path / "net.engine"
+    for record in (VERIFIED, {"verified": "no", "reason": "no GPU"}):
+        write_engine(path, replace(HEADER, verification=record), PLAN)
+        assert read_engine(path).header.verification == record
 
 
 def test_failed_write_leaves_nothing(tmp_path):
@@ -113,10 +138,10 @@ def test_missing_file_names_the_command(tmp_path):
         pytest.param(struct.pack("<I", 9000) + b"[" * 9000, "in JSON", id="deep-json"),
         pytest.param(struct.pack("<I", 5000) + b"9" * 5000, "in JSON", id="long-number"),
         pytest.param(with_header([1]), "names and values", id="list"),
-        pytest.param(with_header({}), "schema 2", id="no-schema"),
-        pytest.param(with_fields(schema=3), "a newer version of gain-edge", id="newer-schema"),
-        pytest.param(with_fields(schema=True), "schema 2, got True", id="schema-bool"),
-        pytest.param(with_fields(schema=0), "schema 2, got 0", id="schema-zero"),
+        pytest.param(with_header({}), "schema 3", id="no-schema"),
+        pytest.param(with_fields(schema=4), "a newer version of gain-edge", id="newer-schema"),
+        pytest.param(with_fields(schema=True), "schema 3, got True", id="schema-bool"),
+        pytest.param(with_fields(schema=0), "schema 3, got 0", id="schema-zero"),
         pytest.param(with_fields(precision="fp8"), "valid precision", id="precision-unknown"),
         pytest.param(with_fields(precision=["fp16"]), "valid precision", id="precision-list"),
         pytest.param(with_fields(extra=1), "others: extra", id="unknown-field"),
@@ -132,6 +157,28 @@ def test_missing_file_names_the_command(tmp_path):
         pytest.param(with_fields(flags=[1]), "valid flags", id="flags-numbers"),
         pytest.param(with_fields(log_tail="x"), "valid log_tail", id="log-text"),
         pytest.param(with_fields(builder_level="3"), "valid builder_level", id="level-text"),
+        pytest.param(with_fields(verification="yes"), "valid verif", id="verification-text"),
+        pytest.param(with_fields(verification={}), "valid verif", id="verification-empty"),
+        pytest.param(with_fields(verification={"verified": "no"}), "valid verif", id="no-reason"),
+        pytest.param(
+            with_fields(verification={"verified": ["yes"]}), "valid verif", id="verified-list"
+        ),
+        pytest.param(
+            with_fields(verification=without("images_drawn")), "valid verif", id="no-drawn"
+        ),
+        pytest.param(
+            with_fields(verification=VERIFIED | {"images": 1.5}), "valid verif", id="images-float"
+        ),
+        pytest.param(
+            with_fields(verification=VERIFIED | {"top1_agreement": float("nan")}),
+            "valid verif",
+            id="top1-nan",
+        ),
+        pytest.param(
+            with_fields(verification=VERIFIED | {"reference": "a\x1b[2J"}),
+            "valid verif",
+            id="reference-escape",
+        ),
         pytest.param(with_fields(artifact_sha256="a\nb", gpu=1), "valid gpu", id="newline"),
         pytest.param(with_header(asdict(HEADER), PLAN[:-1]), "other bytes", id="truncated-plan"),
         pytest.param(with_fields(version="1.6.0.1"), "one of 1.7.1.116", id="plan-version"),
@@ -141,11 +188,12 @@ def test_hostile_file_is_one_clear_line(data, words, tmp_path):
     assert words in refusal(data, tmp_path)
 
 
-def test_engine_of_the_first_schema_is_said_to_be_old(tmp_path):
-    values = {**asdict(HEADER), "schema": 1}
-    del values["precision"]
+@pytest.mark.parametrize(("schema", "missing"), [(1, "precision"), (2, "verification")])
+def test_engine_of_an_earlier_schema_is_said_to_be_old(tmp_path, schema, missing):
+    values = {**asdict(HEADER), "schema": schema}
+    del values[missing]
     message = refusal(with_header(values), tmp_path)
-    assert "schema 2, got 1" in message
+    assert f"schema 3, got {schema}" in message
     assert "an older version of gain-edge, build it again with: gain-export" in message
     assert "damaged" not in message
 

@@ -1,8 +1,8 @@
-"""No name is used on every library that some library lacks, by a recorded table of names.
+"""Every name the code takes from a TensorRT library is recorded, and asked for where one lacks it.
 
-`tensorrt_names.json` says which names were found in the bindings of TensorRT 10.3.0, 10.16.1,
-11.4.0 and TensorRT-RTX 1.7.1. A name that is recorded for the last only was not looked for in the
-others, so it counts as missing there.
+`tensorrt_names.json` says which names are in the bindings of TensorRT 10.3.0, 10.16.1.11,
+11.4.0.106 and TensorRT-RTX 1.7.1.116: the texts that the compiled modules of NVIDIA's wheels
+(`tensorrt-cu12-bindings`, `tensorrt-rtx`) register. `NAME(KEYWORD)` is a parameter's name.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import ast
 import importlib.metadata
 import inspect
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 
@@ -23,62 +25,291 @@ VERSIONS = {"10.3", "10.16", "11.4", "rtx-1.7"}
 NAMES: dict[str, list[str]] = json.loads(
     (Path(__file__).parent / "tensorrt_names.json").read_text(encoding="utf-8")
 )
-MODULES = [compile_module, tensorrt_library, tensorrt_session]
-# What a `hasattr` proves the presence of, besides the name it asks for: added by one release.
-COMES_WITH = {
-    "set_compute_capability": {"num_compute_capabilities", "ComputeCapability"},
-    "create_runtime_cache": {"set_runtime_cache"},
+# What in each module is a library, or an object that a library made.
+LIBRARY = {
+    compile_module: {
+        *("library", "builder", "config", "network", "parser", "profile", "tensor", "error"),
+        "cache",
+    },
+    tensorrt_library: {"library", "severity"},
+    tensorrt_session: {
+        *("library", "runtime", "context", "settings", "cache", "native"),
+        *("self._library", "self._runtime", "self._engine", "self._context", "self._cache"),
+    },
 }
+# What is Python's, CuPy's or this project's, besides `self` and what is imported.
+OWN = {
+    compile_module: {
+        *("file", "gpu", "log", "logger", "members", "name", "options", "shape", "self._lengths"),
+    },
+    tensorrt_library: {
+        *("c", "cupy", "gpu", "kind", "log", "logger", "message", "runtime"),
+        *("self.errors", "self.tail"),
+    },
+    tensorrt_session: {
+        *("_NO_DRIVER", "artifact", "engine", "file", "loaded", "log", "logger", "manifest"),
+        *("inputs", "pixel_values", "ring", "size"),
+        *("self._artifact", "self._log", "self._memory"),
+    },
+}
+MODULES = list(LIBRARY)
+# A method of a class derived from the library's that only this project calls.
+OWN_METHODS = {"first_error"}
 
 
-def unguarded(source: str) -> set[str]:
-    """Recorded names that are used, are not everywhere, and are not asked for with `hasattr`."""
-    tree = ast.parse(source)
-    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    asked = {
-        node.args[1].value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "hasattr"
-        and isinstance(node.args[1], ast.Constant)
+class Use(NamedTuple):
+    """A name of a library in the code, and whether it was asked for on the way there."""
+
+    name: str
+    asked: bool
+
+
+class Reader(ast.NodeVisitor):
+    """Walks a module as it runs and remembers what `hasattr` has proven so far.
+
+    Proofs are of one name of one object, as `config.progress_monitor`; they hold where the code
+    is reached only after `hasattr` has said yes.
+    """
+
+    def __init__(self, library: set[str], own: set[str]) -> None:
+        self.library, self.own = library, own | {"self"}
+        self.uses: list[Use] = []
+        self.strangers: set[str] = set()
+        self.proven: frozenset[str] = frozenset()
+
+    def is_library(self, node: ast.expr) -> bool:
+        """Whether an expression is a library, a part of one, or what one of its calls returned."""
+        if ast.unparse(node) in self.library:
+            return True
+        if isinstance(node, ast.Call):
+            return self.is_library(node.func)
+        return isinstance(node, ast.Attribute) and self.is_library(node.value)
+
+    def use(self, name: str, holder: ast.expr | None = None) -> None:
+        if not name.startswith("__"):
+            asked = holder is not None and f"{ast.unparse(holder)}.{name}" in self.proven
+            self.uses.append(Use(name, asked))
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if ast.unparse(node) not in self.library:
+            if self.is_library(node.value):
+                self.use(node.attr, node.value)
+            elif is_object(node.value) and ast.unparse(node.value) not in self.own:
+                self.strangers.add(ast.unparse(node.value))
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = asked_for(node)
+        if name is not None and self.is_library(node.args[0]):
+            self.uses.append(Use(name, asked=True))
+        if isinstance(node.func, ast.Attribute) and self.is_library(node.func):
+            for keyword in node.keywords:
+                self.use(f"{node.func.attr}({keyword.arg})")
+        self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        if any(self.is_library(base) for base in node.bases):
+            for item in node.body:
+                if isinstance(item, ast.FunctionDef) and item.name not in OWN_METHODS:
+                    self.use(item.name)
+        self.generic_visit(node)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        self.own |= {(item.asname or item.name).split(".")[0] for item in node.names}
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        self.own |= {item.asname or item.name for item in node.names}
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        before = self.proven
+        for value in node.values:
+            self.visit(value)
+            self.proven |= proofs(value, isinstance(node.op, ast.And))
+        self.proven = before
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.visit(node.test)
+        before = self.proven
+        for value, truth in ((node.body, True), (node.orelse, False)):
+            self.proven = before | proofs(node.test, truth)
+            self.visit(value)
+        self.proven = before
+
+    def visit_If(self, node: ast.If) -> None:
+        self.visit(node.test)
+        before = self.proven
+        for body, truth in ((node.body, True), (node.orelse, False)):
+            self.proven = before | proofs(node.test, truth)
+            for statement in body:
+                self.visit(statement)
+        self.proven = before
+        for body, truth in ((node.body, True), (node.orelse, False)):
+            if body and isinstance(body[-1], ast.Return | ast.Raise | ast.Continue):
+                self.proven |= proofs(node.test, not truth)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        before = self.proven
+        self.generic_visit(node)
+        self.proven = before
+
+
+def is_object(node: ast.expr) -> bool:
+    """Whether an expression is a variable or an attribute of `self`."""
+    if isinstance(node, ast.Attribute):
+        return ast.unparse(node.value) == "self"
+    return isinstance(node, ast.Name)
+
+
+def asked_for(node: ast.expr) -> str | None:
+    """The name that a call of `hasattr` asks for."""
+    if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "hasattr"):
+        return None
+    name = node.args[1]
+    assert isinstance(name, ast.Constant), "hasattr of a computed name cannot be checked"
+    return str(name.value)
+
+
+def proofs(test: ast.expr, truth: bool) -> frozenset[str]:
+    """What exists if a condition is true, or false."""
+    name = asked_for(test)
+    if name is not None:
+        assert isinstance(test, ast.Call)
+        return frozenset({f"{ast.unparse(test.args[0])}.{name}"} if truth else ())
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return proofs(test.operand, not truth)
+    if isinstance(test, ast.BoolOp):
+        parts = [proofs(value, truth) for value in test.values]
+        every = isinstance(test.op, ast.And) == truth
+        return frozenset().union(*parts) if every else parts[0].intersection(*parts[1:])
+    return frozenset()
+
+
+def read(source: str, library: set[str], own: set[str]) -> Reader:
+    reader = Reader(library, own)
+    reader.visit(ast.parse(source))
+    return reader
+
+
+def read_modules() -> Iterator[tuple[ModuleType, Reader]]:
+    for module in MODULES:
+        yield module, read(inspect.getsource(module), LIBRARY[module], OWN[module])
+
+
+def unrecorded(reader: Reader) -> set[str]:
+    return {use.name for use in reader.uses} - NAMES.keys()
+
+
+def unasked(reader: Reader) -> set[str]:
+    """Names that some library lacks and that are used without having been asked for."""
+    partial = {name for name, versions in NAMES.items() if set(versions) != VERSIONS}
+    return {use.name for use in reader.uses if use.name in partial and not use.asked}
+
+
+def test_every_name_of_a_library_is_recorded():
+    assert {module.__name__: unrecorded(reader) for module, reader in read_modules()} == {
+        module.__name__: set() for module in MODULES
     }
-    proven = asked.union(*(COMES_WITH.get(name, set()) for name in asked))
-    return {name for name in used & NAMES.keys() if set(NAMES[name]) != VERSIONS} - proven
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_names_that_some_library_lacks_are_asked_for(module: ModuleType):
-    assert unguarded(inspect.getsource(module)) == set()
-
-
-def test_recorded_names_are_really_used():
-    used = {
-        node.attr
-        for module in MODULES
-        for node in ast.walk(ast.parse(inspect.getsource(module)))
-        if isinstance(node, ast.Attribute)
+def test_names_that_some_library_lacks_are_asked_for():
+    assert {module.__name__: unasked(reader) for module, reader in read_modules()} == {
+        module.__name__: set() for module in MODULES
     }
-    assert {"STRONGLY_TYPED", "set_compute_capability", "execute_async_v3"} <= used & NAMES.keys()
+
+
+def test_every_object_is_known_to_be_a_librarys_or_not():
+    strangers = {module.__name__: reader.strangers for module, reader in read_modules()}
+    assert not any(strangers.values()), f"put into LIBRARY or OWN: {strangers}"
+
+
+def test_the_librarys_objects_are_still_in_the_code():
+    for module, reader in read_modules():
+        tree = ast.parse(inspect.getsource(module))
+        assert LIBRARY[module] <= {ast.unparse(node) for node in ast.walk(tree)}
+        assert len(reader.uses) > 3
+
+
+def test_versions_are_the_recorded_ones():
+    assert {version for versions in NAMES.values() for version in versions} == VERSIONS
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "missing", "bare"),
     [
-        pytest.param("config.set_flag(trt.BuilderFlag.FP16)", {"FP16"}, id="removed-in-11"),
+        pytest.param("trt.Frobnicate(log)", {"Frobnicate"}, set(), id="unrecorded"),
+        pytest.param("trt.Builder(log).frobnicate()", {"frobnicate"}, set(), id="of-a-result"),
+        pytest.param("hasattr(config, 'frobnicate')", {"frobnicate"}, set(), id="asked-unrecorded"),
         pytest.param(
-            "config.tiling_optimization_level = 1", {"tiling_optimization_level"}, id="new"
+            "config.set_flag(trt.BuilderFlag.TF32, frob=1)", {"set_flag(frob)"}, set(), id="keyword"
         ),
         pytest.param(
-            "if hasattr(c, 'tiling_optimization_level'):\n c.tiling_optimization_level = 1",
+            "class M(trt.IProgressMonitor):\n def frob(self): ...", {"frob"}, set(), id="method"
+        ),
+        pytest.param("config.set_flag(trt.BuilderFlag.FP16)", set(), {"FP16"}, id="removed-in-11"),
+        pytest.param("context.execute_async_v3(stream)", set(), set(), id="everywhere"),
+        pytest.param(
+            "if hasattr(config, 'max_aux_streams'):\n config.tiling_optimization_level = 1",
+            set(),
+            {"tiling_optimization_level"},
+            id="asked-for-another",
+        ),
+        pytest.param(
+            "def a():\n hasattr(config, 'tiling_optimization_level')\n"
+            "def b():\n config.tiling_optimization_level = 1",
+            set(),
+            {"tiling_optimization_level"},
+            id="asked-elsewhere",
+        ),
+        pytest.param(
+            "if hasattr(trt, 'tiling_optimization_level'):\n config.tiling_optimization_level = 1",
+            set(),
+            {"tiling_optimization_level"},
+            id="asked-of-another",
+        ),
+        pytest.param(
+            "if hasattr(config, 'set_compute_capability') or x:\n config.set_compute_capability(1)",
+            set(),
+            {"set_compute_capability"},
+            id="or",
+        ),
+        pytest.param(
+            "if hasattr(config, 'tiling_optimization_level'):\n"
+            " config.tiling_optimization_level = 1",
+            set(),
             set(),
             id="asked-for",
         ),
-        pytest.param("context.execute_async_v3(stream)", set(), id="everywhere"),
+        pytest.param(
+            "if x and hasattr(config, 'set_compute_capability'):\n"
+            " config.set_compute_capability(1)",
+            set(),
+            set(),
+            id="and",
+        ),
+        pytest.param(
+            "def a():\n if not hasattr(config, 'set_compute_capability'):\n  return\n"
+            " config.set_compute_capability(1)",
+            set(),
+            set(),
+            id="left-before",
+        ),
+        pytest.param(
+            "def a():\n if not hasattr(config, 'set_compute_capability'):\n  pass\n"
+            " config.set_compute_capability(1)",
+            set(),
+            {"set_compute_capability"},
+            id="not-left",
+        ),
     ],
 )
-def test_the_check_itself(source, found):
-    assert unguarded(source) == found
+def test_the_check_itself(source, missing, bare):
+    reader = read(source, {"trt", "config", "context"}, set())
+    assert (unrecorded(reader), unasked(reader)) == (missing, bare)
+
+
+def test_an_unknown_object_is_found():
+    source = "import os\nos.sep\nnew.thing()\nself.thing()\nself.old.a()\nself.new.a()"
+    assert read(source, set(), {"self.old"}).strangers == {"new", "self.new"}
 
 
 def test_table_is_true_of_the_installed_library():
@@ -86,5 +317,11 @@ def test_table_is_true_of_the_installed_library():
     if not importlib.metadata.version("tensorrt-rtx").startswith("1.7."):
         pytest.skip("the table describes TensorRT-RTX 1.7")
     owners = [library, *(getattr(library, name) for name in dir(library))]
-    there = {name for name in NAMES if any(hasattr(owner, name) for owner in owners)}
+
+    def is_there(name: str) -> bool:
+        method, _, keyword = name.rstrip(")").partition("(")
+        found = [getattr(owner, method) for owner in owners if hasattr(owner, method)]
+        return any(keyword in (item.__doc__ or "") for item in found)
+
+    there = {name for name in NAMES if is_there(name)}
     assert there == {name for name, versions in NAMES.items() if "rtx-1.7" in versions}

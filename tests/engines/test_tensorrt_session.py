@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import sys
+import weakref
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,6 +155,56 @@ def test_cache_lies_in_the_users_folder_by_library_and_version(rtx, tmp_path):
     library = load_library(rtx)
     name = f"tensorrt_rtx-{library.__version__}-no-gpu.timing"
     assert cache_file(library, None, "timing") == tmp_path / "cache/gain-edge/tensorrt" / name
+
+
+class Native:
+    """What the library made, as far as it is asked here."""
+
+    def create_execution_context(self) -> Native:
+        return Native()
+
+
+class FailingMemory:
+    """A device that reports a failure whenever it is waited for."""
+
+    device_id, stream = 0, None
+
+    def __init__(self) -> None:
+        self.buffers: list[weakref.ref] = []
+
+    def empty(self, shape):
+        array = np.empty(shape, np.float32)
+        self.buffers.append(weakref.ref(array))
+        return array
+
+    @contextmanager
+    def ordered(self):
+        yield
+
+    def synchronize(self):
+        raise EngineError("cuda:0: cudaErrorIllegalAddress")
+
+
+def test_closing_releases_everything_where_the_device_has_failed(artifact_path, rtx, monkeypatch):
+    build_engine(artifact_path, options=SM89)
+    monkeypatch.setattr(
+        "gain_runtime.tensorrt_session._deserialise", lambda *args: (Native(), Native())
+    )
+    monkeypatch.setattr("gain_runtime.tensorrt_session.CudaMemory", FailingMemory)
+    monkeypatch.setattr(TensorRTSession, "_check_tensors", lambda self, path: None)
+    session = TensorRTSession(artifact_path)
+    with session._memory.ordered():
+        session._buffers[1].next(1)
+    held = [weakref.ref(session._context), weakref.ref(session._engine)]
+    held += [weakref.ref(session._runtime), *session._memory.buffers]
+    assert len(held) == 5
+    with pytest.raises(EngineError, match="cudaErrorIllegalAddress"):
+        session.close()
+    gc.collect()
+    assert [item() for item in held] == [None] * 5
+    session.close()
+    with pytest.raises(EngineError, match="closed"):
+        session.infer(images(1))
 
 
 def images(size: int, seed: int = 0) -> np.ndarray:

@@ -125,16 +125,35 @@ def test_bars():
     assert [text.split()[0] for text in missed] == ["top-1", "logits:"]
 
 
-def test_bfloat16_that_cannot_run_here_says_so(roadsigns):
+def test_bfloat16_is_verified_by_emulation(roadsigns, signs, capsys):
     target = precision_path(roadsigns, "bf16")
+    flags = ["--precision", "bf16", "--verify-images", str(signs(2))]
+    try:
+        assert main([str(roadsigns), *flags]) == 0
+        numbers = load_artifact(target).manifest.verification
+    finally:
+        target.unlink(missing_ok=True)
+    assert numbers["arithmetic"] == "emulated: float32 on values rounded to bf16"
+    assert numbers["images"] == 24
+    # Eight bits of mantissa are seen, and no more than they cost.
+    assert 1e-3 < numbers["logits_max_abs_diff"] < 1.0
+    assert 0.99 < numbers["features_cosine_min"] < 0.9999999
+    said = capsys.readouterr().err
+    assert "emulated in float32" in said
+    assert "drawn" not in said
+
+
+def test_network_that_cannot_run_here_says_so(conv_artifact, monkeypatch):
+    path = conv_artifact()
+    # Without the emulation ONNX Runtime's CPU provider has the bfloat16 products themselves to run.
+    monkeypatch.setattr("gain_export.precision.convert.emulated", lambda model, low_type: model)
     with pytest.raises(EngineError, match="bf16 cannot be verified"):
-        convert_precision(roadsigns, "bf16")
-    assert not target.exists()
-    report = convert_precision(roadsigns, "bf16", allow_drift=True)
-    assert report.drift is None
+        convert_precision(path, "bf16")
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    report = convert_precision(path, "bf16", allow_drift=True)
+    assert (report.drift, report.emulated) == (None, False)
     assert report.accepted[0].startswith("not verified")
-    assert load_artifact(target).manifest.verification["verified"] == "no"
-    target.unlink()
+    assert load_artifact(report.path).manifest.verification["verified"] == "no"
 
 
 @pytest.mark.parametrize(
@@ -142,6 +161,12 @@ def test_bfloat16_that_cannot_run_here_says_so(roadsigns):
     [
         pytest.param(["--precision", "int8"], "add --calibrate DIR", id="no images"),
         pytest.param(["--allow-drift"], "--allow-drift: is a setting", id="drift"),
+        pytest.param(
+            ["--precision", "fp32", "--allow-drift"], "--allow-drift: is a setting", id="fp32 drift"
+        ),
+        pytest.param(
+            ["--precision", "fp32", "--calibration", "minmax"], "got fp32", id="fp32 method"
+        ),
         pytest.param(["--calibration", "minmax"], "--calibration: is a setting", id="method"),
         pytest.param(
             ["--precision", "fp16", "--calibration", "minmax"], "got fp16", id="fp16 method"
@@ -168,6 +193,49 @@ def test_python_callers_get_the_same_refusals(conv_artifact, tmp_path):
     add_adaptation(path, adaptive, config=GainConfig())
     with pytest.raises(ArtifactError):
         convert_precision(adaptive, "fp16")
+
+
+def test_drawn_images_are_called_drawn(conv_artifact, capsys):
+    path = conv_artifact()
+    assert main([str(path), "--precision", "fp16"]) == 0
+    assert "on 12 images drawn here, no photographs (synthetic" in capsys.readouterr().err
+    target = precision_path(path, "fp16")
+    assert load_artifact(target).manifest.verification["images_drawn"] == "yes"
+
+
+def test_fp32_lowers_nothing_and_says_so(conv_artifact, capsys):
+    path = conv_artifact()
+    before = path.read_bytes()
+    assert main([str(path), "--precision", "fp32"]) == 0
+    assert capsys.readouterr().err == (
+        f"fp32       {path} is float32 already; nothing was lowered\n"
+    )
+    assert main([str(path), "--precision", "fp32", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)["precision"]
+    assert (record["path"], record["precision"]) == (str(path), "fp32")
+    assert record["written"] is False
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert path.read_bytes() == before
+
+
+def test_fp32_of_lower_precision_is_refused(conv_artifact, capsys):
+    path = conv_artifact()
+    low = convert_precision(path, "fp16").path
+    assert main([str(low), "--precision", "fp32"]) == 1
+    assert "expected a float32 artifact, got one in fp16" in capsys.readouterr().err
+    model = onnx.load(low)
+    record = next(item for item in model.metadata_props if item.key == "gain.verification")
+    record.value = "{}"
+    onnx.save(model, low)
+    assert main([str(low), "--precision", "fp32"]) == 1
+    assert "came with values in lower precision" in capsys.readouterr().err
+
+
+def test_adaptive_of_fp32_is_made_of_the_artifact(conv_artifact, capsys):
+    path = conv_artifact()
+    assert main([str(path), "--precision", "fp32", "--adaptive", "--json"]) == 0
+    target = str(path.with_name("conv.adaptive.onnx"))
+    assert json.loads(capsys.readouterr().out)["adaptive"]["path"] == target
 
 
 def test_adaptive_is_made_of_the_lower_precision(conv_artifact, capsys):

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +19,7 @@ from gain_core import errors
 from gain_core.errors import EngineError, GainError
 from gain_export.engine.options import EngineOptions
 from gain_export.engine.precision_of import precision_of
+from gain_export.engine.verify import EngineCheck, prepare_check, verify_engine
 from gain_export.report import OnStep
 from gain_runtime.artifact import read_model
 from gain_runtime.engine_file import engine_path, read_engine, write_engine
@@ -69,16 +70,26 @@ def build_engine(
     /,
     *,
     options: EngineOptions | None = None,
+    verify_images: str | Path | None = None,
+    allow_drift: bool = False,
     force: bool = False,
     on_step: OnStep | None = None,
 ) -> EngineReport:
     """Build the engine of an artifact or adaptive file, unless the one beside it still fits.
+
+    Where it can be run it is verified before it is written, see `verify_engine`; where it cannot,
+    its header says why. One that still fits is verified again if images are given, if it never
+    was, or if drift that was once accepted is not any more.
 
     Parameters
     ----------
     onnx_path : str or Path
         The engine is written beside it, with the suffix `.engine`, whole or not at all.
     options : EngineOptions, optional
+    verify_images : str or Path, optional
+        Folder of photographs to verify on; drawn ones without it.
+    allow_drift : bool, optional
+        Write the engine although it misses its bar, or does not run on the GPU that it is for.
     force : bool, optional
         Build even if the engine there fits.
     on_step : callable, optional
@@ -91,22 +102,31 @@ def build_engine(
     Raises
     ------
     ArtifactError
-        If the file is missing or no ONNX model.
+        If the file is missing or no ONNX model, or there are no such images.
     BackendUnavailableError
         If no TensorRT library is installed.
     ConfigError
         If an option does not suit the library or the machine.
     EngineError
-        If the library cannot read or build the network, or its process is killed.
+        If the library cannot read or build the network, its process is killed, or the engine does
+        not run on the GPU that it is for.
+    ParityError
+        If the engine misses the bar of its precision. The engine that was there stays as it is.
     """
     onnx_path, options = Path(onnx_path), options or EngineOptions()
     sha256, profile, precision = _identify(onnx_path, options)
     path = engine_path(onnx_path)
+    kept = None
     if not force:
         try:
-            return _report(path, sha256, profile, options=options)
+            kept = _report(path, sha256, profile, options=options)
         except EngineError as err:
             logger.info("%s", err)
+    if kept is not None and _is_settled(kept, verify_images, allow_drift=allow_drift):
+        return kept
+    check = prepare_check(verify_images, allow_drift=allow_drift)
+    if kept is not None:
+        return _verified_again(kept, onnx_path, check)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="gain-engine-") as folder:
         plan_file = Path(folder) / "plan"
@@ -118,7 +138,13 @@ def build_engine(
             "options": asdict(options),
         }
         header = _run(request, onnx_path, on_step or (lambda step: None))
-        write_engine(path, header, plan_file.read_bytes())
+        plan = plan_file.read_bytes()
+        plan_file.unlink()
+        candidate = Path(folder) / path.name
+        write_engine(candidate, header, plan)
+        record = verify_engine(onnx_path, candidate, check, built_here=True)
+        header = replace(header, verification=record)
+        write_engine(path, header, plan)
     return EngineReport(
         path=path,
         size_bytes=path.stat().st_size,
@@ -152,6 +178,32 @@ def check_engine(onnx_path: str | Path, /, *, options: EngineOptions | None = No
     onnx_path, options = Path(onnx_path), options or EngineOptions()
     sha256, profile, _ = _identify(onnx_path, options)
     return _report(engine_path(onnx_path), sha256, profile, options=options)
+
+
+def _is_settled(
+    report: EngineReport, verify_images: str | Path | None, *, allow_drift: bool
+) -> bool:
+    """Whether what its header says about verification is all that is asked for."""
+    record = report.header.verification
+    accepted = bool(record.get("accepted"))
+    return verify_images is None and record["verified"] == "yes" and (allow_drift or not accepted)
+
+
+def _verified_again(report: EngineReport, onnx_path: Path, check: EngineCheck) -> EngineReport:
+    """An engine that still fits, with what running it here gave in its header."""
+    record = verify_engine(onnx_path, report.path, check, built_here=False)
+    if record["verified"] == "no":
+        if report.header.verification["verified"] == "yes":
+            logger.warning(
+                "%s: is not verified on %s here: %s; its header keeps what it was verified on",
+                report.path,
+                check.images.source,
+                record["reason"],
+            )
+        return report
+    header = replace(report.header, verification=record)
+    write_engine(report.path, header, read_engine(report.path).plan)
+    return replace(report, header=header, size_bytes=report.path.stat().st_size)
 
 
 def _identify(

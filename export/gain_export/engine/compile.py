@@ -28,11 +28,15 @@ from gain_runtime.tensorrt_library import (
     make_log,
 )
 
-__all__ = ["OnPhase", "compile_plan", "set_compatibility"]
+__all__ = ["OnPhase", "compile_plan", "set_compatibility", "set_target"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_PARSER_ERRORS = 3
+_ASKING = (
+    "that needs the NVIDIA driver and CuPy: pip install 'gain-edge[cuda12]', or "
+    "'gain-edge[cuda13]' for CUDA 13"
+)
 
 # The name of a phase of the build, the step it is at and how many it has.
 OnPhase = Callable[[str, int, int], None]
@@ -80,7 +84,7 @@ def compile_plan(
     builder = create(library.Builder, log)
     network = _parse(library, builder, onnx_path, log)
     config = builder.create_builder_config()
-    capabilities = _set_target(library, config, options, gpu)
+    capabilities = set_target(library, config, options, gpu=gpu)
     profile = _set_profile(builder, network, config, options)
     levels = set_compatibility(library, config, options)
     _set_limits(library, config, options, gpu)
@@ -133,24 +137,42 @@ def _parser_error(error: Any) -> str:
     return f"{error.node_operator()} {error.node_name()}: {text}"
 
 
-def _set_target(
-    library: Any, config: Any, options: EngineOptions, gpu: Gpu | None
+def set_target(
+    library: Any, config: Any, options: EngineOptions, /, *, gpu: Gpu | None
 ) -> tuple[int, ...]:
-    """Choose the GPUs to build for; returns their compute capabilities, ascending."""
+    """Choose the GPUs to build for.
+
+    Parameters
+    ----------
+    library : module
+    config : IBuilderConfig
+    options : EngineOptions
+    gpu : Gpu or None
+        The one here, None where none can be asked.
+
+    Returns
+    -------
+    tuple of int
+        Their compute capabilities, ascending.
+
+    Raises
+    ------
+    ConfigError
+        If no GPU is known, or the library does not build for the one that is wanted.
+    """
     here = None if gpu is None else gpu.compute_capability
     wanted = tuple(sorted(set(options.compute_capabilities))) or ((here,) if here else ())
+    if not (
+        hasattr(library, "ComputeCapability")
+        and hasattr(config, "num_compute_capabilities")
+        and hasattr(config, "set_compute_capability")
+    ):
+        return _gpu_at_hand(library, wanted, here)
     if not wanted:
         raise ConfigError(
-            "compute capability: none given, and no GPU can be asked here (that needs a driver "
-            "and CuPy); give one, as --compute-capability 86"
+            f"compute capability: none given, and no GPU can be asked here; {_ASKING}; or "
+            "give one, as --compute-capability 86"
         )
-    if not hasattr(config, "set_compute_capability"):
-        if wanted != (here,):
-            raise ConfigError(
-                f"compute capability: {library.__name__} builds for the GPU at hand only "
-                f"({here or 'none found'}), got {' '.join(map(str, wanted))}; build on the device"
-            )
-        return wanted
     config.num_compute_capabilities = len(wanted)
     for index, capability in enumerate(wanted):
         member = getattr(library.ComputeCapability, f"SM{capability}", None)
@@ -166,6 +188,21 @@ def _set_target(
                 f"compute capability: {library.__name__} {library_version(library)} does not "
                 f"build for {capability} here; build on the device"
             )
+    return wanted
+
+
+def _gpu_at_hand(library: Any, wanted: tuple[int, ...], here: int | None) -> tuple[int, ...]:
+    """The only target of a library that builds for no other."""
+    if here is None:
+        raise ConfigError(
+            f"compute capability: {library.__name__} builds for the GPU at hand only, and none can "
+            f"be asked here; {_ASKING}"
+        )
+    if wanted != (here,):
+        raise ConfigError(
+            f"compute capability: {library.__name__} builds for the GPU at hand only ({here}), got "
+            f"{' '.join(map(str, wanted))}; build on the device"
+        )
     return wanted
 
 

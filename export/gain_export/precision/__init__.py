@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gain_export.precision.bars import BARS, PRECISIONS, Bar, Precision
 from gain_export.precision.convert import PrecisionReport, convert_precision, precision_path
+from gain_export.precision.existing import existing_precision, float32_artifact
 
 __all__ = [
     "BARS",
@@ -12,5 +13,7 @@ __all__ = [
     "Precision",
     "PrecisionReport",
     "convert_precision",
+    "existing_precision",
+    "float32_artifact",
     "precision_path",
 ]

@@ -13,13 +13,28 @@ from gain_core.errors import ParityError
 from gain_runtime.artifact import Artifact
 from gain_runtime.onnx_session import OnnxSession
 from gain_runtime.preprocess import preprocess_batch
+from gain_runtime.session import Session
 
-__all__ = ["BARS", "PRECISIONS", "Bar", "Drift", "Precision", "measure_drift"]
+__all__ = [
+    "BARS",
+    "ENGINE_BARS",
+    "PRECISIONS",
+    "Bar",
+    "Drift",
+    "Floats",
+    "Outputs",
+    "Precision",
+    "compare_outputs",
+    "measure_drift",
+    "run_images",
+]
 
 Precision = Literal["fp16", "bf16", "int8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 Floats = npt.NDArray[np.float32]
+# Features (N, D) and logits (N, K).
+Outputs = tuple[Floats, Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +58,16 @@ BARS: dict[Precision, Bar] = {
     "fp16": Bar(top1_agreement=0.99, cosine=0.999),
     "bf16": Bar(top1_agreement=0.98, cosine=0.99),
     "int8": Bar(top1_agreement=0.95, cosine=0.98),
+}
+
+# Of an engine, by its artifact's precision; None where the artifact records none. TF32, the
+# library's default for float32, keeps as many bits of mantissa as fp16.
+ENGINE_BARS: dict[str | None, Bar] = {
+    "fp32": BARS["fp16"],
+    "fp16": BARS["fp16"],
+    "bf16": BARS["bf16"],
+    "int8": BARS["int8"],
+    None: BARS["int8"],
 }
 
 
@@ -104,32 +129,85 @@ def measure_drift(
         If the candidate's features or logits are not finite.
     """
     pixel_values = preprocess_batch(list(images), reference.manifest.preprocess)
-    features, logits = _run(candidate, pixel_values)
-    for name, values in (("features", features), ("logits", logits)):
+    found = []
+    for artifact in (candidate, reference):
+        with OnnxSession(artifact) as session:
+            found.append(run_images(session, pixel_values))
+    return compare_outputs(*found, remedy="values overflow: choose bf16, or stay with float32")
+
+
+def run_images(session: Session, pixel_values: Floats, /, *, batch_size: int = 1) -> Outputs:
+    """Run a session over images in batches of one size.
+
+    Parameters
+    ----------
+    session : Session
+        With outputs on the host.
+    pixel_values : array, (N, 3, height_px, width_px) float32
+        N at least 1.
+    batch_size : int, optional
+        The last batch is filled up with copies of the last image, whose outputs are dropped: an
+        artifact may be fixed to one size.
+
+    Returns
+    -------
+    array, (N, D) float32
+        Features.
+    array, (N, K) float32
+        Logits.
+
+    Raises
+    ------
+    EngineError
+        If the session fails.
+    """
+    found = []
+    for start in range(0, len(pixel_values), batch_size):
+        batch = pixel_values[start : start + batch_size]
+        missing = batch_size - len(batch)
+        batch = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
+        # The session may reuse its buffers.
+        found.append([np.array(output) for output in session.infer(batch)])
+    features, logits = (
+        np.concatenate(outputs)[: len(pixel_values)] for outputs in zip(*found, strict=True)
+    )
+    return features, logits
+
+
+def compare_outputs(candidate: Outputs, reference: Outputs, /, *, remedy: str) -> Drift:
+    """How far one network's outputs are from another's on the same images.
+
+    Parameters
+    ----------
+    candidate, reference : pair of arrays, (N, D) and (N, K) float32
+        Features and logits; the reference's are finite.
+    remedy : str
+        What to do where the candidate's are not finite, for the message.
+
+    Returns
+    -------
+    Drift
+
+    Raises
+    ------
+    ParityError
+        If the candidate's features or logits are not finite.
+    """
+    for name, values in zip(("features", "logits"), candidate, strict=True):
         bad = int(np.sum(~np.isfinite(values).all(axis=1)))
         if bad:
             raise ParityError(
-                f"{name}: expected finite values in lower precision, got NaN or infinity on {bad} "
-                f"of {len(values)} images: values overflow; choose bf16, or stay with float32"
+                f"{name}: expected finite values, got NaN or infinity on {bad} of {len(values)} "
+                f"images; {remedy}"
             )
-    exact_features, exact_logits = _run(reference, pixel_values)
+    (features, logits), (exact_features, exact_logits) = candidate, reference
     return Drift(
-        images=len(images),
+        images=len(logits),
         top1_agreement=float(np.mean(logits.argmax(axis=1) == exact_logits.argmax(axis=1))),
         features_cosine_min=_smallest_cosine(features, exact_features),
         logits_cosine_min=_smallest_cosine(logits, exact_logits),
         logits_max_abs_diff=float(np.abs(logits - exact_logits).max()),
     )
-
-
-def _run(artifact: Artifact, pixel_values: Floats) -> tuple[Floats, Floats]:
-    """Features and logits, image by image: an artifact may be fixed to batches of one."""
-    with OnnxSession(artifact) as session:
-        found = [session.infer(pixel_values[i : i + 1]) for i in range(len(pixel_values))]
-        # The session may reuse its buffers.
-        features = np.concatenate([np.array(pair[0]) for pair in found])
-        logits = np.concatenate([np.array(pair[1]) for pair in found])
-    return features, logits
 
 
 def _smallest_cosine(got: Floats, want: Floats) -> float:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from gain_core.errors import ArtifactError, ConfigError, EngineError, ParityErro
 from gain_export.photographs import read_photographs
 from gain_export.precision.bars import BARS, PRECISIONS, Drift, Precision, measure_drift
 from gain_export.precision.calibrate import CalibrationMethod, measure_ranges
+from gain_export.precision.emulate import emulated
 from gain_export.precision.lower import lower, lowered_values
 from gain_export.precision.quantise import find_layers, quantise
 from gain_export.write import VerifyImages, check_output, choose_images
@@ -25,11 +27,13 @@ from gain_runtime.artifact import Artifact, load_artifact, read_model, write_met
 from gain_runtime.atomic_file import write_atomically
 from gain_runtime.preprocess import preprocess_batch
 
-__all__ = ["PrecisionReport", "convert_precision", "precision_path"]
+__all__ = ["MARK", "PrecisionReport", "convert_precision", "precision_path"]
 
 _LOW_TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
-_MARK = "precision"
+# The key of a manifest's verification that says what its network was lowered to.
+MARK = "precision"
 _LARGEST_FP16 = 65504.0
+_EMULATED = "emulated: float32 on values rounded to bf16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,25 +45,35 @@ class PrecisionReport:
     path : Path
     sha256 : str
         Of the file's bytes, hexadecimal.
-    precision : str
+    precision : {"fp32", "fp16", "bf16", "int8"}
+        fp32 is the artifact itself: there was nothing to lower.
     size_bytes, float32_bytes : int
         Of this file and of the artifact it was made from.
     image_source : str
-        What it was verified on.
+        What it was verified on; empty for fp32.
+    images_drawn : bool
+        Whether those images were drawn here, because no photographs were given.
+    emulated : bool
+        Whether the verification ran it in float32 on rounded values, see `emulate`.
     drift : Drift or None
-        None where it could not be run here and was accepted all the same.
+        None where it could not be run here and was accepted all the same, and for fp32.
     accepted : tuple of str
         What missed the bar and was accepted by --allow-drift.
+    written : bool
+        Whether this call wrote it; False where the one there was taken.
     """
 
     path: Path
     sha256: str
-    precision: Precision
+    precision: Precision | Literal["fp32"]
     size_bytes: int
     float32_bytes: int
     image_source: str
+    images_drawn: bool
+    emulated: bool
     drift: Drift | None
     accepted: tuple[str, ...]
+    written: bool
 
     def to_dict(self) -> dict[str, object]:
         """Plain values, ready for JSON."""
@@ -150,7 +164,14 @@ def convert_precision(
         drift, accepted = _verified(
             model, candidate, reference, images, precision=precision, allow_drift=allow_drift
         )
-    data = _described(model, reference, precision, images, drift)
+    numbers = _numbers(reference, precision, images, drift) | {
+        "images_drawn": "yes" if folder is None else "no"
+    }
+    if precision == "int8":
+        assert calibration_images is not None
+        numbers |= {"calibration": calibration, "calibration_source": Path(calibration_images).name}
+    write_metadata(model, replace(reference.manifest, verification=numbers))
+    data = bytes(model.SerializeToString())
     try:
         write_atomically(output, data)
     except OSError as err:
@@ -162,8 +183,11 @@ def convert_precision(
         size_bytes=len(data),
         float32_bytes=source.stat().st_size,
         image_source=images.source,
+        images_drawn=folder is None,
+        emulated=precision == "bf16" and drift is not None,
         drift=drift,
         accepted=accepted,
+        written=True,
     )
 
 
@@ -185,7 +209,7 @@ def _checked_output(
 
 def _refuse_converted(model: onnx.ModelProto, artifact: Artifact) -> None:
     """Rounding twice, or rounding GAIN's own arithmetic, is never what is meant."""
-    done = artifact.manifest.verification.get(_MARK)
+    done = artifact.manifest.verification.get(MARK)
     if done is not None:
         raise ArtifactError(
             f"{artifact.path}: expected a float32 artifact, got one in {done}; "
@@ -254,7 +278,9 @@ def _verified(
     allow_drift: bool,
 ) -> tuple[Drift | None, tuple[str, ...]]:
     """The drift measured, and what of it is accepted although it misses the bar."""
-    candidate.write_bytes(model.SerializeToString())
+    # ONNX Runtime's CPU provider has no bfloat16 products.
+    runnable = emulated(model, TensorProto.BFLOAT16) if precision == "bf16" else model
+    candidate.write_bytes(runnable.SerializeToString())
     try:
         drift = measure_drift(load_artifact(candidate), reference, images.images)
     except EngineError as err:
@@ -275,20 +301,18 @@ def _verified(
     return drift, tuple(missed)
 
 
-def _described(
-    model: onnx.ModelProto,
-    reference: Artifact,
-    precision: Precision,
-    images: VerifyImages,
-    drift: Drift | None,
-) -> bytes:
-    """The finished file's bytes: the manifest as it was, but for what was verified."""
+def _numbers(
+    reference: Artifact, precision: Precision, images: VerifyImages, drift: Drift | None
+) -> dict[str, float | int | str]:
+    """What the manifest says about the verification."""
     numbers: dict[str, float | int | str] = {
-        _MARK: precision,
+        MARK: precision,
         "reference": reference.path.name,
         "reference_sha256": reference.sha256,
         "image_source": images.source,
     }
-    numbers |= {"verified": "no"} if drift is None else asdict(drift)
-    write_metadata(model, replace(reference.manifest, verification=numbers))
-    return bytes(model.SerializeToString())
+    if drift is None:
+        return numbers | {"verified": "no"}
+    if precision == "bf16":
+        numbers["arithmetic"] = _EMULATED
+    return numbers | asdict(drift)

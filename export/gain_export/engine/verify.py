@@ -1,0 +1,233 @@
+"""Verifying a built engine: run where it can be run, against float32 on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gain_core.errors import ArtifactError, BackendUnavailableError, EngineError, ParityError
+from gain_export.engine.precision_of import precision_of
+from gain_export.precision.bars import (
+    ENGINE_BARS,
+    Drift,
+    Floats,
+    Outputs,
+    compare_outputs,
+    run_images,
+)
+from gain_export.write import VerifyImages, choose_images
+from gain_runtime.artifact import Artifact, load_artifact, read_model
+from gain_runtime.engine_file import read_engine
+from gain_runtime.engine_header import EngineHeader
+from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.preprocess import preprocess_batch
+from gain_runtime.tensorrt_library import current_gpu, expected_header, load_library
+from gain_runtime.tensorrt_session import TensorRTSession
+
+__all__ = ["EngineCheck", "Record", "prepare_check", "verify_engine"]
+
+Record = dict[str, float | int | str]
+
+
+class EngineCheck(NamedTuple):
+    """How an engine is verified: on which images, drawn here or given, and how strictly."""
+
+    images: VerifyImages
+    drawn: bool
+    allow_drift: bool
+
+
+class _UnverifiableError(Exception):
+    """Why an engine cannot be verified here, in words; it never leaves this module."""
+
+
+def prepare_check(folder: str | Path | None, /, *, allow_drift: bool) -> EngineCheck:
+    """Read the images of a folder, or draw some without one.
+
+    Parameters
+    ----------
+    folder : str, Path or None
+    allow_drift : bool
+        Record what misses the bar, or an engine that does not run, and refuse neither.
+
+    Returns
+    -------
+    EngineCheck
+
+    Raises
+    ------
+    ArtifactError
+        If there is no such folder, or no readable photograph in it.
+    """
+    images = choose_images(None if folder is None else Path(folder))
+    return EngineCheck(images, drawn=folder is None, allow_drift=allow_drift)
+
+
+def verify_engine(
+    onnx_path: Path, engine_file: Path, check: EngineCheck, /, *, built_here: bool
+) -> Record:
+    """Run an engine at its smallest and its largest batch and compare it with float32.
+
+    The reference is the float32 artifact that the file was lowered from, where that lies beside
+    it unchanged, else the file itself; ONNX Runtime runs it on the CPU.
+
+    Parameters
+    ----------
+    onnx_path : Path
+        What the engine was built of.
+    engine_file : Path
+        May lie elsewhere.
+    check : EngineCheck
+    built_here : bool
+        The plan comes from this process, and code that it brings may run on the host.
+
+    Returns
+    -------
+    dict
+        As `EngineHeader.verification`.
+
+    Raises
+    ------
+    EngineError
+        If there is a GPU that the engine is for, and the engine does not run on it.
+    ParityError
+        If the engine misses the bar of its precision, or its outputs are not finite.
+    """
+    header = read_engine(engine_file).header
+    batches = sorted({header.profile[0], header.profile[-1]})
+    try:
+        artifact = _load(onnx_path)
+        _check_place(artifact, header, built_here=built_here)
+        pixel_values = preprocess_batch(list(check.images.images), artifact.manifest.preprocess)
+        found = _run_engine(artifact, engine_file, pixel_values, batches)
+        reference, reference_precision = _find_reference(artifact)
+        exact = _run_reference(reference, pixel_values, batches[0])
+    except _UnverifiableError as err:
+        return _not_verified(str(err))
+    except EngineError as err:
+        reason = str(err).replace(str(engine_file), engine_file.name)
+        if check.allow_drift:
+            return _not_verified(f"it does not run on the GPU that it is for: {reason}")
+        raise EngineError(
+            f"{engine_file.name}: does not run on the GPU that it is for, so that it cannot be "
+            f"verified: {reason}; nothing was written; --allow-drift writes it unverified"
+        ) from err
+    drift = _compare(found, exact, engine_file.name)
+    accepted = _judge(drift, header, reference, check, engine_file.name)
+    return {
+        "verified": "yes",
+        "reference": _line(reference.path.name),
+        "reference_precision": reference_precision,
+        "image_source": _line(check.images.source),
+        "images_drawn": "yes" if check.drawn else "no",
+        "batch_sizes": ", ".join(map(str, batches)),
+        **asdict(drift),
+        "accepted": accepted,
+    }
+
+
+def _load(onnx_path: Path) -> Artifact:
+    """The artifact, which is the only kind of file that sessions run."""
+    try:
+        return load_artifact(onnx_path)
+    except ArtifactError as err:
+        raise _UnverifiableError(
+            f"{onnx_path.name} is no artifact, and only those are run"
+        ) from err
+
+
+def _check_place(artifact: Artifact, header: EngineHeader, *, built_here: bool) -> None:
+    """The engine is for the GPU here, as far as that can be asked, and may run on this host."""
+    if header.carries_host_code and not built_here:
+        raise _UnverifiableError(
+            "its plan brings code that would run on the host; --force builds and verifies it anew"
+        )
+    library = load_library(header.library)
+    misfit = header.difference(expected_header(artifact.sha256, library, current_gpu()))
+    if misfit is not None:
+        raise _UnverifiableError(f"it is for another GPU than the one here: {misfit}")
+
+
+def _run_engine(
+    artifact: Artifact, engine_file: Path, pixel_values: Floats, batches: list[int]
+) -> list[Outputs]:
+    """Its outputs on all images, once for each batch size."""
+    try:
+        with TensorRTSession(artifact, engine=engine_file, allow_host_code=True) as session:
+            return [run_images(session, pixel_values, batch_size=size) for size in batches]
+    except BackendUnavailableError as err:
+        raise _UnverifiableError(str(err)) from err
+    except EngineError as err:
+        if current_gpu() is not None:
+            raise
+        # Nobody knows which GPU is here, so the engine may be for another.
+        raise _UnverifiableError(str(err).replace(str(engine_file), engine_file.name)) from err
+
+
+def _find_reference(artifact: Artifact) -> tuple[Artifact, str]:
+    """What the engine is compared with, and its precision."""
+    recorded = artifact.manifest.verification
+    if "precision" in recorded:
+        beside = artifact.path.parent / Path(str(recorded.get("reference"))).name
+        try:
+            reference = load_artifact(beside)
+        except ArtifactError:
+            reference = artifact
+        if reference.sha256 == recorded.get("reference_sha256"):
+            return reference, "fp32"
+    return artifact, precision_of(read_model(artifact.path)[0]) or "unknown"
+
+
+def _run_reference(reference: Artifact, pixel_values: Floats, batch_size: int) -> Outputs:
+    """The reference's outputs on the CPU."""
+    try:
+        with OnnxSession(reference) as session:
+            return run_images(session, pixel_values, batch_size=batch_size)
+    except EngineError as err:
+        raise _UnverifiableError(
+            f"ONNX Runtime cannot run {reference.path.name} on the CPU, and a float32 artifact "
+            "that it was made from is not beside it"
+        ) from err
+
+
+def _compare(found: list[Outputs], exact: Outputs, name: str) -> Drift:
+    """The drift of the worst batch size."""
+    features, logits = (np.concatenate(outputs) for outputs in zip(*found, strict=True))
+    repeated = (
+        np.concatenate([exact[0]] * len(found)),
+        np.concatenate([exact[1]] * len(found)),
+    )
+    try:
+        drift = compare_outputs(
+            (features, logits), repeated, remedy="nothing was written; choose bf16 or float32"
+        )
+    except ParityError as err:
+        raise ParityError(f"{name}: {err}") from err
+    return replace(drift, images=len(exact[0]))
+
+
+def _judge(
+    drift: Drift, header: EngineHeader, reference: Artifact, check: EngineCheck, name: str
+) -> str:
+    """What misses the bar and is accepted."""
+    missed = "; ".join(drift.misses(ENGINE_BARS[header.precision]))
+    if missed and not check.allow_drift:
+        origin = f"drawn here, {check.images.source}" if check.drawn else check.images.source
+        raise ParityError(
+            f"{name}: {header.library} {header.version} is too far from {reference.path.name} on "
+            f"the CPU, on {drift.images} images ({origin}): {missed}; nothing was written; "
+            "--allow-drift accepts it"
+        )
+    return missed
+
+
+def _not_verified(reason: str) -> Record:
+    return {"verified": "no", "reason": _line(reason)}
+
+
+def _line(text: str) -> str:
+    """A text on one line, without what a header must not hold."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

@@ -1,0 +1,361 @@
+"""Engines are compared with float32 before they are written.
+
+No engine runs without a GPU, so here ONNX Runtime stands in for TensorRT's session: with the
+artifact itself, with a network that computes something else, or with a failure. What is compared,
+refused, recorded and said is the same. The last test runs real engines where there is a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from PIL import Image
+
+from gain_apps.export import main
+from gain_core.config import GainConfig
+from gain_core.errors import BackendUnavailableError, EngineError, ParityError
+from gain_export.adaptive import add_adaptation
+from gain_export.engine import EngineOptions, build_engine
+from gain_export.precision import convert_precision
+from gain_runtime.engine_file import read_engine, write_engine
+from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.session import Features
+from gain_runtime.tensorrt_library import Gpu
+
+SM89 = EngineOptions(compute_capabilities=(89,), max_batch=4, builder_level=0)
+BUILD = ["--engine", "--compute-capability", "89", "--builder-level", "0"]
+HAS_GPU = Path("/dev/nvidia0").exists()
+
+RunAs = Callable[..., list[int]]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of five images."""
+    folder, rng = tmp_path / "photos", np.random.default_rng(3)
+    folder.mkdir()
+    for index in range(5):
+        pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index}.png")
+    return folder
+
+
+@pytest.fixture
+def run_as(monkeypatch: pytest.MonkeyPatch, rtx: str) -> RunAs:
+    """Lets engines compute what an ONNX file does; `change` alters the outputs of a batch."""
+
+    def start(path: Path, change: Callable[[Features], Features] | None = None) -> list[int]:
+        batches: list[int] = []
+
+        class Session(OnnxSession):
+            def __init__(self, artifact: Any, /, *, engine: Path, allow_host_code: bool) -> None:
+                assert read_engine(engine).header.artifact_sha256 == artifact.sha256
+                super().__init__(path, num_threads=1)
+
+            def infer(self, pixel_values: Any, /) -> Features:
+                batches.append(len(pixel_values))
+                outputs = super().infer(pixel_values)
+                return outputs if change is None else change(outputs)
+
+        monkeypatch.setattr("gain_export.engine.verify.TensorRTSession", Session)
+        return batches
+
+    return start
+
+
+@pytest.fixture
+def fail_with(monkeypatch: pytest.MonkeyPatch, rtx: str) -> Callable[[Exception], None]:
+    """Lets sessions on engines fail."""
+
+    def start(err: Exception) -> None:
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            raise err
+
+        monkeypatch.setattr("gain_export.engine.verify.TensorRTSession", refuse)
+
+    return start
+
+
+@pytest.fixture
+def gpu_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Puts a GPU of a compute capability here, as far as verifying asks."""
+
+    def start(capability: int) -> None:
+        gpu = Gpu("a GPU", capability, 1 << 30)
+        monkeypatch.setattr("gain_export.engine.verify.current_gpu", lambda: gpu)
+
+    return start
+
+
+def spoilt(path: Path) -> Path:
+    """The same network with the rows of its head in another order."""
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        if tensor.dims == [5, 8]:
+            rows = numpy_helper.to_array(tensor)[::-1].copy()
+            tensor.CopyFrom(numpy_helper.from_array(rows, tensor.name))
+    target = path.with_name("spoilt.onnx")
+    onnx.save(model, target)
+    return target
+
+
+def record_of(path: Path) -> dict[str, Any]:
+    return dict(read_engine(path.with_suffix(".engine")).header.verification)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a driver")
+def test_engine_that_cannot_run_here_says_so_in_its_header_and_to_the_user(
+    artifact_path, rtx, capsys
+):
+    assert main([str(artifact_path), *BUILD]) == 0
+    record = record_of(artifact_path)
+    assert record["verified"] == "no"
+    assert "no usable NVIDIA driver" in record["reason"]
+    assert f"NOT VERIFIED: {record['reason']}" in capsys.readouterr().err
+
+
+def test_engine_that_agrees_is_recorded_and_shown(artifact_path, run_as, capsys):
+    batches = run_as(artifact_path)
+    assert main([str(artifact_path), *BUILD, "--max-batch", "4"]) == 0
+    record = record_of(artifact_path)
+    assert record["verified"] == "yes"
+    assert (record["reference"], record["reference_precision"]) == ("net.onnx", "fp32")
+    assert (record["images"], record["images_drawn"]) == (12, "yes")
+    assert (record["top1_agreement"], record["accepted"]) == (1.0, "")
+    assert record["features_cosine_min"] > 0.999999
+    assert record["batch_sizes"] == "1, 4"
+    assert set(batches) == {1, 4}
+    said = capsys.readouterr().err
+    assert "with net.onnx (fp32, on the CPU), batches of 1, 4, on 12 images drawn here" in said
+    assert "no photographs: --verify-images DIR" in said
+
+
+def test_given_images_are_named_and_not_called_drawn(artifact_path, photos, run_as, capsys):
+    run_as(artifact_path)
+    flags = [*BUILD, "--verify-images", str(photos)]
+    assert main([str(artifact_path), *flags]) == 0
+    record = record_of(artifact_path)
+    assert (record["images"], record["image_source"]) == (5, "photos")
+    assert record["images_drawn"] == "no"
+    said = capsys.readouterr().err
+    assert "on 5 images of photos: top-1" in said
+    assert "drawn" not in said
+
+
+def test_images_of_the_calibration_are_taken(artifact_path, photos, run_as, capsys):
+    run_as(artifact_path)
+    assert main([str(artifact_path), *BUILD, "--calibrate", str(photos), "--json"]) == 0
+    header = json.loads(capsys.readouterr().out)["engine"]["header"]
+    assert header["verification"]["image_source"] == "photos"
+    assert header["verification"]["images_drawn"] == "no"
+
+
+def test_engine_below_the_bar_is_refused_and_nothing_is_written(artifact_path, run_as, capsys):
+    run_as(spoilt(artifact_path))
+    before = {file.name for file in artifact_path.parent.iterdir()}
+    assert main([str(artifact_path), *BUILD]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("gain-export: net.engine: tensorrt_rtx 1.")
+    assert "is too far from net.onnx on the CPU, on 12 images (drawn here, synthetic" in error
+    assert "logits: smallest cosine" in error
+    assert "--allow-drift" in error
+    assert error.count("\n") == 1
+    assert {file.name for file in artifact_path.parent.iterdir()} == before
+
+
+def test_drift_that_is_allowed_is_written_and_shown(artifact_path, run_as, capsys):
+    run_as(spoilt(artifact_path))
+    assert main([str(artifact_path), *BUILD, "--allow-drift"]) == 0
+    record = record_of(artifact_path)
+    assert record["verified"] == "yes"
+    assert "logits: smallest cosine" in record["accepted"]
+    assert f"accepted   {record['accepted']}" in capsys.readouterr().err
+
+
+def test_refused_build_leaves_the_engine_that_was_there(artifact_path, run_as):
+    run_as(artifact_path)
+    build_engine(artifact_path, options=SM89)
+    before = artifact_path.with_suffix(".engine").read_bytes()
+    run_as(spoilt(artifact_path))
+    with pytest.raises(ParityError, match="too far"):
+        build_engine(artifact_path, options=SM89, force=True)
+    assert artifact_path.with_suffix(".engine").read_bytes() == before
+
+
+def test_engine_that_is_wrong_in_large_batches_only_is_refused(artifact_path, run_as):
+    def swap(outputs: Features) -> Features:
+        return Features(outputs.features[::-1], outputs.logits[::-1])
+
+    run_as(artifact_path, swap)
+    with pytest.raises(ParityError, match="smallest cosine"):
+        build_engine(artifact_path, options=SM89)
+
+
+def test_values_that_are_not_finite_are_refused_even_where_drift_is_allowed(artifact_path, run_as):
+    run_as(artifact_path, lambda outputs: Features(outputs.features, outputs.logits * np.nan))
+    with pytest.raises(ParityError, match=r"net\.engine: logits: expected finite"):
+        build_engine(artifact_path, options=SM89, allow_drift=True)
+    assert not artifact_path.with_suffix(".engine").exists()
+
+
+def test_fixed_batch_is_filled_up(artifact_path, run_as, photos):
+    model = onnx.load(artifact_path)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 3
+    onnx.save(model, artifact_path)
+    batches = run_as(artifact_path)
+    build_engine(artifact_path, options=SM89, verify_images=photos)
+    assert batches == [3, 3]
+    record = record_of(artifact_path)
+    assert (record["images"], record["batch_sizes"]) == (5, "3")
+    assert record["logits_max_abs_diff"] < 1e-5
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8"])
+def test_lower_precision_is_compared_with_float32(artifact_path, photos, run_as, precision):
+    low = convert_precision(
+        artifact_path, precision, calibration_images=photos, allow_drift=True
+    ).path
+    run_as(artifact_path)
+    build_engine(low, options=SM89, verify_images=photos)
+    record = record_of(low)
+    assert (record["reference"], record["reference_precision"]) == ("net.onnx", "fp32")
+    assert record["logits_max_abs_diff"] < 1e-5
+
+
+def test_without_its_float32_artifact_the_file_itself_is_the_reference(artifact_path, run_as):
+    low = convert_precision(artifact_path, "fp16").path
+    model = onnx.load(artifact_path)
+    model.doc_string = "changed since"
+    onnx.save(model, artifact_path)
+    run_as(low)
+    for _ in range(2):
+        build_engine(low, options=SM89, force=True)
+        record = record_of(low)
+        assert record["reference"] == "net.fp16.gain.onnx"
+        assert record["reference_precision"] == "fp16"
+        artifact_path.unlink(missing_ok=True)
+
+
+def test_bfloat16_without_its_float32_artifact_is_not_verified(artifact_path, run_as):
+    run_as(artifact_path)
+    low = convert_precision(artifact_path, "bf16").path
+    artifact_path.rename(artifact_path.with_name("moved.onnx"))
+    run_as(artifact_path.with_name("moved.onnx"))
+    build_engine(low, options=SM89)
+    assert "ONNX Runtime cannot run net.bf16.gain.onnx on the CPU" in record_of(low)["reason"]
+
+
+def test_engine_for_another_gpu_is_written_unverified(artifact_path, run_as, gpu_of):
+    gpu_of(90)
+    batches = run_as(artifact_path)
+    build_engine(artifact_path, options=SM89)
+    assert "another GPU" in record_of(artifact_path)["reason"]
+    assert "built for 89, expected 90" in record_of(artifact_path)["reason"]
+    assert batches == []
+
+
+def test_engine_that_fails_on_its_own_gpu_is_refused(artifact_path, fail_with, gpu_of):
+    gpu_of(89)
+    fail_with(EngineError("illegal\x1b access"))
+    with pytest.raises(EngineError, match="does not run on the GPU that it is for"):
+        build_engine(artifact_path, options=SM89)
+    assert not artifact_path.with_suffix(".engine").exists()
+    build_engine(artifact_path, options=SM89, allow_drift=True)
+    assert "illegal? access" in record_of(artifact_path)["reason"]
+
+
+@pytest.mark.parametrize("kind", [EngineError, BackendUnavailableError])
+def test_failure_where_no_gpu_can_be_asked_is_recorded(artifact_path, fail_with, kind, monkeypatch):
+    monkeypatch.setattr("gain_export.engine.verify.current_gpu", lambda: None)
+    fail_with(kind("CuPy is missing"))
+    build_engine(artifact_path, options=SM89)
+    assert record_of(artifact_path) == {"verified": "no", "reason": "CuPy is missing"}
+
+
+def test_adaptive_file_is_built_and_not_verified(artifact_path, run_as):
+    path = artifact_path.with_name("net.adaptive.onnx")
+    config = GainConfig.preset("tracked")
+    add_adaptation(artifact_path, path, config=config, update_every=1, features_only=False)
+    run_as(artifact_path)
+    build_engine(path, options=SM89)
+    assert record_of(path)["reason"].startswith("net.adaptive.onnx is no artifact")
+
+
+def test_engine_from_elsewhere_is_verified_where_it_can_be(
+    artifact_path, photos, fail_with, run_as
+):
+    fail_with(BackendUnavailableError("no driver"))
+    build_engine(artifact_path, options=SM89)
+    plan = read_engine(artifact_path.with_suffix(".engine")).plan
+    assert build_engine(artifact_path, options=SM89).header.verification["verified"] == "no"
+    batches = run_as(artifact_path)
+    later = build_engine(artifact_path, options=SM89)
+    assert (later.built, later.header.verification["verified"]) == (False, "yes")
+    assert read_engine(later.path).plan == plan
+    assert read_engine(later.path).header == later.header
+    assert later.size_bytes == later.path.stat().st_size
+    batches.clear()
+    assert build_engine(artifact_path, options=SM89).header == later.header
+    assert batches == []
+    assert (
+        build_engine(artifact_path, options=SM89, verify_images=photos).header.verification[
+            "image_source"
+        ]
+        == "photos"
+    )
+
+
+def test_drift_accepted_once_is_not_accepted_for_ever(artifact_path, run_as):
+    run_as(spoilt(artifact_path))
+    build_engine(artifact_path, options=SM89, allow_drift=True)
+    before = artifact_path.with_suffix(".engine").read_bytes()
+    with pytest.raises(ParityError, match="too far"):
+        build_engine(artifact_path, options=SM89)
+    assert artifact_path.with_suffix(".engine").read_bytes() == before
+    assert not build_engine(artifact_path, options=SM89, allow_drift=True).built
+
+
+def test_verified_engine_keeps_its_record_where_it_cannot_run(
+    artifact_path, photos, run_as, fail_with, caplog
+):
+    run_as(artifact_path)
+    build_engine(artifact_path, options=SM89)
+    before = record_of(artifact_path)
+    fail_with(BackendUnavailableError("no driver"))
+    build_engine(artifact_path, options=SM89, verify_images=photos)
+    assert record_of(artifact_path) == before
+    assert "is not verified on photos here: no driver" in caplog.text
+
+
+def test_code_in_an_engine_from_elsewhere_is_not_run(artifact_path, fail_with, run_as):
+    fail_with(BackendUnavailableError("no driver"))
+    built = build_engine(artifact_path, options=SM89)
+    plan, flags = read_engine(built.path).plan, (*built.header.flags, "VERSION_COMPATIBLE")
+    write_engine(built.path, replace(built.header, flags=flags), plan)
+    batches = run_as(artifact_path)
+    options = replace(SM89, version_compatible=True)
+    assert not build_engine(artifact_path, options=options).built
+    assert record_of(artifact_path)["verified"] == "no"
+    assert batches == []
+
+
+@pytest.mark.gpu
+@pytest.mark.trt
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8"])
+def test_real_engines_agree_with_float32(roadsigns_path, photos, precision):
+    path = roadsigns_path
+    if precision != "fp32":
+        path = convert_precision(path, precision, calibration_images=photos, allow_drift=True).path
+    record = build_engine(path, verify_images=photos).header.verification
+    assert record["verified"] == "yes"
+    assert record["reference_precision"] == "fp32"
+    assert record["accepted"] == ""
