@@ -26,4 +26,9 @@ def add_device_flags(group: argparse._ArgumentGroup, /) -> None:
         action="store_true",
         help="run an engine built with --version-compatible, which brings code for the CPU",
     )
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads for the network")
+    group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads for the network; gain-stream preprocesses a batch in as many",
+    )

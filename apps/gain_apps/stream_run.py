@@ -133,9 +133,14 @@ def _open_adapter(
         baked = load_adaptive(config.adaptive)
         source = stack.enter_context(open_input(config, baked))
         graph = open_adaptive_session(baked, device=config.device, num_threads=config.threads)
-        return source, AdaptiveAdapter(stack.enter_context(graph), frozen=config.freeze)
+        baked_in = AdaptiveAdapter(
+            stack.enter_context(graph), frozen=config.freeze, preprocess_threads=config.threads
+        )
+        return source, stack.enter_context(baked_in)
     artifact = load_artifact(config.model or "") if session is None else session.artifact
     source = stack.enter_context(open_input(config, artifact))
+    # Streams that share a session have a thread each already.
+    preprocess_threads = config.threads if session is None else 1
     if session is None:
         session = stack.enter_context(
             open_adapting_session(
@@ -152,8 +157,9 @@ def _open_adapter(
         warmup_frames=config.warm_up,
         frozen=config.freeze,
         device_preprocess=config.device_preprocess,
+        preprocess_threads=preprocess_threads,
     )
-    return source, adapter
+    return source, stack.enter_context(adapter)
 
 
 def _open_snapshots(

@@ -14,6 +14,7 @@ from gain_core import GainConfig
 from gain_core.errors import NumericsError
 from gain_runtime.adaptation_status import AdaptationStatus, status_of_state
 from gain_runtime.artifact import Artifact
+from gain_runtime.closing import Closing
 from gain_runtime.lane import LaneResult
 from gain_runtime.open_lane import open_lane
 from gain_runtime.preprocess import Region
@@ -44,7 +45,8 @@ class AdaptedBatch:
     gain : array, (B,) float32
         Expected gain of the full correction, in nats.
     stage_ns : mapping
-        Nanoseconds the whole batch spent in each of `STAGES`.
+        Nanoseconds the whole batch spent in each of `STAGES`: of the host's clock, and by a GPU's
+        events what that worked on it. What a batch waits for is in none of them.
     """
 
     source_probs: Floats
@@ -56,8 +58,8 @@ class AdaptedBatch:
     stage_ns: Mapping[str, int]
 
 
-class Adapter:
-    """One stream's adaptation on top of a session.
+class Adapter(Closing):
+    """One stream's adaptation on top of a session; closing it ends the threads that preprocess.
 
     Parameters
     ----------
@@ -72,12 +74,17 @@ class Adapter:
         Never learn. Without a loaded state every adapted prediction is then the source's own.
     device_preprocess : bool, optional
         Resize, crop and normalise on the session's GPU, bit for bit as on the host.
+    preprocess_threads : int or None, optional
+        Threads of the host that take a frame of the batch each otherwise, bit for bit as one does;
+        None is one for each core that this process may use.
 
     Raises
     ------
     ConfigError
-        If `update_every` or `warmup_frames` is below 1, or `device_preprocess` is set for a
-        session whose results are in host memory.
+        If `update_every`, `warmup_frames` or `preprocess_threads` is below 1, or
+        `device_preprocess` is set for a session whose results are in host memory.
+    EngineError
+        If the session's device has no room, or fails.
     """
 
     def __init__(
@@ -90,6 +97,7 @@ class Adapter:
         warmup_frames: int = 1,
         frozen: bool = False,
         device_preprocess: bool = False,
+        preprocess_threads: int | None = 1,
     ) -> None:
         self._session = session
         self._lane = open_lane(
@@ -98,6 +106,7 @@ class Adapter:
             update_every=update_every,
             warmup_frames=warmup_frames,
             device_preprocess=device_preprocess,
+            preprocess_threads=preprocess_threads,
         )
         self._gain = self._lane.gain
         self._trips = TripLog(lambda: self.status().guard_hold_frames)
@@ -197,17 +206,18 @@ class Adapter:
         -------
         callable
             Waits for the batch and returns it. Batches are worked on in the order of their
-            submission. Raises NumericsError as `step` does.
+            submission. Raises NumericsError as `step` does, and EngineError if the device fails
+            meanwhile.
 
         Raises
         ------
         ArrayError, EngineError
-            As `step`.
+            As `step`; EngineError also where an earlier batch failed on the device.
         """
         started = perf_counter_ns()
-        pixel_values = self._lane.prepare(images, regions=regions)
+        prepared = self._lane.prepare(images, regions=regions)
         preprocess_ns = perf_counter_ns() - started
-        awaited = self._lane.submit(pixel_values, learn=learn)
+        awaited = self._lane.submit(prepared, learn=learn)
         return lambda: self._adapted(awaited(), preprocess_ns)
 
     def warm_up(self, batch_size: int = 1, /) -> None:
@@ -301,6 +311,10 @@ class Adapter:
             self._gain.load_state(loaded.state, frames=loaded.frames)
         self._trips.resume(self.status().guard_trips)
 
+    def close(self) -> None:
+        """End the threads that preprocess; may be called twice. The session stays open."""
+        self._lane.close()
+
     def _adapted(self, result: LaneResult, preprocess_ns: int) -> AdaptedBatch:
         """What the batch gave, unless it was rejected."""
         self._trips.report(result.trips)
@@ -318,5 +332,8 @@ class Adapter:
             log_probs=np.asarray(prediction.log_probs),
             strength=np.asarray(prediction.strength),
             gain=np.asarray(prediction.gain),
-            stage_ns={"preprocess": preprocess_ns, **result.stage_ns},
+            stage_ns={
+                **result.stage_ns,
+                "preprocess": preprocess_ns + result.stage_ns["preprocess"],
+            },
         )

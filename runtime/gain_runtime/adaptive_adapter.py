@@ -15,14 +15,16 @@ from gain_runtime.adaptation_status import AdaptationStatus, status_of_state
 from gain_runtime.adapter import STAGES, AdaptedBatch
 from gain_runtime.adaptive_artifact import AdaptiveArtifact
 from gain_runtime.adaptive_session import AdaptiveSession
-from gain_runtime.preprocess import Region, preprocess_batch
+from gain_runtime.batch_preprocess import BatchPreprocessor
+from gain_runtime.closing import Closing
+from gain_runtime.preprocess import Region
 from gain_runtime.state_file import load_state, save_state
 from gain_runtime.trip_log import TripLog
 
 __all__ = ["AdaptiveAdapter"]
 
 
-class AdaptiveAdapter:
+class AdaptiveAdapter(Closing):
     """The methods of `Adapter` on a session that adapts by itself.
 
     Parameters
@@ -31,20 +33,33 @@ class AdaptiveAdapter:
         Not owned: whoever opened it closes it. Config and `update_every` are the file's.
     frozen : bool, optional
         Never learn.
+    preprocess_threads : int or None, optional
+        As for `Adapter`.
 
     Raises
     ------
     ArtifactError
         If the file has no network and so takes no frames.
+    ConfigError
+        If `preprocess_threads` is below 1.
     """
 
-    def __init__(self, session: AdaptiveSession, /, *, frozen: bool = False) -> None:
+    def __init__(
+        self,
+        session: AdaptiveSession,
+        /,
+        *,
+        frozen: bool = False,
+        preprocess_threads: int | None = 1,
+    ) -> None:
         if session.artifact.features_only:
             raise ArtifactError(
                 f"{session.artifact.path}: expected an adaptive file that takes frames, got one "
                 "without a network; make it with gain-export --adaptive and not --features-only"
             )
         self._session = session
+        spec = session.artifact.manifest.preprocess
+        self._preprocessor = BatchPreprocessor(spec, threads=preprocess_threads)
         self._trips = TripLog(lambda: self.status().guard_hold_frames)
         self._update_every = session.update_every
         self._passed = 0
@@ -135,7 +150,7 @@ class AdaptiveAdapter:
             If the network returned NaN or infinity.
         """
         started = perf_counter_ns()
-        pixel_values = preprocess_batch(images, self.artifact.manifest.preprocess, regions=regions)
+        pixel_values = self._preprocessor(images, regions=regions)
         prepared = perf_counter_ns()
         learn = learn and self._is_due(len(images))
         run = self._session.step if learn else self._session.predict
@@ -241,6 +256,10 @@ class AdaptiveAdapter:
         self._session.load_state(loaded.state, frames=loaded.frames)
         self._trips.resume(self._session.guard_trips)
         self._passed = 0
+
+    def close(self) -> None:
+        """End the threads that preprocess; may be called twice. The session stays open."""
+        self._preprocessor.close()
 
     def _is_due(self, count: int) -> bool:
         """Whether a batch of so many frames may be learned from, or waits in the graph."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,40 @@ from gain_core._optional import require
 from gain_core.errors import BackendUnavailableError, EngineError
 from gain_runtime.device_buffers import DeviceArray
 
-__all__ = ["CudaMemory"]
+__all__ = ["CudaMemory", "cuda_failures"]
 
 Floats = npt.NDArray[np.float32]
+
+# What CuPy raises for CUDA, its compiler and its libraries shares no base class of its own; where
+# it comes from tells it from others' exceptions.
+_CUPY_PACKAGES = ("cupy", "cupy_backends")
+
+
+@contextmanager
+def cuda_failures(cupy: Any, where: str, /) -> Iterator[None]:
+    """What CuPy raises as ours: CUDA's errors, missing memory, kernels that do not compile.
+
+    Parameters
+    ----------
+    cupy : module
+    where : str
+        Begins the message.
+
+    Raises
+    ------
+    EngineError
+        In place of any exception of CuPy's own; others pass.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError, cupy.cuda.compiler.CompileException) as err:
+        if type(err).__module__.partition(".")[0] not in _CUPY_PACKAGES:
+            raise
+        reason = " ".join(str(err).split())
+        remedy = "open the session again, in a new process if that fails"
+        if isinstance(err, MemoryError):
+            remedy = "free device memory or use smaller batches"
+        raise EngineError(f"{where}: {reason}; {remedy}") from err
 
 
 class CudaMemory:
@@ -56,7 +87,7 @@ class CudaMemory:
         EngineError
             If CUDA reports a failure, which may be an earlier one.
         """
-        with self._device, self._failures():
+        with self._failures(), self._device:
             outside = self._cupy.cuda.get_current_stream()
             if outside.ptr == self.stream.ptr:
                 yield
@@ -78,13 +109,8 @@ class CudaMemory:
         EngineError
             If the device has no room for it.
         """
-        try:
+        with cuda_failures(self._cupy, f"buffers of {shape} float32 on cuda:{self.device_id}"):
             return self._cupy.empty(shape, np.float32)
-        except self._cupy.cuda.memory.OutOfMemoryError as err:
-            raise EngineError(
-                f"buffers: no room for {shape} float32 on cuda:{self.device_id} ({err}); free "
-                "device memory or use smaller batches"
-            ) from err
 
     def holds(self, array: DeviceArray, /) -> bool:
         """See `DeviceMemory`."""
@@ -115,13 +141,6 @@ class CudaMemory:
         with self._failures():
             self.stream.synchronize()
 
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
-        """CUDA's errors as ours."""
-        try:
-            yield
-        except self._cupy.cuda.runtime.CUDARuntimeError as err:
-            raise EngineError(
-                f"cuda:{self.device_id}: {err}; open the session again, in a new process if that "
-                "fails"
-            ) from err
+    def _failures(self) -> AbstractContextManager[None]:
+        """CuPy's errors as ours."""
+        return cuda_failures(self._cupy, f"cuda:{self.device_id}")

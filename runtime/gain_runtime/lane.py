@@ -15,7 +15,8 @@ from array_api_compat import to_device
 from gain_core import Gain, GainConfig, GainState, Prediction
 from gain_core._typing import Array
 from gain_core.prototypes import Prototypes
-from gain_runtime.preprocess import Region, preprocess_batch
+from gain_runtime.batch_preprocess import BatchPreprocessor
+from gain_runtime.preprocess import Region
 from gain_runtime.session import Session
 
 __all__ = ["AnyGain", "Awaited", "HostLane", "Lane", "LaneResult"]
@@ -69,7 +70,10 @@ class LaneResult:
     trips : int or None
         How often the guard has tripped so far; None without a guard.
     stage_ns : mapping
-        Nanoseconds the batch spent in `forward` and `adapt`.
+        Nanoseconds the batch itself kept the device or, on the host, this thread busy, without
+        what it waited for: in `preprocess` what a device had left to do when `prepare` returned, in
+        `forward` with the copy of the pixel values to the device, in `adapt` with that of the
+        prediction from it.
     """
 
     prediction: Prediction
@@ -107,29 +111,44 @@ class Lane(Protocol):
         *,
         regions: Sequence[Region | None] | None,
     ) -> Any:
-        """Pixel values, (B, 3, height_px, width_px) float32, as `preprocess_batch` makes them."""
+        """A batch for `submit`: pixel values as `preprocess_batch` makes them.
+
+        Raises
+        ------
+        ArrayError
+            As `preprocess_batch`.
+        EngineError
+            If a device fails.
+        """
         ...
 
-    def submit(self, pixel_values: Any, /, *, learn: bool) -> Awaited:
+    def submit(self, prepared: Any, /, *, learn: bool) -> Awaited:
         """Infer and predict a batch, and learn from it where asked.
 
         Parameters
         ----------
-        pixel_values : array, (B, 3, height_px, width_px) float32
-            Of `prepare`.
+        prepared : object
+            What `prepare` returned, or pixel values, (B, 3, height_px, width_px) float32; B may
+            be 0.
         learn : bool
 
         Returns
         -------
         callable
             Waits for the result. Batches are worked on in the order of their submission, and a
-            second one may be submitted before the first is waited for.
+            second one may be submitted before the first is waited for. Raises EngineError if the
+            device fails meanwhile.
 
         Raises
         ------
         ArrayError, EngineError
-            As the session's `infer`; the state is untouched.
+            As the session's `infer`; the state is untouched. EngineError also where an earlier
+            batch failed on the device.
         """
+        ...
+
+    def close(self) -> None:
+        """End the threads that preprocess; may be called twice. The session stays open."""
         ...
 
 
@@ -141,10 +160,21 @@ class HostLane:
     session : Session
     prototypes : Prototypes
     gain : Gain
+    preprocessor : BatchPreprocessor
+        Owned.
     """
 
-    def __init__(self, session: Session, prototypes: Prototypes, gain: Gain, /) -> None:
+    def __init__(
+        self,
+        session: Session,
+        prototypes: Prototypes,
+        gain: Gain,
+        /,
+        *,
+        preprocessor: BatchPreprocessor,
+    ) -> None:
         self._session, self._prototypes, self._gain = session, prototypes, gain
+        self._preprocessor = preprocessor
 
     @property
     def gain(self) -> Gain:
@@ -173,12 +203,12 @@ class HostLane:
         regions: Sequence[Region | None] | None,
     ) -> Any:
         """See `Lane`."""
-        return preprocess_batch(images, self._session.artifact.manifest.preprocess, regions=regions)
+        return self._preprocessor(images, regions=regions)
 
-    def submit(self, pixel_values: Any, /, *, learn: bool) -> Awaited:
+    def submit(self, prepared: Any, /, *, learn: bool) -> Awaited:
         """See `Lane`."""
         started = perf_counter_ns()
-        features, logits = self._session.infer(pixel_values)
+        features, logits = self._session.infer(prepared)
         inferred = perf_counter_ns()
         work = self._gain.step if learn else self._gain.predict
         prediction = _in_host_memory(work(features, logits))
@@ -187,9 +217,17 @@ class HostLane:
         result = LaneResult(
             prediction=prediction,
             trips=None if trips is None else int(_to_host(trips)),
-            stage_ns={"forward": inferred - started, "adapt": adapted - inferred},
+            stage_ns={
+                "preprocess": 0,
+                "forward": inferred - started,
+                "adapt": adapted - inferred,
+            },
         )
         return lambda: result
+
+    def close(self) -> None:
+        """See `Lane`."""
+        self._preprocessor.close()
 
 
 def _in_host_memory(prediction: Prediction) -> Prediction:

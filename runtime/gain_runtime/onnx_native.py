@@ -16,8 +16,9 @@ try:
     from onnxruntime.capi import onnxruntime_pybind11_state as native
 except ImportError as err:
     raise BackendUnavailableError(
-        f"onnxruntime: cannot be imported ({err}); reinstall it, and beside onnxruntime-gpu "
-        "install the CUDA libraries it was built for"
+        f"onnxruntime: cannot be imported ({err}); reinstall it with: pip install "
+        "--force-reinstall --no-deps onnxruntime, or onnxruntime-gpu and the CUDA libraries it was "
+        "built for; where both are installed uninstall both first, they hold the same files"
     ) from err
 
 from gain_runtime.device_buffers import DeviceMemory
@@ -157,7 +158,11 @@ def _unavailable(provider: str, reason: str) -> BackendUnavailableError:
     """The error for a provider that cannot be used, with its remedy."""
     remedy = "choose another provider"
     if provider == CUDA_PROVIDER:
-        remedy = "install it with: pip install 'gain-edge[gpu]' and CUDA, or use the device cpu"
+        # The wheel without CUDA holds the same files, and may be the one that was written last.
+        remedy = (
+            "install CUDA, and then: pip install 'gain-edge[gpu]' && pip uninstall -y onnxruntime "
+            "&& pip install --force-reinstall --no-deps onnxruntime-gpu; or use the device cpu"
+        )
     return BackendUnavailableError(f"{provider}: cannot be used here ({reason}); {remedy}")
 
 

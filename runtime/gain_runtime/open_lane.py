@@ -12,6 +12,8 @@ from gain_core._optional import require
 from gain_core.errors import ConfigError
 from gain_core.shift import tests_mixtures
 from gain_runtime.artifact import Artifact
+from gain_runtime.batch_preprocess import BatchPreprocessor
+from gain_runtime.cuda_memory import cuda_failures
 from gain_runtime.lane import HostLane, Lane
 from gain_runtime.open_session import Device, open_session
 from gain_runtime.session import Session
@@ -71,6 +73,7 @@ def open_lane(
     update_every: int = 1,
     warmup_frames: int = 1,
     device_preprocess: bool = False,
+    preprocess_threads: int | None = 1,
 ) -> Lane:
     """Put the method behind a session.
 
@@ -83,6 +86,9 @@ def open_lane(
         As for `Gain`.
     device_preprocess : bool, optional
         Resize, crop and normalise on the device, too.
+    preprocess_threads : int or None, optional
+        Threads of the host that take a batch's frames otherwise, None as many as there are cores;
+        `Lane.close` ends them.
 
     Returns
     -------
@@ -91,10 +97,12 @@ def open_lane(
     Raises
     ------
     ConfigError
-        If `update_every` or `warmup_frames` is below 1, or `device_preprocess` is set for a
-        session whose results are in host memory.
+        If `update_every`, `warmup_frames` or `preprocess_threads` is below 1, or
+        `device_preprocess` is set for a session whose results are in host memory.
     BackendUnavailableError
         If the session's results stay on a device and CuPy is not installed.
+    EngineError
+        If the device has no room, or fails.
     """
     artifact = session.artifact
     _say_if_not_measured(artifact, config)
@@ -112,14 +120,21 @@ def open_lane(
             asymmetry=artifact.asymmetry,
         )
         gain = Gain(prototypes, config, update_every=update_every, warmup_frames=warmup_frames)
-        return HostLane(session, prototypes, gain)
+        return HostLane(
+            session,
+            prototypes,
+            gain,
+            preprocessor=BatchPreprocessor(
+                artifact.manifest.preprocess, threads=preprocess_threads
+            ),
+        )
     from gain_runtime.cuda.cuda_gain import CudaGain
     from gain_runtime.cuda.cuda_preprocess import CudaPreprocessor
     from gain_runtime.device_lane import DeviceLane
 
     cupy: Any = require("cupy", extra="cuda12")
     # On the stream it is used on: another one's memory might be read before it is written.
-    with session.stream:
+    with cuda_failures(cupy, str(artifact.path)), session.stream:
         prototypes = prepare_prototypes(
             cupy.asarray(artifact.head_weight),
             config,
@@ -128,7 +143,11 @@ def open_lane(
         )
         fused = CudaGain(prototypes, config, update_every=update_every, warmup_frames=warmup_frames)
         spec = artifact.manifest.preprocess
-        preprocessor = CudaPreprocessor(spec) if device_preprocess else None
+        preprocessor = (
+            CudaPreprocessor(spec)
+            if device_preprocess
+            else BatchPreprocessor(spec, threads=preprocess_threads)
+        )
         return DeviceLane(session, prototypes, fused, preprocessor=preprocessor)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from operator import index
 
@@ -99,6 +100,7 @@ def preprocess_batch(
     /,
     *,
     regions: Sequence[Region | None] | None = None,
+    executor: Executor | None = None,
 ) -> npt.NDArray[np.float32]:
     """Preprocess several frames, whose sizes may differ, into one batch.
 
@@ -108,11 +110,13 @@ def preprocess_batch(
     spec : Preprocess
     regions : sequence of B regions or None, optional
         One per image, see `preprocess`.
+    executor : concurrent.futures.Executor, optional
+        Of threads, which take a frame each; without it this thread takes them all.
 
     Returns
     -------
     array, (B, 3, height_px, width_px) float32
-        C-contiguous; B may be 0.
+        C-contiguous; B may be 0. The same to the last bit with and without `executor`.
 
     Raises
     ------
@@ -123,8 +127,13 @@ def preprocess_batch(
     shape = (len(images), 3, spec.height_px, spec.width_px)
     pixel_values = np.empty(shape, dtype=np.float32)
     table = normalised_levels(spec)
-    for row, image, region in zip(pixel_values, images, regions, strict=True):
-        _write(row, image, spec, region=region, table=table)
+
+    def write(row: int) -> None:
+        _write(pixel_values[row], images[row], spec, region=regions[row], table=table)
+
+    # The first error in the frames' order is raised, whichever thread is first to find one.
+    for _ in (map if executor is None else executor.map)(write, range(len(images))):
+        pass
     return pixel_values
 
 

@@ -228,6 +228,8 @@ def test_launches_per_step(host_kernels, config):
     step += [f"shift_{name}" for name in learning]
     # Where frames are never independent, nothing is revised.
     step += ["revise_shift"] if config.mixture_test and config.independence_test else []
+    # The guard's count goes beside the prediction.
+    step += ["copy"] if config.guard else []
     assert kernels.launched == ["copy", "copy", *step, "copy"]
 
 

@@ -18,6 +18,7 @@ from gain_core import PRESETS, ConfigError, Gain, GainConfig, predict
 from gain_core.errors import NumericsError
 from gain_core.shift import NUM_SCALE_WINDOWS, NUM_WINDOWS, asymmetry_of
 from gain_runtime.cuda import CudaGain, kernel_source
+from gain_runtime.cuda.prediction_block import PredictionBlock, layout_of
 
 TRACKED = PRESETS["tracked"]
 BOTH_OFF = replace(TRACKED, mixture_test=False, match_scale=False)
@@ -262,13 +263,35 @@ def test_guard_that_trips_drops_the_stretch_too(host_kernels):
     for each in (gain, plain):
         guard = replace(each.state.guard, **about_to_trip)
         each.load_state(replace(each.state, guard=guard), frames=each.frames)
+    assert trips_beside(gain.predict(*batches[10])) == 0.0
     run_both(gain, plain, batches[10:11], atol=1e-9)
     assert float(gain.state.guard.trips) == 1.0
+    assert trips_beside(gain.predict(*batches[10])) == 1.0
     assert_array_equal(gain.state.shift.stretch, 1.0)
     assert_array_equal(gain.state.sums.window_powers, 0.0)
     assert_states_close(gain.state, plain.state, 1e-9)
     run_both(gain, plain, batches[11:], atol=1e-9)
     assert_states_close(gain.state, plain.state, 1e-9)
+
+
+def test_guards_count_comes_with_the_prediction_of_the_batch_that_tripped_it(host_kernels):
+    head, batches = scaled_world(10, 20, num_batches=12)
+    gain = CudaGain(head, kernels=host_kernels(4))
+    for batch in batches[:10]:
+        assert trips_beside(gain.step(*batch)) == 0.0
+    numbers = {"count": 300.0, "agreement": 1.0, "confidence": 290.0}
+    tripping = {name: np.asarray(value) for name, value in numbers.items()}
+    gain.load_state(replace(gain.state, guard=replace(gain.state.guard, **tripping)), frames=9)
+    # Of one size: the second is replayed.
+    assert [trips_beside(gain.step(*batch)) for batch in batches[10:12]] == [1.0, 1.0]
+    gain.reset()
+    assert trips_beside(gain.step(*batches[0])) == 0.0
+
+
+def trips_beside(prediction) -> float:
+    """The guard's count in the memory that a prediction lies in."""
+    layout = layout_of(*prediction.probs.shape, prediction.probs.dtype)
+    return float(PredictionBlock.over(prediction.probs.base, layout).trips)
 
 
 @pytest.mark.parametrize(("width", "num_classes"), [(64, 40), (128, 100)])

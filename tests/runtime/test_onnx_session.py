@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from gain_runtime.artifact import load_artifact
 from gain_runtime.onnx_native import CPU_PROVIDER, CUDA_PROVIDER, cuda_options
 from gain_runtime.onnx_session import OnnxSession
 from gain_runtime.open_session import open_session
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cuda.md"
 
 
 def batch_of(size: int, seed: int = 0) -> np.ndarray:
@@ -254,6 +257,21 @@ def test_provider_that_fails_is_an_error(tiny_artifact, with_cuda_listed):
     with pytest.raises(BackendUnavailableError, match="CUDA failure 35: no driver") as caught:
         open_session(tiny_artifact, device="cuda")
     assert "\n" not in str(caught.value)
+
+
+def test_remedy_is_the_pages_and_leaves_the_wheel_with_cuda(tiny_artifact, with_cuda_listed):
+    """`onnxruntime` and `onnxruntime-gpu` write the same files, and the base install has one."""
+    with_cuda_listed(Replaced)
+    with pytest.raises(BackendUnavailableError) as caught:
+        OnnxSession(tiny_artifact, provider=CUDA_PROVIDER)
+    commands = [
+        "pip install 'gain-edge[gpu",
+        "pip uninstall -y onnxruntime",
+        "pip install --force-reinstall --no-deps onnxruntime-gpu",
+    ]
+    for text in (str(caught.value), PAGE.read_text("utf-8")):
+        places = [text.index(command) for command in commands]
+        assert places == sorted(places)
 
 
 def test_real_library_replacing_the_provider_is_noticed(tiny_artifact, with_cuda_listed):

@@ -62,6 +62,7 @@ class CudaPreprocessor:
         *,
         regions: Sequence[Region | None] | None = None,
         out: DeviceArray | None = None,
+        began: Any | None = None,
     ) -> DeviceArray:
         """Enqueue the preprocessing of a batch on CuPy's current stream.
 
@@ -75,6 +76,9 @@ class CudaPreprocessor:
             One per image, see `preprocess`.
         out : array, (B, 3, height_px, width_px) float32, C-contiguous, optional
             CuPy array to be written.
+        began : cupy.cuda.Event, optional
+            Recorded on the current stream once the host is done with the frames: what follows is
+            the rest of their copies, and the kernels.
 
         Returns
         -------
@@ -97,7 +101,7 @@ class CudaPreprocessor:
         if cuts:
             self._kernels.uploads.begin()
             frames = [plan_frame(cut, self._spec, self._weights) for cut in cuts]
-            self._run(frames, pixel_values)
+            self._run(frames, pixel_values, began)
             self._kernels.uploads.finish()
         return pixel_values
 
@@ -120,11 +124,14 @@ class CudaPreprocessor:
             )
         return out
 
-    def _run(self, frames: list[FramePlan], pixel_values: DeviceArray) -> None:
+    def _run(self, frames: list[FramePlan], pixel_values: DeviceArray, began: Any | None) -> None:
         """Upload what is on the host, and launch both passes."""
         kernels = self._kernels
         narrowed = kernels.empty((sum(frame.narrowed_bytes for frame in frames),), np.uint8)
         table = self._upload(frames, kernels.address(narrowed))
+        if began is not None:
+            began.record()
+        kernels.uploads.publish()
         size = (np.int32(self._spec.height_px), np.int32(self._spec.width_px))
         threads = _threads(max(frame.kept_places for frame in frames))
         num_lines = max(frame.lines.length for frame in frames)
@@ -144,7 +151,7 @@ class CudaPreprocessor:
         )
 
     def _upload(self, frames: list[FramePlan], narrowed: int) -> DeviceArray:
-        """Copy the frames that are on the host, and what the kernels must know of each."""
+        """Queue the copies of frames on the host, and of what the kernels must know of each."""
         kernels, uploads = self._kernels, self._kernels.uploads
         members = np.zeros((len(frames), _FRAME_MEMBERS), dtype=np.int64)
         sizes = [members.nbytes, *(frame.host_bytes for frame in frames)]
@@ -159,7 +166,6 @@ class CudaPreprocessor:
             row[:] = (*geometry, frame.lines.length, narrowed, *tables, frame.transposed)
             narrowed += frame.narrowed_bytes
         uploads.upload(reserved, 0, members)
-        uploads.publish()
         return reserved
 
 

@@ -1,4 +1,4 @@
-"""A batch's prediction in one block of memory, so that one copy takes it anywhere."""
+"""A batch's prediction in one block of memory, of which one copy takes the host its part."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gain_core import Prediction
 from gain_core._typing import Array
 from gain_runtime.device_buffers import DeviceArray
 
-__all__ = ["BlockLayout", "PredictionBlock", "block_of", "layout_of", "new_block"]
+__all__ = [
+    "BlockLayout",
+    "PredictionBlock",
+    "host_part",
+    "layout_of",
+    "new_block",
+    "read_host_part",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +33,22 @@ class BlockLayout:
     nbytes : int
         Length of the block.
     arrays : tuple
-        Offset, shape and dtype of probs, log-probs, source, strength, gain, the rows' flags and
-        the flag of all.
+        Offset, shape and dtype of probs, log-probs, source, strength, gain, the guard's trips, the
+        rows' flags and the flag of all.
     """
 
     nbytes: int
     arrays: tuple[tuple[int, tuple[int, ...], Any], ...]
+
+    @property
+    def host_from(self) -> int:
+        """Where the part begins that the host needs: behind probs, which follow from log-probs."""
+        return self.arrays[1][0]
+
+    @property
+    def host_nbytes(self) -> int:
+        """Length of that part."""
+        return self.nbytes - self.host_from
 
 
 @lru_cache(maxsize=64)
@@ -38,7 +56,7 @@ def layout_of(batch_size: int, num_classes: int, dtype: Any, /) -> BlockLayout:
     """The layout for a batch: the reals first, so that all of them are aligned."""
     matrix, column, flag = (batch_size, num_classes), (batch_size,), np.dtype(np.bool_)
     shapes: list[tuple[tuple[int, ...], Any]] = [(matrix, dtype)] * 3
-    shapes += [(column, dtype)] * 2 + [(column, flag), ((), flag)]
+    shapes += [(column, dtype)] * 2 + [((), dtype), (column, flag), ((), flag)]
     arrays, begin = [], 0
     for shape, kind in shapes:
         arrays.append((begin, shape, kind))
@@ -55,18 +73,21 @@ class PredictionBlock:
     layout : BlockLayout
     block : array, (nbytes,) uint8
     prediction : Prediction
+    trips : array, ()
+        How often the guard has tripped; of any value where there is no guard.
     row_finite : array, (B,) bool
     """
 
     layout: BlockLayout
     block: DeviceArray
     prediction: Prediction
+    trips: Array
     row_finite: Array
 
     @classmethod
     def over(cls, block: DeviceArray, layout: BlockLayout, /) -> PredictionBlock:
         """Name what lies in a block, on whatever device it is."""
-        probs, log_probs, source, strength, gain, row_finite, finite = (
+        probs, log_probs, source, strength, gain, trips, row_finite, finite = (
             _array_at(block, *place) for place in layout.arrays
         )
         prediction = Prediction(
@@ -77,7 +98,7 @@ class PredictionBlock:
             source_log_probs=source,
             finite=finite,
         )
-        return cls(layout, block, prediction, row_finite)
+        return cls(layout, block, prediction, trips, row_finite)
 
 
 def new_block(batch_size: int, /, *, like: Array) -> PredictionBlock:
@@ -100,27 +121,65 @@ def new_block(batch_size: int, /, *, like: Array) -> PredictionBlock:
     return PredictionBlock.over(make((layout.nbytes,), np.uint8), layout)
 
 
-def block_of(prediction: Prediction, /) -> tuple[DeviceArray, BlockLayout]:
-    """The block that a prediction lies in.
+def host_part(prediction: Prediction, /) -> tuple[DeviceArray, BlockLayout]:
+    """The bytes of a prediction that the host needs, as one array.
 
     Parameters
     ----------
     prediction : Prediction
-        Of B >= 1 rows, made in a block.
+        Of B >= 1 rows, made in a block on the device.
 
     Returns
     -------
-    block : array, (nbytes,) uint8
+    part : array, (host_nbytes,) uint8
+        Everything but `probs`, about two thirds of the block; see `read_host_part`.
     layout : BlockLayout
     """
     probs: DeviceArray = prediction.probs
     layout = layout_of(*probs.shape, probs.dtype)
-    return _array_at(probs, 0, (layout.nbytes,), np.dtype(np.uint8)), layout
+    part = (layout.host_nbytes,)
+    return _array_at(probs, layout.host_from, part, np.dtype(np.uint8)), layout
+
+
+def read_host_part(
+    part: npt.NDArray[np.uint8], layout: BlockLayout, /
+) -> tuple[Prediction, npt.NDArray[Any]]:
+    """A prediction from its bytes on the host.
+
+    Parameters
+    ----------
+    part : array, (host_nbytes,) uint8
+        A copy of `host_part`'s; referred to by the result.
+    layout : BlockLayout
+
+    Returns
+    -------
+    prediction : Prediction
+        `probs` is the exponential of `log_probs`, as `gain_core` has it.
+    trips : array, ()
+        See `PredictionBlock`.
+    """
+    begin = layout.host_from
+    log_probs, source, strength, gain, trips, _, finite = (
+        np.ndarray(shape, dtype, buffer=part, offset=offset - begin)
+        for offset, shape, dtype in layout.arrays[1:]
+    )
+    # A rejected batch holds anything.
+    with np.errstate(over="ignore", invalid="ignore"):
+        probs = np.exp(log_probs)
+    prediction = Prediction(
+        probs=probs,
+        log_probs=log_probs,
+        strength=strength,
+        gain=gain,
+        source_log_probs=source,
+        finite=finite,
+    )
+    return prediction, trips
 
 
 def _array_at(block: DeviceArray, offset: int, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
-    """An array over a part of a block, of which the one given is the whole or the first."""
+    """An array over a part of the memory that begins where `block` does."""
     if isinstance(block, np.ndarray):
-        whole = block if block.base is None else block.base
-        return np.ndarray(shape, dtype, buffer=whole, offset=offset)
+        return np.ndarray(shape, dtype, buffer=block, offset=offset)
     return type(block)(shape, dtype, memptr=block.data + offset)

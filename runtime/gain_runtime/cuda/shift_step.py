@@ -119,6 +119,7 @@ class ShiftStep:
             return predict(features, logits, self._in_place, config=self._config)
         result = new_block(features.shape[0], like=self._like)
         self._enqueue_prediction(features, logits, result)
+        self._enqueue_trips(result)
         return result.prediction
 
     def add(self, features: Array, prediction: Prediction, /) -> None:
@@ -289,6 +290,7 @@ class ShiftStep:
             if flush:
                 self.flush()
                 self._enqueue_revision(recorded.features, recorded.logits, result)
+            self._enqueue_trips(result)
 
         if recorded.replay is not None:
             recorded.replay()
@@ -322,6 +324,12 @@ class ShiftStep:
             threads=row_threads(self._num_classes),
             dtype=self._like.dtype,
         )
+
+    def _enqueue_trips(self, into: PredictionBlock) -> None:
+        """Put the guard's count beside the prediction, so that one copy takes both."""
+        if self._config.guard:
+            trips: DeviceArray = self._in_place.guard.trips
+            self._kernels.copy(trips, into.trips)
 
     def _row_arguments(
         self, features: Array, logits: Array, shift: tuple[Array, ...], *, into: PredictionBlock

@@ -1,0 +1,74 @@
+"""How many threads preprocess a stream's batches, and that none is left behind."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from gain_apps.stream import main
+from gain_core import GainConfig
+from gain_export.adaptive import add_adaptation
+from gain_runtime.batch_preprocess import BatchPreprocessor
+
+
+def left_behind() -> list[str]:
+    names = (thread.name for thread in threading.enumerate())
+    return [name for name in names if name.startswith("preprocess")]
+
+
+@pytest.fixture
+def asked_for(monkeypatch):
+    """The `threads` of every preprocessor that is made."""
+    seen: list[int | None] = []
+    make = BatchPreprocessor.__init__
+
+    def note(self, spec, /, *, threads=1):
+        seen.append(threads)
+        make(self, spec, threads=threads)
+
+    monkeypatch.setattr(BatchPreprocessor, "__init__", note)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        pytest.param((), None, id="as-many-as-cores"),
+        pytest.param(("--threads", 2), 2, id="as-many-as-the-network"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["model", "adaptive"])
+def test_stream_by_itself_preprocesses_in_as_many_threads_as_its_network(
+    artifact_path: Path,
+    photo_folder: Path,
+    tmp_path: Path,
+    capsys,
+    asked_for,
+    kind,
+    flags,
+    expected,
+) -> None:
+    file = artifact_path
+    if kind == "adaptive":
+        file = tmp_path / "tiny.adaptive.onnx"
+        add_adaptation(artifact_path, file, config=GainConfig.preset("tracked"))
+    status = main(
+        [*map(str, (photo_folder, f"--{kind}", file, "--json", "--batch", 4, *flags))],
+    )
+    assert status == 0
+    assert json.loads(capsys.readouterr().out)["frames"] == 12
+    assert asked_for == [expected]
+    assert left_behind() == []
+
+
+def test_streams_that_share_a_session_take_one_thread_each(
+    artifact_path: Path, photo_folder: Path, capsys, asked_for
+) -> None:
+    inputs = (photo_folder, "test://pattern?frames=8&width=64&height=48")
+    status = main([*map(str, (*inputs, "--model", artifact_path, "--json", "--batch", 4))])
+    assert status == 0, capsys.readouterr().err
+    assert asked_for == [1, 1]
+    assert left_behind() == []
