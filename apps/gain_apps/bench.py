@@ -8,7 +8,8 @@ import logging
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from gain_apps.device_flags import add_device_flags
 from gain_core.errors import GainError
 
 __all__ = ["build_parser", "main"]
+
+PACKAGES = ("gain_apps", "gain_runtime", "gain_core")
 
 EPILOG = """\
 examples:
@@ -138,16 +141,35 @@ def _run(flags: dict[str, Any], *, command: str, debug: bool) -> int:
 
     config = BenchConfig.from_flags(flags)
     console = Console(stderr=True)
-    if debug:
-        logging.basicConfig(level=logging.DEBUG, format="%(levelname)s: %(message)s")
     on_batch = _progress(console, frames=config.warm_up + config.frames, batch=config.batch)
-    result = run_benchmark(config, command=command, on_batch=on_batch)
+    with _logging_to(console, level=logging.DEBUG if debug else logging.INFO):
+        result = run_benchmark(config, command=command, on_batch=on_batch)
     if config.json == STDOUT:
         print(json.dumps(result, allow_nan=False))
     elif config.json is not None:
         write_results(Path(config.json), result)
     print_benchmark(result, console if config.json == STDOUT else Console())
     return 0
+
+
+@contextmanager
+def _logging_to(console: Any, /, *, level: int) -> Iterator[None]:
+    """Our packages' log lines on a console while it lasts: which device is used, and why."""
+    from gain_apps.progress import ConsoleHandler
+
+    handler = ConsoleHandler(console)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    loggers = [logging.getLogger(name) for name in PACKAGES]
+    previous = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, before in zip(loggers, previous, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(before)
 
 
 def _progress(console: Any, /, *, frames: int, batch: int) -> Callable[[], None]:

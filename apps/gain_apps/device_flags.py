@@ -30,5 +30,6 @@ def add_device_flags(group: argparse._ArgumentGroup, /) -> None:
         "--threads",
         type=int,
         metavar="N",
-        help="CPU threads for the network; gain-stream preprocesses a batch in as many",
+        help="CPU threads for the network, and to preprocess a batch in (default: its library's "
+        "choice, and all cores)",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from gain_core.errors import GainError, StreamError
 from gain_runtime.result import FrameResult, Sink
@@ -84,8 +84,11 @@ class Outputs:
         StreamError
             If one cannot be finished or was left out, naming it; the others are closed.
         """
-        failures = [*self._dropped, *self._each(lambda sink: sink.close()).values()]
-        self._dropped = []
+        failures, self._dropped = self._dropped, []
+        # Even an error that is none of ours leaves no other sink open.
+        with ExitStack() as stack:
+            for name, sink in reversed(self._sinks):
+                stack.callback(_close, name, sink, failures)
         _raise_first(failures)
 
     def _each(self, action: Callable[[Sink], None]) -> dict[str, StreamError]:
@@ -95,8 +98,7 @@ class Outputs:
             try:
                 action(sink)
             except (GainError, OSError) as err:
-                failures[name] = StreamError(f"{name}: {err}")
-                failures[name].__cause__ = err
+                failures[name] = _failure(name, err)
         return failures
 
     def _drop(self, name: str, err: StreamError) -> None:
@@ -109,6 +111,21 @@ class Outputs:
                     sink.close()
         self._sinks = [item for item in self._sinks if item[0] != name]
         self._polls = [item for item in self._polls if item[0] != name]
+
+
+def _close(name: str, sink: Sink, failures: list[StreamError]) -> None:
+    """Close a sink, and note its failure."""
+    try:
+        sink.close()
+    except (GainError, OSError) as err:
+        failures.append(_failure(name, err))
+
+
+def _failure(name: str, err: GainError | OSError) -> StreamError:
+    """The error of a sink, naming it."""
+    failure = StreamError(f"{name}: {err}")
+    failure.__cause__ = err
+    return failure
 
 
 def _raise_first(failures: list[StreamError]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,12 @@ class AvWriter:
         container, self._container = self._container, None
         if container is None:
             return
-        self._mux(None, container)
         try:
-            container.close()
-        except (self._av.error.FFmpegError, OSError):
+            self._mux(None, container)
+        finally:
             # Whoever reads the file back finds it incomplete.
-            return
+            with suppress(self._av.error.FFmpegError, OSError):
+                container.close()
 
     def _mux(self, frame: Any, container: Any = None) -> bool:
         """Encode a frame, or None for what is left, and write the packets."""

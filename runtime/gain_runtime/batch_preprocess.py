@@ -14,7 +14,7 @@ from gain_runtime.closing import Closing
 from gain_runtime.manifest import Preprocess
 from gain_runtime.preprocess import Region, preprocess_batch
 
-__all__ = ["BatchPreprocessor"]
+__all__ = ["BatchPreprocessor", "usable_cores"]
 
 
 class BatchPreprocessor(Closing):
@@ -36,7 +36,7 @@ class BatchPreprocessor(Closing):
 
     def __init__(self, spec: Preprocess, /, *, threads: int | None = 1) -> None:
         if threads is None:
-            threads = _usable_cores()
+            threads = usable_cores()
         if threads < 1:
             raise ConfigError(f"preprocess_threads: expected at least 1, got {threads}")
         self._spec = spec
@@ -68,7 +68,8 @@ class BatchPreprocessor(Closing):
             executor.shutdown()
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Cores that this process may use, or all where the system does not tell."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -71,7 +71,7 @@ class JsonlSink(Closing):
     Raises
     ------
     StreamError
-        If the file cannot be created; from `write`, if it cannot be written.
+        If the file cannot be created; from `write` and `close`, if it cannot be written.
     """
 
     def __init__(self, target: str | Path, /) -> None:
@@ -103,11 +103,22 @@ class JsonlSink(Closing):
             raise StreamError(f"{self._shown}: cannot be written ({err.strerror})") from err
 
     def close(self) -> None:
-        """Close the file; may be called twice."""
-        self._closed = True
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        """Close the file; may be called twice.
+
+        Raises
+        ------
+        StreamError
+            If the system, only now, says that lines were not written; the file is closed.
+        """
+        fd, self._fd, self._closed = self._fd, None, True
+        if fd is None:
+            return
+        try:
+            os.close(fd)
+        except OSError as err:
+            raise StreamError(
+                f"{self._shown}: cannot be finished ({err.strerror}); its last lines may be missing"
+            ) from err
 
 
 def _create(path: str | Path) -> int:

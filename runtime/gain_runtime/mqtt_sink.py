@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -75,6 +76,9 @@ class MqttSink:
     def __init__(self, url: str, /) -> None:
         self._target = MqttTarget(url)
         self._client: Any = None
+        # Held while a client is taken over or given up: connecting may outlast `close`.
+        self._changing = threading.Lock()
+        self._closed = False
         self._mqtt: Any = require("paho.mqtt.client", extra="mqtt")
         self._background = BackgroundSink(f"--mqtt {self._target.shown}", self._publish)
 
@@ -83,25 +87,47 @@ class MqttSink:
         self._background.write(result)
 
     def close(self) -> None:
-        """Publish what waits if that is quick; may be called twice."""
+        """Publish what waits if that is quick; may be called twice.
+
+        Raises
+        ------
+        StreamError
+            If the connection fails while it is ended; it is given up.
+        """
         self._background.close()
-        client, self._client = self._client, None
-        if client is not None:
-            client.disconnect()
-            client.loop_stop()
+        with self._changing:
+            client, self._client, self._closed = self._client, None, True
+        if client is None:
+            return
+        try:
+            _end(client)
+        except OSError as err:
+            raise StreamError(
+                f"--mqtt {self._target.shown}: failed while it was closed ({err.strerror or err})"
+            ) from err
 
     def _publish(self, result: FrameResult) -> None:
         """Thread: send one record and wait until it is on the wire."""
-        if self._client is None:
-            self._client = self._connected()
+        client = self._client
+        if client is None:
+            client = self._take(self._connected())
         data = json.dumps(result_record(result), allow_nan=False)
-        info = self._client.publish(self._target.topic, data, qos=0)
+        info = client.publish(self._target.topic, data, qos=0)
         try:
             info.wait_for_publish(TIMEOUT_S)
         except (RuntimeError, ValueError) as err:
             raise StreamError(f"not connected ({err})") from err
         if not info.is_published():
             raise StreamError(f"nothing could be sent for {TIMEOUT_S:g} s")
+
+    def _take(self, client: Any) -> Any:
+        """Thread: keep a client for `close` to end, unless that was called meanwhile."""
+        with self._changing:
+            if not self._closed:
+                self._client = client
+                return client
+        _end(client)
+        raise StreamError("closed while connecting")
 
     def _connected(self) -> Any:
         """A client whose own thread keeps the connection."""
@@ -117,3 +143,11 @@ class MqttSink:
         client.connect(target.host, target.port, keepalive=30)
         client.loop_start()
         return client
+
+
+def _end(client: Any) -> None:
+    """Say goodbye and end the client's own thread, whatever becomes of the first."""
+    try:
+        client.disconnect()
+    finally:
+        client.loop_stop()

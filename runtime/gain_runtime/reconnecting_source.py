@@ -122,10 +122,10 @@ class ReconnectingSource(Closing):
     def _let_go(self) -> None:
         """Close the connection that was lost."""
         with self._lock:
-            if self._source is not None:
-                self._skipped_before += self._source.skipped
-                self._source.close()
-                self._source = None
+            source, self._source = self._source, None
+            if source is not None:
+                self._skipped_before += source.skipped
+                source.close()
 
     def _take(self, source: FrameSource) -> None:
         """Go on with a new connection, unless this was closed meanwhile."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -65,11 +65,14 @@ class SnapshotStore(Closing):
         self._folder = Path(folder)
         self._kept = kept
         self._lock: IO[bytes] | None = _locked(self._folder)
-        for leftover in self._folder.glob(TEMPORARY):
-            with suppress(OSError):
-                leftover.unlink()
-        numbers = [item.number for item in self._listed(set_aside=True)]
-        self._next = 1 + max([0, *numbers, *(item.number for item in self.snapshots())])
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            for leftover in self._folder.glob(TEMPORARY):
+                with suppress(OSError):
+                    leftover.unlink()
+            numbers = [item.number for item in self._listed(set_aside=True)]
+            self._next = 1 + max([0, *numbers, *(item.number for item in self.snapshots())])
+            stack.pop_all()
 
     @property
     def folder(self) -> Path:
@@ -159,9 +162,9 @@ class SnapshotStore(Closing):
 
     def close(self) -> None:
         """Let others use the folder; may be called twice."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
 
     def _listed(self, *, set_aside: bool) -> list[Snapshot]:
         """Snapshots that were or were not set aside, newest first."""

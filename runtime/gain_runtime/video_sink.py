@@ -149,12 +149,20 @@ class VideoSink(Closing):
                 self._verify()
                 _sync(self._partial)
                 self._partial.replace(self._path)
-        except OSError as err:
+        except (OSError, cv2.error) as err:
             if isinstance(err, StreamError):
                 raise
-            raise StreamError(f"{self._path}: cannot be finished ({err.strerror})") from err
+            reason = getattr(err, "strerror", None) or " ".join(str(err).split())
+            raise StreamError(f"{self._path}: cannot be finished ({reason})") from err
         finally:
+            self._remove_partial()
+
+    def _remove_partial(self) -> None:
+        """Delete what is left of the file; a failure must not hide why it is left."""
+        try:
             self._partial.unlink(missing_ok=True)
+        except OSError as err:
+            logger.warning("%s: cannot be removed (%s); delete it", self._partial, err.strerror)
 
     def _open(self, image: npt.NDArray[np.uint8]) -> None:
         """Open the writer at the first frame's size with the first codec that takes it."""
@@ -214,10 +222,12 @@ def _usable(codecs: Sequence[str], probe: Path, *, rate_hz: float) -> tuple[str,
     for at, codec in enumerate(codecs):
         try:
             writer = _open_writer(probe, codec, rate_hz=rate_hz, size=PROBE_SIZE)
-            opened = writer.isOpened()
-            for shade in range(PROBE_FRAMES if opened else 0):
-                writer.write(frame + np.uint8(shade * 8))
-            writer.release()
+            try:
+                opened = writer.isOpened()
+                for shade in range(PROBE_FRAMES if opened else 0):
+                    writer.write(frame + np.uint8(shade * 8))
+            finally:
+                writer.release()
             if opened and _read_back(probe)[0]:
                 return tuple(codecs[at:])
         finally:

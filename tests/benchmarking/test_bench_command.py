@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 
@@ -38,6 +39,9 @@ def test_json_on_stdout_says_everything(artifact_path, capsys):
     assert result["command"].startswith("gain-bench ")
     assert result["compare"] is None
     assert result["memory_bytes"]["process_peak"] > 2**20
+    assert result["memory_bytes"]["device"]["peak_used"] is None
+    assert result["preprocess_threads"] == 1
+    assert result["schema"] == 2
     for variant in ("frozen", "adapted"):
         total = result[variant]["stages_ms"]["total"]
         assert 0 < total["p50"] <= total["p90"] <= total["p99"] <= total["max"]
@@ -88,9 +92,31 @@ def test_an_error_is_one_line_and_status_1(artifact_path, capsys, args, said):
     status, out, err = run(capsys, artifact_path, *args)
     assert status == 1
     assert out == ""
-    assert err.startswith("gain-bench: error: ")
-    assert err.count("\n") == 1
-    assert said in err
+    # What was logged before it, of the device, is no part of the error.
+    *logged, error = err.splitlines()
+    assert error.startswith("gain-bench: error: ")
+    assert said in error
+    assert all(line.startswith("INFO: ") for line in logged)
+
+
+def test_why_a_device_is_passed_over_and_where_adaptation_runs_is_said(
+    artifact_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("gain_runtime.open_lane.find_spec", lambda name: None)
+    args = (artifact_path, PATTERN, *SMALL, "--device", "auto", "--json", "-")
+    status, out, err = run(capsys, *args)
+    assert status == 0
+    result = json.loads(out)
+    assert "INFO: adaptation runs on the host, since CuPy is not installed" in err
+    assert "INFO: auto: tensorrt is passed over: " in err
+    assert "INFO: auto: cpu is used" in err
+    assert (result["provider"], result["adaptation"]) == ("CPUExecutionProvider", "host")
+    assert "adaptation on the host" in err
+    for name in ("gain_apps", "gain_runtime", "gain_core"):
+        assert not any(
+            type(handler).__name__ == "ConsoleHandler"
+            for handler in logging.getLogger(name).handlers
+        )
 
 
 def test_a_file_that_is_no_artifact_is_one_line(tmp_path, capsys):

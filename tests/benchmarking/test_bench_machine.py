@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+import gain_core
 from gain_apps.benchmarking.machine import Machine, tool_versions
 from gain_apps.system_files import peak_memory_bytes
 
@@ -90,8 +95,80 @@ def test_peak_memory_is_in_bytes_and_never_falls():
     assert peak_memory_bytes() >= during
 
 
-def test_versions_name_what_is_missing(monkeypatch):
-    monkeypatch.setattr("gain_apps.benchmarking.machine.DISTRIBUTIONS", ("numpy", "no-such-thing"))
+LIBRARIES = {"numpy", "onnx", "onnxruntime", "cv2", "PIL", "torch", "timm"}
+LIBRARIES |= {"cupy", "tensorrt", "tensorrt_rtx"}
+CUDA = ("onnxruntime_cuda", "torch_cuda", "cupy_cuda", "cuda_driver", "nvidia_driver")
+DRIVERS = {
+    "closed": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC",
+    "open": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build (x)",
+    "jetson": "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  540.4.0  Release Build",
+}
+
+
+def test_versions_of_every_library_that_takes_part():
     versions = tool_versions()
     assert versions["numpy"] == np.__version__
-    assert versions["no-such-thing"] is None
+    assert versions["gain-edge"] == gain_core.__version__
+    for name in LIBRARIES:
+        assert (versions[name] is None) == (find_spec(name) is None), name
+    assert set(versions) == {"gain-edge", "python", *LIBRARIES, *CUDA}
+
+
+def test_a_module_in_use_is_asked_before_its_distribution(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(__version__="built here"))
+    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="10.3.0"))
+    versions = tool_versions()
+    assert versions["timm"] == "built here"
+    # A Jetson's own, which pip has never heard of.
+    assert versions["tensorrt"] == "10.3.0"
+
+
+def cupy_of(*, runtime, driver):
+    """CuPy's versions; an exception is raised."""
+
+    def say(value):
+        def function():
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        return function
+
+    functions = SimpleNamespace(runtimeGetVersion=say(runtime), driverGetVersion=say(driver))
+    return SimpleNamespace(__version__="14.2.0", cuda=SimpleNamespace(runtime=functions))
+
+
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [
+        pytest.param(12080, "12.8", id="driver"),
+        pytest.param(0, None, id="zero"),
+        pytest.param(RuntimeError("cudaErrorInsufficientDriver"), None, id="none"),
+    ],
+)
+def test_cuda_as_cupy_tells_it(monkeypatch, driver, expected):
+    monkeypatch.setitem(sys.modules, "cupy", cupy_of(runtime=13000, driver=driver))
+    versions = tool_versions()
+    assert (versions["cupy"], versions["cupy_cuda"]) == ("14.2.0", "13.0")
+    assert versions["cuda_driver"] == expected
+
+
+def test_cuda_as_torch_tells_it(monkeypatch):
+    torch = SimpleNamespace(__version__="2.11.0+cu130", version=SimpleNamespace(cuda="13.0"))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    versions = tool_versions()
+    assert (versions["torch"], versions["torch_cuda"]) == ("2.11.0+cu130", "13.0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("closed", "535.104.05"), ("open", "580.95.05"), ("jetson", "540.4.0")]
+)
+def test_the_driver_is_read_from_its_file(tmp_path, kind, expected):
+    path = tmp_path / "proc/driver/nvidia/version"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"{DRIVERS[kind]}\nGCC version:  gcc version 13.2.0\n")
+    assert tool_versions(root=tmp_path)["nvidia_driver"] == expected
+
+
+def test_without_a_driver_there_is_none(tmp_path):
+    assert tool_versions(root=tmp_path)["nvidia_driver"] is None

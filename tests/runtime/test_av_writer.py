@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -42,6 +43,14 @@ def read(path: Path) -> tuple[str, float, list[np.ndarray]]:
     return codec, rate_hz, frames
 
 
+def open_files() -> list[str]:
+    """Paths of what this process has open."""
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.is_dir():
+        pytest.skip("this system does not tell which files are open")
+    return [os.path.realpath(item) for item in descriptors.iterdir()]
+
+
 @pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
 def test_every_frame_is_there_in_h264_with_its_colours(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("av", reason="the extra video is not installed")
@@ -71,3 +80,24 @@ def test_without_pyav_the_next_codec_is_taken(
 def test_a_container_of_unknown_kind_is_not_opened(tmp_path: Path) -> None:
     pytest.importorskip("av", reason="the extra video is not installed")
     assert not AvWriter(tmp_path / "a.nothing", rate_hz=30.0, size=(64, 48)).isOpened()
+
+
+def test_a_file_is_closed_even_if_the_encoder_cannot_be_emptied(tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="the extra video is not installed")
+    path = tmp_path / "a.mp4"
+    writer = AvWriter(path, rate_hz=30.0, size=(64, 48))
+    assert writer.write(np.zeros((48, 64, 3), dtype=np.uint8))
+    # Or it would be closed where nobody refers to it any more.
+    container = writer._container
+    assert str(path) in open_files()
+
+    class Stream:
+        def encode(self, frame: object) -> object:
+            raise ValueError("no frame")
+
+    writer._stream = Stream()
+    with pytest.raises(ValueError, match="no frame"):
+        writer.release()
+    writer.release()
+    assert str(path) not in open_files()
+    del container

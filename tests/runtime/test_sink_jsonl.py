@@ -212,6 +212,23 @@ def test_writing_after_close_is_an_error(tmp_path: Path) -> None:
         sink.write(make_result())
 
 
+def test_a_file_that_cannot_be_finished_is_an_error_once(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    sink = JsonlSink(path)
+    sink.write(make_result())
+    assert sink._fd is not None
+    # So that closing it fails, as it does where a network disk has no room.
+    os.close(sink._fd)
+    with pytest.raises(StreamError, match=r"out\.jsonl: cannot be finished \(Bad file descriptor"):
+        sink.close()
+    # Another file may have that number by now.
+    with path.open("rb") as other:
+        sink.close()
+        assert other.read().endswith(b"\n")
+    with pytest.raises(StreamError, match="already closed"):
+        sink.write(make_result())
+
+
 def test_a_dash_is_standard_output_in_ascii(capsys: pytest.CaptureFixture[str]) -> None:
     top = (Ranked(index=0, label="café", prob=1.0),)
     with JsonlSink("-") as sink:
@@ -223,7 +240,9 @@ def test_a_dash_is_standard_output_in_ascii(capsys: pytest.CaptureFixture[str]) 
     assert not sys.stdout.closed
 
 
-def test_a_killed_process_leaves_whole_lines_and_at_most_the_beginning_of_one(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_whole_lines_and_at_most_the_start_of_one(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "out.jsonl"
     program = (
         "import os, sys, itertools\n"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from gain_core.errors import ConfigError
+from gain_core.errors import ConfigError, StreamError
 from gain_runtime.frame import Frame
 from gain_runtime.mqtt_sink import MqttSink, MqttTarget
 from gain_runtime.result import FrameResult, Ranked
@@ -111,6 +111,59 @@ def test_a_broker_that_is_away_stalls_nothing_and_is_said_once(
     assert time.monotonic() - started < 5.0
     assert sum(record.levelname == "ERROR" for record in caplog.records) == 1
     assert "secret" not in caplog.text
+
+
+def network_threads() -> list[threading.Thread]:
+    return [item for item in threading.enumerate() if item.name.startswith("paho-mqtt")]
+
+
+def test_a_goodbye_that_fails_is_an_error_once_and_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
+    with serving() as broker:
+        sink = MqttSink(f"mqtt://joe:secret@127.0.0.1:{broker.port}/t")
+        sink.write(make_result(0))
+        wait_until(lambda: len(broker.published) == 1)
+        assert len(network_threads()) == 1
+        disconnect = sink._client.disconnect
+
+        def failing() -> None:
+            disconnect()
+            raise BrokenPipeError(32, "Broken pipe")
+
+        monkeypatch.setattr(sink._client, "disconnect", failing)
+        with pytest.raises(StreamError, match=r"--mqtt .*127\.0\.0\.1.*\(Broken pipe\)") as caught:
+            sink.close()
+        assert "secret" not in str(caught.value)
+        assert network_threads() == []
+        sink.close()
+
+
+def test_a_connection_that_is_made_after_closing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
+    monkeypatch.setattr("gain_runtime.background_sink.CLOSE_S", 0.01)
+    connecting, closed = threading.Event(), threading.Event()
+    connect = MqttSink._connected
+
+    def slowly(sink: MqttSink) -> object:
+        connecting.set()
+        assert closed.wait(10.0)
+        return connect(sink)
+
+    monkeypatch.setattr(MqttSink, "_connected", slowly)
+    with serving() as broker:
+        sink = MqttSink(f"mqtt://127.0.0.1:{broker.port}/t")
+        sink.write(make_result(0))
+        assert connecting.wait(10.0)
+        sink.close()
+        closed.set()
+        # The broker waits for the goodbye.
+        wait_until(lambda: not broker._thread.is_alive())
+        wait_until(lambda: network_threads() == [])
+    assert len(broker.connects) == 1
+    assert broker.published == []
+    assert sink._client is None
 
 
 @pytest.mark.parametrize(

@@ -313,6 +313,72 @@ def test_a_frame_that_opencv_refuses_is_an_error(
     assert leftovers(tmp_path) == []
 
 
+def test_an_encoder_that_fails_at_the_end_is_an_error_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Writer):
+        def release(self) -> None:
+            super().release()
+            raise cv2.error("encoder: lost\nits device")
+
+    sink = VideoSink(tmp_path / "out.avi", render=draw)
+    monkeypatch.setattr(
+        video_sink,
+        "_open_writer",
+        lambda path, codec, **kwargs: Failing(path, answers=None, content=b"half"),
+    )
+    sink.write(make_result(0))
+    with pytest.raises(StreamError, match=r"out\.avi: cannot be finished \(.*lost its device\)"):
+        sink.close()
+    sink.close()
+    assert leftovers(tmp_path) == []
+
+
+def test_what_cannot_be_removed_does_not_hide_why_it_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Folder(Writer):
+        def release(self) -> None:
+            self.path.mkdir()
+
+    sink = VideoSink(tmp_path / "out.avi", render=draw)
+    monkeypatch.setattr(
+        video_sink,
+        "_open_writer",
+        lambda path, codec, **kwargs: Folder(path, answers=None, content=b""),
+    )
+    sink.write(make_result(0))
+    with pytest.raises(StreamError, match="does not play back"):
+        sink.close()
+    sink.close()
+    (left,) = leftovers(tmp_path)
+    assert f"{left}: cannot be removed" in caplog.text
+
+
+def test_an_encoder_that_crashes_while_it_is_tried_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = []
+
+    class Crashing(Writer):
+        def write(self, image: np.ndarray) -> bool | None:
+            raise cv2.error("encoder: lost")
+
+        def release(self) -> None:
+            super().release()
+            released.append(self.path)
+
+    monkeypatch.setattr(
+        video_sink,
+        "_open_writer",
+        lambda path, codec, **kwargs: Crashing(path, answers=None, content=b""),
+    )
+    with pytest.raises(cv2.error, match="lost"):
+        VideoSink(tmp_path / "out.avi", render=draw)
+    assert len(released) == 1
+    assert leftovers(tmp_path) == []
+
+
 def test_a_codec_that_fails_at_the_real_size_is_replaced_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

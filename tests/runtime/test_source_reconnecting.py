@@ -100,6 +100,17 @@ def test_the_pauses_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     assert pauses[:4] == [0.001, 0.002, 0.004, 0.004]
 
 
+def test_a_connection_that_cannot_be_released_is_an_error_once() -> None:
+    class StuckSource(ShortSource):
+        def close(self) -> None:
+            raise StreamError("cam: cannot be released")
+
+    source = ReconnectingSource(scripted(StuckSource(1), ShortSource(1)), patience_s=60.0)
+    with pytest.raises(StreamError, match="cannot be released"):
+        list(source)
+    source.close()
+
+
 def test_close_ends_the_waiting() -> None:
     source = ReconnectingSource(scripted(ShortSource(1)), patience_s=60.0)
     with FrameReader(source) as reader:

@@ -38,11 +38,12 @@ class BenchConfig:
         Of the source.
     device : str
     device_preprocess : bool
-        Resize, crop and normalise on the GPU, too, for the adapted stream.
+        Resize, crop and normalise on the GPU, too, in both variants.
     allow_host_code : bool
         Run an engine that brings code for the CPU.
     threads : int or None
-        Threads within one operator of the network; None lets the library choose.
+        Threads within one operator of the network, None lets the library choose; and threads that
+        take a frame of the batch each to preprocess it on the host, None is one for each core.
     compare : bool
         Measure the same network in other libraries too.
     torch_model, torch_weights : str or None

@@ -71,20 +71,23 @@ def _run_table(result: Mapping[str, Any]) -> Table:
     )
     memory = result["memory_bytes"]
     table.add_row("peak memory", _mib(memory["process_peak"]))
-    used = memory["device"]["used"]
-    table.add_row("device memory", memory["device"]["note"] if used is None else _mib(used))
+    used = memory["device"]["peak_used"]
+    of_device = memory["device"]["note"] if used is None else f"{_mib(used)}, of all processes"
+    table.add_row("peak device memory", of_device)
     if result["copy"]["ms"] is None:
         table.add_row("copy", result["copy"]["note"])
     artifact = result["artifact"]
     table.add_row("artifact", f"{artifact['path']} (sha256 {artifact['sha256'][:12]})")
-    table.add_row("provider", result["provider"])
+    table.add_row("provider", f"{result['provider']}, adaptation on the {result['adaptation']}")
     table.add_row("device", _device(device))
     table.add_row("clocks, heat", _conditions(device["after"]))
     threads = "library's choice" if config["threads"] is None else config["threads"]
+    preprocessing = result["preprocess_threads"]
+    where = "on the GPU" if preprocessing is None else f"in {preprocessing}"
     table.add_row(
         "config",
         f"preset {config['preset']}, batch {config['batch']}, update_every "
-        f"{config['update_every']}, threads {threads}",
+        f"{config['update_every']}, threads {threads}, preprocessing {where}",
     )
     return table
 

@@ -12,78 +12,90 @@ import onnxruntime
 
 from gain_apps.benchmarking.stages import percentiles
 from gain_core._optional import require
-from gain_core.errors import BackendUnavailableError
+from gain_runtime.cuda_memory import cuda_failures
+from gain_runtime.device_slot import DeviceSlot
+from gain_runtime.onnx_native import CUDA_PROVIDER
+from gain_runtime.session import Session
 
-__all__ = ["copy_times", "device_memory_bytes"]
+__all__ = ["copy_times"]
 
-CUDA_PROVIDER = "CUDAExecutionProvider"
-TENSORRT_PROVIDERS = ("tensorrt", "tensorrt_rtx")
+Floats = npt.NDArray[np.float32]
+
 IN_PLACE = "none: this provider reads pixel_values where they lie"
+FRAMES = "none of pixel_values, which are made on the device; the frames' copy is in preprocess"
+STAGED = (
+    "timed by itself, into pinned memory and from there into a buffer that is kept, as both "
+    "variants copy; it is a part of forward"
+)
+PAGEABLE = (
+    "timed by itself, from pageable memory into a buffer that is kept, by ONNX Runtime, which "
+    "copies so where results are in host memory; it is a part of forward"
+)
 
 
 def copy_times(
-    pixel_values: npt.NDArray[np.float32], provider: str, /, *, rounds: int
+    pixel_values: Floats, session: Session, /, *, rounds: int, device_preprocess: bool
 ) -> dict[str, Any]:
     """What copying one batch to the device costs; a part of `forward`, not added to it.
 
     Parameters
     ----------
     pixel_values : array, (B, 3, height_px, width_px) float32
-    provider : str
-        Execution provider in use.
+        In host memory.
+    session : Session
+        Open; tells how its batches get to the device.
     rounds : int
+        At least 1.
+    device_preprocess : bool
+        Whether the frames were preprocessed on the device.
 
     Returns
     -------
     dict
-        `ms` per frame as percentiles, None where nothing is copied, and a `note`.
+        `ms` per frame as percentiles, None where no pixel values are copied, and a `note` that says
+        what was timed.
+
+    Raises
+    ------
+    EngineError
+        If the device has no room, or fails.
     """
-    copy = _copier(provider)
-    if copy is None:
-        return {"ms": None, "note": IN_PLACE}
+    if session.stream is not None:
+        if device_preprocess:
+            return {"ms": None, "note": FRAMES}
+        return {"ms": _timed(_staged_copy(session), pixel_values, rounds), "note": STAGED}
+    if session.provider == CUDA_PROVIDER:
+        return {"ms": _timed(_native_copy(pixel_values), pixel_values, rounds), "note": PAGEABLE}
+    return {"ms": None, "note": IN_PLACE}
+
+
+def _timed(copy: Callable[[Floats], object], pixel_values: Floats, rounds: int) -> dict[str, float]:
+    """Milliseconds per frame; the first copy, which makes the buffers, is not counted."""
     copy(pixel_values)
     spent = []
     for _ in range(rounds):
         started = perf_counter_ns()
         copy(pixel_values)
         spent.append((perf_counter_ns() - started) / 1e6 / len(pixel_values))
-    return {"ms": percentiles(spent), "note": "timed by itself; it is a part of forward"}
+    return percentiles(spent)
 
 
-def _copier(provider: str) -> Callable[[npt.NDArray[np.float32]], object] | None:
-    """What copies a batch as the provider's session does, and returns when it has arrived."""
-    if provider == CUDA_PROVIDER:
-        return lambda pixels: onnxruntime.OrtValue.ortvalue_from_numpy(pixels, "cuda", 0)
-    if provider not in TENSORRT_PROVIDERS:
-        return None
+def _staged_copy(session: Session) -> Callable[[Floats], None]:
+    """The variants' copy, which returns when the batch has arrived."""
     cupy: Any = require("cupy", extra="cuda12")
+    where = str(session.artifact.path)
+    with cuda_failures(cupy, where):
+        stream, slot = cupy.cuda.Stream(non_blocking=True), DeviceSlot(cupy)
 
-    def copy(pixels: npt.NDArray[np.float32]) -> None:
-        cupy.asarray(pixels)
-        cupy.cuda.get_current_stream().synchronize()
+    def copy(pixel_values: Floats) -> None:
+        with cuda_failures(cupy, where):
+            slot.copy_in(pixel_values, stream)
+            slot.copied.synchronize()
 
     return copy
 
 
-def device_memory_bytes(provider: str, /) -> dict[str, Any]:
-    """Memory of the CUDA device in use now, by every process.
-
-    The sessions keep what they have allocated, so the value after a run is that run's peak.
-
-    Parameters
-    ----------
-    provider : str
-
-    Returns
-    -------
-    dict
-        `used`, None where it cannot be read, and a `note` that says why or what it is.
-    """
-    if provider not in (CUDA_PROVIDER, *TENSORRT_PROVIDERS):
-        return {"used": None, "note": "the CPU has no memory of its own"}
-    try:
-        cupy: Any = require("cupy", extra="cuda12")
-    except BackendUnavailableError as err:
-        return {"used": None, "note": f"cannot be read: {err}"}
-    free, total = cupy.cuda.runtime.memGetInfo()
-    return {"used": int(total - free), "note": "after the run, by every process"}
+def _native_copy(pixel_values: Floats) -> Callable[[Floats], object]:
+    """ONNX Runtime's own copy, into device memory that is allocated here."""
+    buffer = onnxruntime.OrtValue.ortvalue_from_numpy(pixel_values, "cuda", 0)
+    return lambda pixels: buffer.update_inplace(pixels)

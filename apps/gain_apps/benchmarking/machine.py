@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import re
+import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,7 +29,20 @@ OTHER_CLOCKS = "sys/class/devfreq/*"
 JETSON_MODE = "var/lib/nvpmodel/status"
 PROFILE = "sys/firmware/acpi/platform_profile"
 VRAM_USED = "sys/class/drm/card*/device/mem_info_vram_used"
-DISTRIBUTIONS = ("numpy", "onnx", "opencv-python-headless", "pillow", "torch", "timm")
+NVIDIA_DRIVER = "proc/driver/nvidia/version"
+# What a module is called, and the distributions that bring it.
+LIBRARIES = {
+    "numpy": ("numpy",),
+    "onnx": ("onnx",),
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "cv2": ("opencv-python-headless", "opencv-python"),
+    "PIL": ("pillow",),
+    "torch": ("torch",),
+    "timm": ("timm",),
+    "cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x"),
+    "tensorrt": ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"),
+    "tensorrt_rtx": ("tensorrt-rtx", "tensorrt-rtx-cu12", "tensorrt-rtx-cu13"),
+}
 
 
 class Machine:
@@ -116,20 +132,61 @@ class Machine:
         return sum(used) if used else None
 
 
-def tool_versions() -> dict[str, str | None]:
-    """Versions of what takes part in the measurement; None where a library is not installed."""
-    versions: dict[str, str | None] = {
+def tool_versions(*, root: Path = Path("/")) -> dict[str, str | None]:
+    """Versions of what takes part in the measurement.
+
+    Parameters
+    ----------
+    root : Path, optional
+        Where `proc` lies.
+
+    Returns
+    -------
+    dict
+        Of every library by its module's name, None where it is not installed. `nvidia_driver` is
+        the kernel's; `cuda_driver` the newest CUDA that it runs; `onnxruntime_cuda`, `cupy_cuda`
+        and `torch_cuda` the CUDA runtime each library was built for or has loaded. Of CuPy and
+        torch they are known only where this process uses the library.
+    """
+    cupy, torch = (sys.modules.get(name) for name in ("cupy", "torch"))
+    return {
         "gain-edge": __version__,
         "python": platform.python_version(),
-        # Several distributions bring this module, so the module is asked.
-        "onnxruntime": str(onnxruntime.__version__),
+        **{name: _library_version(name, brought_by) for name, brought_by in LIBRARIES.items()},
+        "onnxruntime_cuda": getattr(onnxruntime, "cuda_version", None) or None,
+        "torch_cuda": getattr(getattr(torch, "version", None), "cuda", None),
+        "cupy_cuda": _cuda_version(cupy, "runtimeGetVersion"),
+        "cuda_driver": _cuda_version(cupy, "driverGetVersion"),
+        "nvidia_driver": _nvidia_driver(read_text(root / NVIDIA_DRIVER)),
     }
-    for name in DISTRIBUTIONS:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = None
-    return versions
+
+
+def _library_version(name: str, brought_by: Iterable[str]) -> str | None:
+    """Of a module in use what it says itself, else what its distribution does."""
+    said = getattr(sys.modules.get(name), "__version__", None)
+    if said is not None:
+        return str(said)
+    for distribution in brought_by:
+        with contextlib.suppress(PackageNotFoundError):
+            return version(distribution)
+    return None
+
+
+def _cuda_version(cupy: Any, function: str) -> str | None:
+    """What CuPy tells of CUDA, 13000 as 13.0; None where it is not in use or finds no driver."""
+    if cupy is None:
+        return None
+    try:
+        number = int(getattr(cupy.cuda.runtime, function)())
+    except RuntimeError:
+        return None
+    return f"{number // 1000}.{number % 1000 // 10}" if number else None
+
+
+def _nvidia_driver(text: str) -> str | None:
+    """The version in the kernel module's own line."""
+    found = re.search(r"NVRM version:.*?Kernel Module.*?\s(\d+\.[\d.]+)", text)
+    return None if found is None else found[1]
 
 
 def _cores_allowed() -> int | None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float32]
 # (B, 3, height_px, width_px) pixel values to (B, K) logits in host memory.
 Forward = Callable[[Floats], Floats]
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 WARM_UP_ROUNDS = 3
 TORCH_NOT_ASKED = "needs --torch-model NAME, because an artifact holds no PyTorch model"
@@ -136,7 +139,12 @@ def _measured(forward: Forward, pixel_values: Floats, *, rounds: int) -> dict[st
 @contextmanager
 def _session(artifact: Artifact, device: Device, config: BenchConfig) -> Iterator[Forward]:
     """A session of our own, on the device asked for and on no other."""
-    with open_session(artifact, device=device, num_threads=config.threads) as session:
+    with open_session(
+        artifact,
+        device=device,
+        num_threads=config.threads,
+        allow_host_code=config.allow_host_code,
+    ) as session:
         yield lambda pixel_values: np.asarray(
             to_device(session.infer(pixel_values).logits, "cpu"), dtype=np.float32
         )
@@ -152,21 +160,39 @@ def _torch(
     torch: Any = require("torch", extra="export")
     if device == "cuda" and not torch.cuda.is_available():
         raise BackendUnavailableError("torch: no CUDA device can be used")
-    threads = torch.get_num_threads()
-    try:
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
+    name = "torch.compile" if compiled else "torch"
+
+    def load() -> Any:
         model = _torch_model(artifact, config).to(device)
-        run = torch.compile(model) if compiled else model
+        return torch.compile(model) if compiled else model
+
+    with _torch_settings(torch, threads=config.threads, compiled=compiled):
+        run = _reporting(load, name)()
 
         def forward(pixel_values: Floats) -> Floats:
             with torch.inference_mode():
                 logits: Floats = run(torch.from_numpy(pixel_values).to(device)).cpu().numpy()
             return logits
 
-        yield _reporting(forward, "torch.compile" if compiled else "torch")
+        yield _reporting(forward, name)
+
+
+@contextmanager
+def _torch_settings(torch: Any, *, threads: int | None, compiled: bool) -> Iterator[None]:
+    """Our threads, and float32 that is float32; what was set before comes back afterwards."""
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    convolutions = torch.backends.cudnn.allow_tf32
+    try:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        # cuDNN's convolutions are rounded to TF32 unless they are told not to be.
+        torch.backends.cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
+        yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before[0])
+        torch.set_float32_matmul_precision(before[1])
+        torch.backends.cudnn.allow_tf32 = convolutions
         if compiled:
             torch.compiler.reset()
 
@@ -190,12 +216,14 @@ def _torch_model(artifact: Artifact, config: BenchConfig) -> Any:
     return source.model
 
 
-def _reporting(forward: Forward, name: str) -> Forward:
+def _reporting(work: Callable[Given, Result], name: str) -> Callable[Given, Result]:
     """The same, with torch's failures (no compiler, no memory) as our error."""
 
-    def run(pixel_values: Floats) -> Floats:
+    def run(*args: Given.args, **settings: Given.kwargs) -> Result:
         try:
-            return forward(pixel_values)
+            return work(*args, **settings)
+        except GainError:
+            raise
         except RuntimeError as err:
             first = next(iter(str(err).strip().splitlines()), type(err).__name__)
             raise EngineError(f"{name}: failed: {first}") from err

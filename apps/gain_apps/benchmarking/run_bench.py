@@ -15,19 +15,21 @@ from array_api_compat import to_device
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from gain_apps.benchmarking.bench_config import BenchConfig
-from gain_apps.benchmarking.device_copy import copy_times, device_memory_bytes
+from gain_apps.benchmarking.device_copy import copy_times
+from gain_apps.benchmarking.device_memory import DevicePeak
 from gain_apps.benchmarking.machine import Machine, tool_versions
 from gain_apps.benchmarking.rivals import compare_rivals, list_rivals
 from gain_apps.benchmarking.stages import StageTimes, frame_batches, measure_stages
 from gain_apps.system_files import peak_memory_bytes
 from gain_runtime.artifact import Artifact, load_artifact
+from gain_runtime.batch_preprocess import usable_cores
 from gain_runtime.jsonl_sink import JsonlSink
 from gain_runtime.open_lane import open_adapting_session
 from gain_runtime.preprocess import preprocess_batch
 
 __all__ = ["SCHEMA", "run_benchmark"]
 
-SCHEMA = 1
+SCHEMA = 2
 COPY_ROUNDS = 50
 
 
@@ -105,20 +107,41 @@ def _measure(
         )
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gain-bench-"))
         sink = stack.enter_context(closing(JsonlSink(Path(folder) / "results.jsonl")))
-        times = measure_stages(session, sink, config, on_batch=on_batch)
+        peak = DevicePeak(session.provider)
+
+        def after_batch() -> None:
+            peak.read()
+            if on_batch is not None:
+                on_batch()
+
+        times = measure_stages(session, sink, config, on_batch=after_batch)
         pixel_values = _pixel_values(artifact, config)
         logits = np.asarray(to_device(session.infer(pixel_values).logits, "cpu"))
         return {
             "provider": session.provider,
+            "adaptation": "host" if session.stream is None else "device",
+            "preprocess_threads": _preprocess_threads(config),
             "measured_frames": len(times["frozen"].stage_ns["total"]) * config.batch,
             "frozen": times["frozen"].to_dict(),
             "adapted": times["adapted"].to_dict(),
             "adapted_over_frozen": _ratios(times["frozen"], times["adapted"]),
-            "copy": copy_times(pixel_values, session.provider, rounds=COPY_ROUNDS),
-            "device_memory": device_memory_bytes(session.provider),
+            "copy": copy_times(
+                pixel_values,
+                session,
+                rounds=COPY_ROUNDS,
+                device_preprocess=config.device_preprocess,
+            ),
+            "device_memory": peak.to_dict(),
             "pixel_values": pixel_values,
             "logits": logits,
         }
+
+
+def _preprocess_threads(config: BenchConfig) -> int | None:
+    """How many frames of a batch the host may preprocess at once; None where the GPU does."""
+    if config.device_preprocess:
+        return None
+    return usable_cores() if config.threads is None else config.threads
 
 
 def _pixel_values(artifact: Artifact, config: BenchConfig) -> npt.NDArray[np.float32]:

@@ -10,16 +10,14 @@ from time import perf_counter_ns
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
-from array_api_compat import to_device
 
 from gain_apps.app_sources import app_schemes
 from gain_apps.benchmarking.bench_config import BenchConfig
+from gain_apps.benchmarking.frozen_source import FrozenSource
 from gain_apps.stream_loop import rank
-from gain_core.errors import ConfigError, NumericsError, StreamError
+from gain_core.errors import ConfigError, StreamError
 from gain_runtime.adapter import STAGES, AdaptedBatch, Adapter
 from gain_runtime.frame import Frame
-from gain_runtime.preprocess import preprocess_batch
 from gain_runtime.result import FrameResult, Sink
 from gain_runtime.session import Session
 from gain_runtime.sources import open_source
@@ -29,7 +27,6 @@ __all__ = [
     "VARIANTS",
     "StageTimes",
     "frame_batches",
-    "frozen_step",
     "measure_stages",
     "percentiles",
 ]
@@ -93,7 +90,8 @@ def measure_stages(
     """Run both variants over the same batches and time their stages.
 
     Each batch is decoded once and then passes both variants, which take turns in going first, so
-    that neither profits from caches or clocks.
+    that neither profits from caches or clocks. Both preprocess in the same place, in as many
+    threads, and copy to a device in the same way.
 
     Parameters
     ----------
@@ -114,21 +112,40 @@ def measure_stages(
     GainError
         If the source cannot be opened or ends in error, or a batch cannot be classified.
     """
-    adapter = Adapter(
-        session,
-        config.gain_config(),
-        update_every=config.update_every,
-        device_preprocess=config.device_preprocess,
-    )
-    steps: dict[Variant, Step] = {
-        "frozen": lambda frames: frozen_step(session, frames),
-        "adapted": lambda frames: adapter.step(
-            [frame.image for frame in frames], regions=[frame.region for frame in frames]
-        ),
-    }
-    adapter.warm_up(config.batch)
+    threads = config.threads
+    with (
+        Adapter(
+            session,
+            config.gain_config(),
+            update_every=config.update_every,
+            device_preprocess=config.device_preprocess,
+            preprocess_threads=threads,
+        ) as adapter,
+        FrozenSource(
+            session, device_preprocess=config.device_preprocess, preprocess_threads=threads
+        ) as frozen,
+    ):
+        adapter.warm_up(config.batch)
+        steps: dict[Variant, Step] = {
+            "frozen": frozen.step,
+            "adapted": lambda frames: adapter.step(
+                [frame.image for frame in frames], regions=[frame.region for frame in frames]
+            ),
+        }
+        labels = session.artifact.manifest.labels
+        return _take_turns(steps, sink, config, labels=labels, on_batch=on_batch)
+
+
+def _take_turns(
+    steps: Mapping[Variant, Step],
+    sink: Sink,
+    config: BenchConfig,
+    *,
+    labels: Sequence[str],
+    on_batch: Callable[[], None] | None,
+) -> dict[Variant, StageTimes]:
+    """Every batch through both, and what those behind the warm-up took."""
     times = {variant: StageTimes(config.batch) for variant in VARIANTS}
-    labels = session.artifact.manifest.labels
     warm, measured = (-(-count // config.batch) for count in (config.warm_up, config.frames))
     with closing(frame_batches(config)) as batches:
         for number in range(warm + measured):
@@ -164,63 +181,6 @@ def _timed(
         )
     ended = perf_counter_ns()
     return {**batch.stage_ns, "sink": ended - stepped, "total": ended - started}
-
-
-def frozen_step(session: Session, frames: Sequence[Frame], /) -> AdaptedBatch:
-    """The source alone, as a stream without the method would run: a forward pass and a softmax.
-
-    Parameters
-    ----------
-    session : Session
-    frames : sequence of B frames
-
-    Returns
-    -------
-    AdaptedBatch
-        Source and adapted prediction are the same; the stage `adapt` is the softmax.
-
-    Raises
-    ------
-    ArrayError
-        If a frame cannot be preprocessed.
-    EngineError
-        If the forward pass fails.
-    NumericsError
-        If the network returned NaN or infinity.
-    """
-    started = perf_counter_ns()
-    pixel_values = preprocess_batch(
-        [frame.image for frame in frames],
-        session.artifact.manifest.preprocess,
-        regions=[frame.region for frame in frames],
-    )
-    prepared = perf_counter_ns()
-    logits = session.infer(pixel_values).logits
-    if session.stream is not None:
-        # Queued so far: the wait belongs to this stage, as the adapted stream's events have it.
-        session.stream.synchronize()
-    inferred = perf_counter_ns()
-    scores: npt.NDArray[np.float32] = np.asarray(to_device(logits, "cpu"))
-    if not np.all(np.isfinite(scores)):
-        raise NumericsError(
-            f"{session.artifact.path}: logits: expected finite values, got NaN or infinity; "
-            "export the model again"
-        )
-    shifted = scores - scores.max(axis=1, keepdims=True)
-    log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    probs = np.exp(log_probs)
-    nothing = np.zeros(len(frames), dtype=np.float32)
-    ended = perf_counter_ns()
-    times = (prepared - started, inferred - prepared, ended - inferred)
-    return AdaptedBatch(
-        source_probs=probs,
-        source_log_probs=log_probs,
-        probs=probs,
-        log_probs=log_probs,
-        strength=nothing,
-        gain=nothing,
-        stage_ns=dict(zip(STAGES, times, strict=True)),
-    )
 
 
 def frame_batches(config: BenchConfig, /) -> Generator[list[Frame], None, None]:
