@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gain_apps.defaults import UPDATE_EVERY
+from gain_apps.defaults import UPDATE_EVERY, WARM_UP
 from gain_core.config import GainConfig
 from gain_core.errors import ArtifactError, ConfigError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_adaptive_arguments", "check_adaptive_arguments", "write_adaptive"]
 
-_NEEDS_ADAPTIVE = ("preset", "update_every", "features_only")
+_NEEDS_ADAPTIVE = ("preset", "half_life", "update_every", "warm_up", "features_only")
 
 
 def add_adaptive_arguments(group: argparse._ArgumentGroup) -> None:
@@ -28,10 +29,19 @@ def add_adaptive_arguments(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--preset", metavar="NAME", help="baked in (default: tracked)")
     group.add_argument(
+        "--half-life", type=float, metavar="FRAMES", help="memory, in place of the preset's"
+    )
+    group.add_argument(
         "--update-every",
         type=int,
         metavar="N",
         help=f"frames between two updates (default: {UPDATE_EVERY})",
+    )
+    group.add_argument(
+        "--warm-up",
+        type=int,
+        metavar="N",
+        help=f"frames the first update waits for (default: {WARM_UP})",
     )
     group.add_argument(
         "--features-only",
@@ -49,7 +59,7 @@ def check_adaptive_arguments(args: argparse.Namespace) -> None:
     ArtifactError
         If the adaptive file exists and --force is not given.
     ConfigError
-        If a flag needs --adaptive, or names no preset.
+        If a flag needs --adaptive, is out of its range or names no preset.
     """
     if not args.adaptive:
         for name in _NEEDS_ADAPTIVE:
@@ -59,7 +69,8 @@ def check_adaptive_arguments(args: argparse.Namespace) -> None:
                     f"--{flag}: is a setting of --adaptive; add that, or leave it out"
                 )
         return
-    GainConfig.preset(args.preset or "tracked")
+    _config(args)
+    _awaited(args)
     path = _target(args.output or args.target)
     if path.exists() and not args.force:
         raise ArtifactError(f"{path}: exists already; --force replaces it")
@@ -75,13 +86,41 @@ def write_adaptive(args: argparse.Namespace, artifact_path: Path, /) -> Adaptive
     """
     from gain_export.adaptive import add_adaptation
 
+    update_every, warmup_frames = _awaited(args)
     return add_adaptation(
         artifact_path,
         _target(artifact_path),
-        config=GainConfig.preset(args.preset or "tracked"),
-        update_every=UPDATE_EVERY if args.update_every is None else args.update_every,
+        config=_config(args),
+        update_every=update_every,
+        warmup_frames=warmup_frames,
         features_only=bool(args.features_only),
     )
+
+
+def _config(args: argparse.Namespace) -> GainConfig:
+    """The preset, with the memory that was asked for."""
+    preset = GainConfig.preset(args.preset or "tracked")
+    if args.half_life is None:
+        return preset
+    try:
+        return replace(preset, half_life=args.half_life)
+    except ConfigError as err:
+        raise ConfigError(f"--half-life {args.half_life:g}: {err}") from err
+
+
+def _awaited(args: argparse.Namespace) -> tuple[int, int]:
+    """Frames between two updates, and frames the first one waits for."""
+    from gain_export.adaptive.package import MAX_WAITING
+
+    update_every = UPDATE_EVERY if args.update_every is None else args.update_every
+    warmup_frames = WARM_UP if args.warm_up is None else args.warm_up
+    for flag, frames in (("--update-every", update_every), ("--warm-up", warmup_frames)):
+        if not 1 <= frames <= MAX_WAITING:
+            raise ConfigError(
+                f"{flag}: expected 1 to {MAX_WAITING} frames, which wait in the file's state, "
+                f"got {frames}"
+            )
+    return update_every, warmup_frames
 
 
 def _target(artifact_path: Path) -> Path:

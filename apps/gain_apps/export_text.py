@@ -53,8 +53,9 @@ def print_text(written: Written) -> None:
             _print_row(name, text)
     if written.adaptive is not None:
         adaptive = written.adaptive
-        size = f"{adaptive.size_bytes / 1e6:.1f} MB, state {adaptive.state_bytes / 1e6:.2f} MB"
-        _print_row("adaptive", f"{adaptive.path} ({size}, update every {adaptive.update_every})")
+        size = f"{_size(adaptive.size_bytes)}, state {_size(adaptive.state_bytes)}"
+        pace = f"update every {adaptive.update_every}, warm-up {adaptive.warmup_frames}"
+        _print_row("adaptive", f"{adaptive.path} ({size}, {pace})")
     if written.engine is not None:
         for name, text in engine_rows(written.engine):
             _print_row(name, text)
@@ -107,6 +108,11 @@ def _print_fitness(fitness: Fitness) -> None:
     )
     for line in advice(fitness):
         _print_row("", line)
+
+
+def _size(num_bytes: int) -> str:
+    """In kB below a MB."""
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.1f} kB"
 
 
 def _print_row(name: str, text: str) -> None:

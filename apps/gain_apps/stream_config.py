@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gain_apps.defaults import UPDATE_EVERY
+from gain_apps.defaults import UPDATE_EVERY, WARM_UP
 from gain_apps.serve.address import ServeAddress
 from gain_core import GainConfig
 from gain_core.errors import ConfigError
@@ -130,7 +130,7 @@ class StreamConfig:
     half_life: float | None = None
     gain: Mapping[str, Any] = field(default_factory=dict)
     update_every: int = UPDATE_EVERY
-    warm_up: int = 64
+    warm_up: int = WARM_UP
     batch: int = 1
     state_in: str | None = None
     state_out: str | None = None
@@ -235,11 +235,15 @@ class StreamConfig:
                     f"{shown}: expected on the command line or in --config, got neither; "
                     "example: gain-stream clip.mp4 --model vit_b16.onnx --output out.mp4"
                 )
-        baked = [flag(name) for name in BAKED if settings.get(name)]
+        baked = [name for name in BAKED if settings.get(name)]
         if settings.get("adaptive") and baked:
+            shown_baked = ", ".join("[gain]" if name == "gain" else flag(name) for name in baked)
+            how = "gain-export --adaptive and that"
+            if "gain" in baked:
+                how = "gain_export.adaptive.add_adaptation(config=...)"
             raise ConfigError(
-                f"{', '.join(baked)}: an adaptive file has its own since it was made; leave it "
-                "out, or make the file again with gain-export --adaptive"
+                f"{shown_baked}: an adaptive file has its own since it was made; leave it out, or "
+                f"make the file again with {how}"
             )
         return cls(**settings)
 

@@ -30,7 +30,7 @@ from gain_core import __version__
 from gain_core.errors import GainError, StreamError
 from gain_runtime.adapter import Adapter
 from gain_runtime.adaptive_adapter import AdaptiveAdapter
-from gain_runtime.adaptive_artifact import load_adaptive
+from gain_runtime.adaptive_artifact import AdaptiveArtifact, load_adaptive
 from gain_runtime.artifact import load_artifact
 from gain_runtime.display_sink import DisplayAction
 from gain_runtime.frame import FrameSource
@@ -299,8 +299,12 @@ def _summary(run: RunningStream) -> dict[str, Any]:
     config, record, artifact = run.config, run.record, run.adapter.artifact
     record.reconnects = int(getattr(run.source, "reconnects", 0))
     settings = config.to_dict() | {"gain": run.adapter.config.to_dict()}
-    if config.adaptive is not None:
-        settings |= dict.fromkeys(("preset", "update_every", "warm_up"))
+    if isinstance(artifact, AdaptiveArtifact):
+        settings |= {
+            "preset": None,
+            "update_every": artifact.update_every,
+            "warm_up": artifact.warmup_frames,
+        }
     written = {
         "output": config.output,
         "jsonl": config.jsonl,

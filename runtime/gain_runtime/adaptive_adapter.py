@@ -17,6 +17,7 @@ from gain_runtime.adaptive_artifact import AdaptiveArtifact
 from gain_runtime.adaptive_session import AdaptiveSession
 from gain_runtime.batch_preprocess import BatchPreprocessor
 from gain_runtime.closing import Closing
+from gain_runtime.open_lane import say_if_not_measured
 from gain_runtime.preprocess import Region
 from gain_runtime.state_file import load_state, save_state
 from gain_runtime.trip_log import TripLog
@@ -30,7 +31,8 @@ class AdaptiveAdapter(Closing):
     Parameters
     ----------
     session : AdaptiveSession
-        Not owned: whoever opened it closes it. Config and `update_every` are the file's.
+        Not owned: whoever opened it closes it. Config, `update_every` and
+        warm-up are the file's.
     frozen : bool, optional
         Never learn.
     preprocess_threads : int or None, optional
@@ -57,6 +59,7 @@ class AdaptiveAdapter(Closing):
                 f"{session.artifact.path}: expected an adaptive file that takes frames, got one "
                 "without a network; make it with gain-export --adaptive and not --features-only"
             )
+        say_if_not_measured(session.artifact, session.config)
         self._session = session
         spec = session.artifact.manifest.preprocess
         self._preprocessor = BatchPreprocessor(spec, threads=preprocess_threads)
@@ -154,10 +157,13 @@ class AdaptiveAdapter(Closing):
         prepared = perf_counter_ns()
         learn = learn and self._is_due(len(images))
         run = self._session.step if learn else self._session.predict
+        learned = self._session.frames
         prediction = run(pixel_values)
         finished = perf_counter_ns()
         if learn:
             self._passed = 0
+        if self._session.frames != learned:
+            # Only an update trips the guard, and reading its counter waits for the device.
             self._trips.report(self._session.guard_trips)
         times = (prepared - started, finished - prepared, 0)
         source_log_probs = np.asarray(prediction.source_log_probs)
@@ -189,8 +195,18 @@ class AdaptiveAdapter(Closing):
         self._session.predict(np.zeros(shape, dtype=np.float32))
 
     def status(self) -> AdaptationStatus:
-        """What the adaptation is doing; copies the state's sums to the host."""
+        """What the adaptation is doing; copies a tracked shift's sums to the host."""
         session = self._session
+        if self.config.proposal != "shift":
+            # Nothing of megabytes of Gaussians is told: as `status_of_state` has it.
+            return AdaptationStatus(
+                frames=session.frames,
+                guard="off",
+                guard_trips=0,
+                guard_hold_frames=0,
+                shift_nats=0.0,
+                trust=0.0,
+            )
         return status_of_state(session.state, frames=session.frames, guarded=self.config.guard)
 
     def reset(self) -> None:

@@ -30,11 +30,12 @@ __all__ = [
 ]
 
 ADAPTIVE_PREFIX = PREFIX + "adaptive."
-ADAPTIVE_SCHEMA_VERSION = "4"
+ADAPTIVE_SCHEMA_VERSION = "5"
 # Initializers of a tracked shift: values a class, in files where they are not zero, and a pair.
 THRESHOLDS, LOG_LENGTHS = "gain/thresholds", "gain/log_lengths"
 ASYMMETRY = "gain/asymmetry"
 _STATE_PREFIX = "state."
+_WAITS = ("update_every", "warmup_frames")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,8 @@ class AdaptiveArtifact:
         Baked into the graph.
     update_every : int
         Frames between two updates, baked into the graph.
+    warmup_frames : int
+        Frames the first update waits for, baked into the graph.
     input_names : tuple of str
         The network's input, or `features` and `logits` where the file has no network.
     features_only : bool
@@ -88,6 +91,7 @@ class AdaptiveArtifact:
     manifest: Manifest
     config: GainConfig
     update_every: int
+    warmup_frames: int
     input_names: tuple[str, ...]
     features_only: bool
     state: tuple[StateSpec, ...]
@@ -134,6 +138,7 @@ def load_adaptive(path: str | Path, /) -> AdaptiveArtifact:
     located = replace(manifest, head=replace(manifest.head, bias=None))
     weight, _ = read_head(model.graph, located, path)
     try:
+        update_every, warmup_frames = (_wait(entries, name) for name in _WAITS)
         config = GainConfig.from_dict(json.loads(entries["config"]))
         features_only = {"features": True, "pixel_values": False}[entries["input"]]
         artifact = AdaptiveArtifact(
@@ -142,13 +147,15 @@ def load_adaptive(path: str | Path, /) -> AdaptiveArtifact:
             artifact_sha256=entries["artifact_sha256"],
             manifest=manifest,
             config=config,
-            update_every=int(entries["update_every"]),
+            update_every=update_every,
+            warmup_frames=warmup_frames,
             input_names=("features", "logits") if features_only else (manifest.input_name,),
             features_only=features_only,
             state=tuple(_state_spec(item) for item in json.loads(entries["state"])),
             head_weight=weight,
             prototypes=_prototypes(model.graph, weight, config),
         )
+        _check_waiting(artifact)
     except (ConfigError, KeyError, TypeError, ValueError) as err:
         raise ArtifactError(
             f"{path}: malformed {ADAPTIVE_PREFIX}* metadata ({type(err).__name__}: {err}); "
@@ -181,6 +188,24 @@ def _prototypes(
             raise ValueError(f"{tensor.name}: expected ({sizes[tensor.name]},), got {values.shape}")
         found[tensor.name.removeprefix("gain/")] = values
     return replace(prepared, **found)
+
+
+def _wait(entries: Mapping[str, str], name: str) -> int:
+    """Frames that an update waits for."""
+    frames = int(entries[name])
+    if frames < 1:
+        raise ValueError(f"{name}: expected at least 1, got {frames}")
+    return frames
+
+
+def _check_waiting(artifact: AdaptiveArtifact) -> None:
+    """Frames wait in the state if they ever wait; sessions count them by these numbers."""
+    waits = max(artifact.update_every, artifact.warmup_frames) > 1
+    if waits != any(item.field.startswith("pending_") for item in artifact.state):
+        raise ValueError(
+            f"{', '.join(_WAITS)}: {artifact.update_every}, {artifact.warmup_frames} "
+            "do not fit the state's pending tensors"
+        )
 
 
 def _state_spec(item: Mapping[str, Any]) -> StateSpec:

@@ -104,6 +104,8 @@ class AdaptiveSession(Closing):
         native = create_native(artifact.path, provider, num_threads, options=options)
         self._provider = provider
         self._frozen = False
+        # The graph counts as well; asking it would wait for the device at every batch.
+        self._frames = self._pending_frames = 0
         batch = native.get_inputs()[0].shape[0]
         self._fixed_batch: int | None = batch if isinstance(batch, int) else None
         # Before what runs on its stream, and so released after it.
@@ -135,6 +137,11 @@ class AdaptiveSession(Closing):
         return self._artifact.update_every
 
     @property
+    def warmup_frames(self) -> int:
+        """Frames the first update waits for."""
+        return self._artifact.warmup_frames
+
+    @property
     def frozen(self) -> bool:
         """Whether nothing is learned at present."""
         return self._frozen
@@ -142,20 +149,19 @@ class AdaptiveSession(Closing):
     @property
     def frames(self) -> int:
         """Frames the state has learned from (pending ones not counted)."""
-        return int(self._read("frames"))
+        return self._frames
 
     @property
     def pending_frames(self) -> int:
         """Frames that were predicted and wait to be learned from."""
-        if self.update_every == 1:
-            return 0
-        shift = self.config.proposal == "shift"
-        return int(self._read("pending_window_count" if shift else "pending_accepted").sum())
+        return self._pending_frames
 
     @property
     def guard_trips(self) -> int | None:
         """How often the guard has tripped: one number copied to the host; None without a guard."""
-        return int(self._read("guard_trips")) if self.config.guard else None
+        if self.config.proposal != "shift" or not self.config.guard:
+            return None
+        return int(self._read("guard_trips"))
 
     @property
     def state(self) -> GainState:
@@ -235,7 +241,7 @@ class AdaptiveSession(Closing):
 
     def reset(self) -> None:
         """Return to the source: nothing learned, nothing pending."""
-        self._open().replace({item.field: item.zeros() for item in self._artifact.state})
+        self._replace({item.field: item.zeros() for item in self._artifact.state}, frames=0)
 
     def freeze(self) -> None:
         """Keep predicting with the state as it is, and stop learning; pending frames are kept."""
@@ -272,7 +278,7 @@ class AdaptiveSession(Closing):
             arrays |= state_to_arrays(state)
             arrays |= {name: getattr(state.geometry, name) for name in _GEOMETRY}
         arrays["frames"] = np.array(frames, dtype=np.int64)
-        self._open().replace(arrays)
+        self._replace(arrays, frames=frames)
 
     def close(self) -> None:
         """Release network and state; may be called twice."""
@@ -306,7 +312,21 @@ class AdaptiveSession(Closing):
             )
         if update:
             bound.advance()
+            self._count(batch_size)
         return Prediction(**values)
+
+    def _count(self, batch_size: int) -> None:
+        """Count a batch as the graph has: it waits, or everything that waits was learned from."""
+        self._pending_frames += batch_size
+        awaited = self.update_every if self._frames else max(self.update_every, self.warmup_frames)
+        if self._pending_frames >= awaited:
+            self._frames += self._pending_frames
+            self._pending_frames = 0
+
+    def _replace(self, arrays: dict[str, Any], *, frames: int) -> None:
+        """Put a state in the place of the present one; nothing waits then."""
+        self._open().replace(arrays)
+        self._frames, self._pending_frames = frames, 0
 
     def _refuse_foreign(self, state: GainState) -> None:
         """A state of another head or of the other kind of proposal."""

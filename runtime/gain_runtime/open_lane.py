@@ -11,6 +11,7 @@ from gain_core import Gain, GainConfig, prepare_prototypes
 from gain_core._optional import require
 from gain_core.errors import ConfigError
 from gain_core.shift import tests_mixtures
+from gain_runtime.adaptive_artifact import AdaptiveArtifact
 from gain_runtime.artifact import Artifact
 from gain_runtime.batch_preprocess import BatchPreprocessor
 from gain_runtime.cuda_memory import cuda_failures
@@ -18,7 +19,7 @@ from gain_runtime.lane import HostLane, Lane
 from gain_runtime.open_session import Device, open_session
 from gain_runtime.session import Session
 
-__all__ = ["open_adapting_session", "open_lane"]
+__all__ = ["open_adapting_session", "open_lane", "say_if_not_measured"]
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ def open_lane(
         If the device has no room, or fails.
     """
     artifact = session.artifact
-    _say_if_not_measured(artifact, config)
+    say_if_not_measured(artifact, config)
     if session.stream is None:
         if device_preprocess:
             raise ConfigError(
@@ -151,13 +152,28 @@ def open_lane(
         return DeviceLane(session, prototypes, fused, preprocessor=preprocessor)
 
 
-def _say_if_not_measured(artifact: Artifact, config: GainConfig) -> None:
-    """That clean images would let it adapt sooner, where they would."""
+def say_if_not_measured(artifact: Artifact | AdaptiveArtifact, config: GainConfig, /) -> None:
+    """Log that clean images would let it adapt sooner, where they would.
+
+    Parameters
+    ----------
+    artifact : Artifact or AdaptiveArtifact
+    config : GainConfig
+    """
     tested = tests_mixtures(config, num_classes=artifact.manifest.num_classes)
-    if config.proposal == "shift" and tested and artifact.manifest.fitness is None:
-        logger.info(
-            "%s: never measured on clean images, so adaptation waits until frames are surely of "
-            "many classes; gain-export %s --calibrate DIR lets it do more",
-            artifact.path.name,
-            artifact.path.name,
+    if config.proposal != "shift" or not tested or artifact.manifest.fitness is not None:
+        return
+    name = artifact.path.name
+    remedy = f"gain-export {name} --calibrate DIR lets it do more"
+    if isinstance(artifact, AdaptiveArtifact):
+        # What was measured is baked in: measuring this file would change nothing.
+        remedy = (
+            "gain-export NAME.gain.onnx --calibrate DIR --adaptive --force, of the artifact it was "
+            "made from, lets it do more"
         )
+    logger.info(
+        "%s: never measured on clean images, so adaptation waits until frames are surely of many "
+        "classes; %s",
+        name,
+        remedy,
+    )

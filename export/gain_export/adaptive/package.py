@@ -13,6 +13,7 @@ from gain_core import GainConfig, prepare_prototypes
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.adaptive.expressions import Tape
 from gain_export.adaptive.head_graph import prepare_head
+from gain_export.adaptive.pending_graph import Awaited
 from gain_export.adaptive.predict_graph import PREDICTION_NAMES
 from gain_export.adaptive.state_layout import state_layout
 from gain_export.adaptive.step_graph import UPDATE, StepGraph, write_step
@@ -22,10 +23,10 @@ from gain_runtime.adaptive_artifact import ADAPTIVE_PREFIX, ADAPTIVE_SCHEMA_VERS
 from gain_runtime.artifact import Artifact, load_artifact, read_model
 from gain_runtime.atomic_file import write_atomically
 
-__all__ = ["MAX_UPDATE_EVERY", "AdaptiveReport", "adaptive_path", "add_adaptation"]
+__all__ = ["MAX_WAITING", "AdaptiveReport", "adaptive_path", "add_adaptation"]
 
 # Rows of waiting frames are part of the state; beyond this they outgrow what they save.
-MAX_UPDATE_EVERY = 1024
+MAX_WAITING = 1024
 MAX_IR_VERSION = 10
 _FEATURES, _LOGITS = "features", "logits"
 # `onnx.checker` takes a serialised model of up to 2 GB; files near it are left to the runtime.
@@ -44,7 +45,7 @@ class AdaptiveReport:
         Nodes of the step, the branches of its conditional not counted.
     state_bytes : int
         Of all state tensors together.
-    update_every : int
+    update_every, warmup_frames : int
     features_only : bool
     """
 
@@ -55,6 +56,7 @@ class AdaptiveReport:
     num_nodes: int
     state_bytes: int
     update_every: int
+    warmup_frames: int
     features_only: bool
 
     def to_dict(self) -> dict[str, object]:
@@ -87,6 +89,7 @@ def add_adaptation(
     *,
     config: GainConfig,
     update_every: int = 1,
+    warmup_frames: int = 1,
     features_only: bool = False,
 ) -> AdaptiveReport:
     """Write an adaptive file: an artifact's network with one step of GAIN behind it.
@@ -101,6 +104,9 @@ def add_adaptation(
         Baked in.
     update_every : int, optional
         Frames between two updates of the state, baked in; see `gain_core.Gain`.
+    warmup_frames : int, optional
+        Frames the first update waits for, baked in; see `gain_core.Gain`. `gain-stream` lets a
+        video's wait for 64.
     features_only : bool, optional
         Leave the network out: the file takes features and logits instead of pixels.
 
@@ -113,13 +119,15 @@ def add_adaptation(
     ArtifactError
         If the input is no artifact, is adaptive already, or the file cannot be written.
     ConfigError
-        If `update_every` is out of its range.
+        If `update_every` or `warmup_frames` is out of its range.
     """
-    if not 1 <= update_every <= MAX_UPDATE_EVERY:
-        raise ConfigError(
-            f"update_every: expected 1 to {MAX_UPDATE_EVERY} frames in an adaptive file, whose "
-            f"state holds the waiting rows, got {update_every}"
-        )
+    for name, frames in (("update_every", update_every), ("warmup_frames", warmup_frames)):
+        if not 1 <= frames <= MAX_WAITING:
+            raise ConfigError(
+                f"{name}: expected 1 to {MAX_WAITING} frames in an adaptive file, whose state "
+                f"holds what waits, got {frames}"
+            )
+    awaited = Awaited(update_every=update_every, warmup_frames=warmup_frames)
     model, _ = read_model(Path(artifact_path))
     if any(item.key.startswith(ADAPTIVE_PREFIX) for item in model.metadata_props):
         raise ArtifactError(
@@ -136,8 +144,8 @@ def add_adaptation(
     if features_only:
         model = _without_network(model, artifact)
     else:
-        _make_room(model, artifact, config=config, update_every=update_every)
-    step = _write(model, artifact, config=config, update_every=update_every)
+        _make_room(model, artifact, config=config, awaited=awaited)
+    step = _write(model, artifact, config=config, awaited=awaited)
     _append(model, step)
     model.ir_version = min(model.ir_version, MAX_IR_VERSION)
     _describe(
@@ -145,7 +153,7 @@ def add_adaptation(
         artifact,
         step,
         config=config,
-        update_every=update_every,
+        awaited=awaited,
         features_only=features_only,
     )
     data = _checked(model)
@@ -165,12 +173,13 @@ def add_adaptation(
         num_nodes=len(step.nodes),
         state_bytes=sum(item.size_bytes for item in step.layout),
         update_every=update_every,
+        warmup_frames=warmup_frames,
         features_only=features_only,
     )
 
 
 def _write(
-    model: onnx.ModelProto, artifact: Artifact, *, config: GainConfig, update_every: int
+    model: onnx.ModelProto, artifact: Artifact, *, config: GainConfig, awaited: Awaited
 ) -> StepGraph:
     """The step behind the network, or behind the inputs that replace it."""
     manifest = artifact.manifest
@@ -201,7 +210,8 @@ def _write(
         tape.value(logits),
         head=head,
         config=config,
-        update_every=update_every,
+        update_every=awaited.update_every,
+        warmup_frames=awaited.warmup_frames,
         batch=batch or "B",
     )
 
@@ -227,7 +237,7 @@ def _without_network(model: onnx.ModelProto, artifact: Artifact) -> onnx.ModelPr
 
 
 def _make_room(
-    model: onnx.ModelProto, artifact: Artifact, *, config: GainConfig, update_every: int
+    model: onnx.ModelProto, artifact: Artifact, *, config: GainConfig, awaited: Awaited
 ) -> None:
     """Rename those of the network's values whose names the step's inputs and outputs need."""
     manifest = artifact.manifest
@@ -235,7 +245,7 @@ def _make_room(
         num_classes=manifest.num_classes,
         feature_dim=manifest.feature_dim,
         config=config,
-        update_every=update_every,
+        most_awaited=awaited.most,
     )
     reserved = {UPDATE, *PREDICTION_NAMES}
     reserved |= {name for item in layout for name in (item.input_name, item.output_name)}
@@ -269,7 +279,7 @@ def _describe(
     step: StepGraph,
     *,
     config: GainConfig,
-    update_every: int,
+    awaited: Awaited,
     features_only: bool,
 ) -> None:
     """Say in the metadata what the file is and what every state tensor holds."""
@@ -288,7 +298,8 @@ def _describe(
         "schema": ADAPTIVE_SCHEMA_VERSION,
         "artifact_sha256": artifact.sha256,
         "config": json.dumps(config.to_dict(), sort_keys=True),
-        "update_every": str(update_every),
+        "update_every": str(awaited.update_every),
+        "warmup_frames": str(awaited.warmup_frames),
         "input": "features" if features_only else "pixel_values",
         "state": json.dumps(state),
     }

@@ -1,9 +1,10 @@
-"""Rows that wait to be learned from, as graph: `update_every` frames are learned in one go."""
+"""What waits to be learned from, as graph: the frames of an update are learned in one go."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -13,9 +14,39 @@ from gain_export.adaptive.learn_graph import EvidenceValues
 from gain_export.adaptive.predict_graph import PredictionValues
 from gain_export.adaptive.state_layout import StateTensor
 
-__all__ = ["PENDING", "Waiting", "nothing_waits", "wait"]
+__all__ = ["PENDING", "Awaited", "Waiting", "nothing_waits", "wait"]
 
 PENDING = "pending_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Awaited:
+    """Frames that an update waits for: `update_every` and `warmup_frames` of `gain_core.Gain`.
+
+    Attributes
+    ----------
+    update_every : int
+        Once anything was learned.
+    warmup_frames : int
+        At least so many before that.
+    """
+
+    update_every: int
+    warmup_frames: int
+
+    @property
+    def most(self) -> int:
+        """Before anything was learned."""
+        return max(self.update_every, self.warmup_frames)
+
+    def least(self, frames: Value, /, *, kind: Any) -> Value:
+        """How many, as () of NumPy's type `kind`, by the `frames` () learned from."""
+        tape = frames.tape
+        later = tape.constant(self.update_every, dtype=kind)
+        if self.most == self.update_every:
+            return later
+        learned = frames > tape.constant(0, dtype=np.int64)
+        return where(learned, later, tape.constant(self.most, dtype=kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,7 +76,7 @@ def wait(
     /,
     *,
     accepted: Value,
-    update_every: int,
+    awaited: Awaited,
 ) -> Waiting:
     """Put a predicted batch behind the rows that wait already.
 
@@ -57,7 +88,7 @@ def wait(
         By field, see `state_layout`.
     accepted : Value, () bool
         Whether the batch may be learned from at all.
-    update_every : int
+    awaited : Awaited
 
     Returns
     -------
@@ -66,9 +97,8 @@ def wait(
     tape = rows.tape
     size = tape.apply("Shape", rows, start=0, end=1)
     batch = _batch_rows(rows, prediction, size=size)
-    least = tape.constant(update_every, dtype=np.int64)
-    if update_every == 1:
-        full = tape.apply("Squeeze", size) > least - tape.constant(1, dtype=np.int64)
+    if awaited.most == 1:
+        full = tape.apply("Squeeze", size) > tape.constant(0, dtype=np.int64)
         return Waiting(evidence=batch, appended={}, full=full)
     count = cast(total(state[PENDING + "accepted"]), TensorProto.INT64)
     everything = {
@@ -78,10 +108,10 @@ def wait(
         for item in fields(EvidenceValues)
     }
     # Slot i takes row i - count of the batch if there is one, and else keeps what it holds.
-    slots = tape.constant(np.arange(update_every - 1), dtype=np.int64)
+    slots = tape.constant(np.arange(awaited.most - 1), dtype=np.int64)
     offsets = slots - count
     taken = (offsets >= tape.constant(0, dtype=np.int64)) & ~(offsets >= size) & accepted
-    source = where(taken, offsets + tape.constant(update_every - 1, dtype=np.int64), slots)
+    source = where(taken, offsets + tape.constant(awaited.most - 1, dtype=np.int64), slots)
     return Waiting(
         evidence=EvidenceValues(
             **{field.removeprefix(PENDING): value for field, value in everything.items()}
@@ -90,7 +120,7 @@ def wait(
             field: tape.apply("Gather", value, source, axis=0)
             for field, value in everything.items()
         },
-        full=tape.apply("Squeeze", size) + count >= least,
+        full=tape.apply("Squeeze", size) + count >= awaited.least(state["frames"], kind=np.int64),
     )
 
 

@@ -63,7 +63,7 @@ class StateTensor:
 
 
 def state_layout(
-    *, num_classes: int, feature_dim: int, config: GainConfig, update_every: int
+    *, num_classes: int, feature_dim: int, config: GainConfig, most_awaited: int
 ) -> tuple[StateTensor, ...]:
     """Every state tensor of a file, in the order of its inputs.
 
@@ -73,7 +73,8 @@ def state_layout(
         K and D.
     config : GainConfig
         Its `proposal` decides what is kept.
-    update_every : int
+    most_awaited : int
+        Frames that an update ever waits for: the larger of `update_every` and `warmup_frames`.
         Above 1, what waits to be learned from is part of the state.
 
     Returns
@@ -83,12 +84,12 @@ def state_layout(
         follows from it, then the frame count, then what waits.
     """
     if config.proposal == "shift":
-        return _shift_layout(num_classes, waits=update_every > 1)
-    return _gaussian_layout(num_classes, feature_dim, waiting=update_every - 1)
+        return _shift_layout(num_classes, waits=most_awaited > 1)
+    return _gaussian_layout(num_classes, feature_dim, waiting=most_awaited - 1)
 
 
 def _shift_layout(num_classes: int, *, waits: bool) -> tuple[StateTensor, ...]:
-    """Of the tracked shift: what waits are sums, whatever `update_every` is."""
+    """Of the tracked shift: what waits are sums, however many frames that is."""
     J, K = NUM_WINDOWS, num_classes
     tensors = [
         StateTensor(field="window_count", shape=(J,), meaning="sum of 1; 0 means no history"),

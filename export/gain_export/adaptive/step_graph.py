@@ -15,7 +15,7 @@ from gain_export.adaptive.estimate_graph import INDEPENDENCE
 from gain_export.adaptive.expressions import PREFIX, Value, body, cast, squeeze, total, where
 from gain_export.adaptive.head_graph import Head, unit_rows
 from gain_export.adaptive.learn_graph import learn
-from gain_export.adaptive.pending_graph import PENDING, Waiting, nothing_waits, wait
+from gain_export.adaptive.pending_graph import PENDING, Awaited, Waiting, nothing_waits, wait
 from gain_export.adaptive.predict_graph import PredictionValues, predict, prediction_types
 from gain_export.adaptive.revise_graph import write_revision
 from gain_export.adaptive.shift_graph import LAST_FRAME, added_sums, learn_shift
@@ -56,6 +56,7 @@ def write_step(
     head: Head,
     config: GainConfig,
     update_every: int,
+    warmup_frames: int = 1,
     batch: str | int = "B",
 ) -> StepGraph:
     """Write the step behind two values of a graph.
@@ -70,6 +71,8 @@ def write_step(
         Baked in, the number of halvings included.
     update_every : int
         Frames between two updates, baked in.
+    warmup_frames : int, optional
+        Frames the first update waits for, baked in.
     batch : str or int
         How the network's batch axis is declared.
 
@@ -79,11 +82,12 @@ def write_step(
         With everything on the tape, the head's nodes included.
     """
     tape = features.tape
+    awaited = Awaited(update_every=update_every, warmup_frames=warmup_frames)
     layout = state_layout(
         num_classes=head.num_classes,
         feature_dim=head.feature_dim,
         config=config,
-        update_every=update_every,
+        most_awaited=awaited.most,
     )
     state = {item.field: tape.value(item.input_name) for item in layout}
     rows = unit_rows(features) if config.normalise else features
@@ -93,12 +97,12 @@ def write_step(
     accepted = tape.value(UPDATE) & prediction.finite
     if shifts:
         choice = _ShiftChoice(prediction, state, accepted, layout, head, config)
-        after = choice.write(update_every, revised=revised)
+        after = choice.write(awaited, revised=revised)
         if revised:
             iota = after[INDEPENDENCE]
             write_revision(prediction, state, after, independence=iota, config=config, shape=shape)
     else:
-        waiting = wait(rows, prediction, state, accepted=accepted, update_every=update_every)
+        waiting = wait(rows, prediction, state, accepted=accepted, awaited=awaited)
         tape.choose(
             accepted & waiting.full,
             then_branch=_learning(waiting, state, layout=layout, head=head, config=config),
@@ -129,7 +133,7 @@ class _ShiftChoice:
     head: Head
     config: GainConfig
 
-    def write(self, update_every: int, *, revised: bool) -> dict[str, Value]:
+    def write(self, awaited: Awaited, *, revised: bool) -> dict[str, Value]:
         """Learn at once, or from what waits once that is enough; what waits are sums.
 
         Returns the state that this call leaves, by field, and iota where it is wanted.
@@ -141,13 +145,15 @@ class _ShiftChoice:
             types[INDEPENDENCE] = helper.make_tensor_type_proto(TensorProto.FLOAT, ())
             names[INDEPENDENCE] = PREFIX + INDEPENDENCE
             kept[INDEPENDENCE] = tape.constant(0.0)
-        if update_every == 1:
+        if awaited.most == 1:
             size = tape.apply("Shape", self.prediction.source_log_probs, start=0, end=1)
             full = tape.apply("Squeeze", size) > tape.constant(0, dtype=np.int64)
             waiting = None
         else:
             waiting = self._waiting()
-            full = squeeze(waiting["window_count"]) >= float(update_every)
+            full = squeeze(waiting["window_count"]) >= awaited.least(
+                self.state["frames"], kind=np.float32
+            )
             kept |= {PENDING + field: value for field, value in waiting.items()}
         with tape.branch() as nodes:
             values = self._learned(self._added(self.state) if waiting is None else waiting)

@@ -1,0 +1,87 @@
+"""Adaptive files of the Gaussian presets behind networks in lower precision."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gain_apps.roadsigns.sample import render_labelled
+from gain_core import Gain, GainConfig
+from gain_export.adaptive import add_adaptation
+from gain_export.precision import convert_precision
+from gain_runtime.adaptive_session import AdaptiveSession
+from gain_runtime.artifact import load_artifact
+from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.preprocess import preprocess_batch
+
+FRAMES, BATCH = 96, 4
+WAITS = {"update_every": 4, "warmup_frames": 16}
+
+
+@pytest.fixture(scope="module")
+def converted(roadsigns, signs):
+    """The road-sign ViT in fp16 and int8, by precision."""
+    calibration, check = signs(1), signs(2)
+    return {
+        precision: convert_precision(
+            roadsigns, precision, calibration_images=calibration, verify_images=check
+        ).path
+        for precision in ("fp16", "int8")
+    }
+
+
+@pytest.fixture(scope="module")
+def pixel_values(roadsigns):
+    """Darkened signs, which the network was not trained on."""
+    frames = [render_labelled(index, seed=5)[0] // 2 for index in range(FRAMES)]
+    return preprocess_batch(frames, load_artifact(roadsigns).manifest.preprocess)
+
+
+def batches(pixel_values):
+    for begin in range(0, FRAMES, BATCH):
+        yield pixel_values[begin : begin + BATCH]
+
+
+def stream(path, target, config, pixel_values):
+    """Probabilities (FRAMES, K), strengths (FRAMES,), and the state at the end."""
+    add_adaptation(path, target, config=config, **WAITS)
+    with AdaptiveSession(target, num_threads=1) as session:
+        steps = [session.step(batch) for batch in batches(pixel_values)]
+        probs = np.concatenate([step.probs for step in steps])
+        strength = np.concatenate([step.strength for step in steps])
+        return probs, strength, session.arrays()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("preset", ["balanced", "paper", "paper-l2"])
+def test_the_file_is_gain_on_the_lowered_networks_own_features(
+    converted, pixel_values, tmp_path, preset, precision
+):
+    config, path = GainConfig.preset(preset), converted[precision]
+    probs, strength, state = stream(path, tmp_path / "a.onnx", config, pixel_values)
+    artifact = load_artifact(path)
+    gain = Gain(artifact.head_weight, config, bias=artifact.head_bias, **WAITS)
+    with OnnxSession(artifact, num_threads=1) as session:
+        for index, batch in enumerate(batches(pixel_values)):
+            outputs = session.infer(batch)
+            expected = gain.step(outputs.features, outputs.logits)
+            rows = slice(BATCH * index, BATCH * index + BATCH)
+            np.testing.assert_allclose(probs[rows], expected.probs, rtol=0, atol=1e-3)
+    assert state["frames"] == gain.frames == FRAMES
+    assert {array.dtype for name, array in state.items() if name != "frames"} == {
+        np.dtype(np.float32)
+    }
+    assert strength.max() > 0.1, "nothing was ever corrected, so the comparison shows nothing"
+
+
+@pytest.mark.parametrize(("precision", "atol"), [("fp16", 0.01), ("int8", 0.15)])
+@pytest.mark.parametrize("preset", ["balanced", "paper", "paper-l2"])
+def test_the_file_follows_the_float32_one(
+    converted, roadsigns, pixel_values, tmp_path, preset, precision, atol
+):
+    config = GainConfig.preset(preset)
+    exact, _, _ = stream(roadsigns, tmp_path / "a.onnx", config, pixel_values)
+    lowered, _, state = stream(converted[precision], tmp_path / "b.onnx", config, pixel_values)
+    assert np.mean(exact.argmax(axis=1) == lowered.argmax(axis=1)) >= 0.95
+    assert np.abs(exact - lowered).mean() < atol / 10
+    assert all(np.all(np.isfinite(array)) for array in state.values())
