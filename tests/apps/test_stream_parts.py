@@ -122,6 +122,21 @@ def test_every_output_is_closed_even_if_one_cannot_be() -> None:
     assert [sink.closed for sink in sinks] == [1, 1]
 
 
+def test_an_error_that_is_none_of_ours_leaves_no_output_open() -> None:
+    class BrokenSink(RecordingSink):
+        def close(self) -> None:
+            super().close()
+            raise RuntimeError("a bug")
+
+    outputs = Outputs()
+    sinks = [RecordingSink(), BrokenSink(), RecordingSink(fails_to_close=True)]
+    for number, sink in enumerate(sinks):
+        outputs.add(f"sink {number}", sink)
+    with pytest.raises(RuntimeError, match="a bug"):
+        outputs.close()
+    assert [sink.closed for sink in sinks] == [1, 1, 1]
+
+
 def test_a_live_video_keeps_its_speed() -> None:
     inner = RecordingSink()
     sink = PacedSink(inner, rate_hz=10.0)

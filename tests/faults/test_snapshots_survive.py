@@ -37,6 +37,22 @@ def fill_up(path: Path) -> None:
             file.write(bytes(4096))
 
 
+def test_a_store_that_cannot_be_opened_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(store: SnapshotStore) -> None:
+        raise ArtifactError(f"{store.folder}: the snapshots cannot be listed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SnapshotStore, "snapshots", failing)
+        # Its traceback holds on to what was made of the store.
+        with pytest.raises(ArtifactError, match="cannot be listed") as caught:
+            SnapshotStore(tmp_path)
+    with SnapshotStore(tmp_path) as store:
+        assert store.snapshots() == []
+    assert caught.tb is not None
+
+
 def test_the_last_three_are_kept_and_the_newest_is_restored(
     make_adapter: Callable[..., Adapter], tmp_path: Path
 ) -> None:
