@@ -1,10 +1,11 @@
 // Streams a recorded clip through an adaptive file with ONNX Runtime's C++ interface:
 //
 //   g++ -std=c++17 -O2 adaptive_stream.cpp -I$ORT/include -L$ORT/lib -lonnxruntime -o adaptive_stream
-//   ./adaptive_stream MODEL.adaptive.onnx FRAMES.f32 HEIGHT WIDTH
+//   ./adaptive_stream MODEL.adaptive.onnx FRAMES.f32 HEIGHT WIDTH [STATE]
 //
 // FRAMES.f32 holds frames as the network takes them, (3, HEIGHT, WIDTH) float32 each, one after the
-// other. See docs/adaptive-onnx.md for what the inputs and outputs mean.
+// other. What was learned is kept in the file STATE: where it exists the stream goes on from it,
+// and it is written anew at the end. See docs/adaptive-onnx.md for what the inputs and outputs mean.
 
 #include <onnxruntime_cxx_api.h>
 
@@ -13,8 +14,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,12 +31,27 @@ bool starts_with(const std::string& text, const std::string& prefix) {
   return text.compare(0, prefix.size(), prefix) == 0;
 }
 
+// A 64-bit FNV-1a hash of a file's bytes: it tells files apart, and is no protection.
+uint64_t fingerprint(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error(path + ": cannot be read");
+  uint64_t hash = 14695981039346656037u;
+  std::vector<char> block(1 << 20);
+  while (file.read(block.data(), static_cast<std::streamsize>(block.size())), file.gcount() > 0) {
+    for (std::streamsize i = 0; i < file.gcount(); ++i) {
+      hash = (hash ^ static_cast<unsigned char>(block[static_cast<size_t>(i)])) * 1099511628211u;
+    }
+  }
+  return hash;
+}
+
 // An adaptive file with its state. The state lives in two sets of buffers: a step reads one and
 // writes the other, then they change places.
 class AdaptiveStream {
  public:
   explicit AdaptiveStream(const std::string& path)
-      : session_(env_, std::basic_string<ORTCHAR_T>(path.begin(), path.end()).c_str(), options()) {
+      : model_(fingerprint(path)),
+        session_(env_, std::basic_string<ORTCHAR_T>(path.begin(), path.end()).c_str(), options()) {
     Ort::AllocatorWithDefaultOptions allocator;
     for (size_t i = 0; i < session_.GetInputCount(); ++i) {
       const std::string name = session_.GetInputNameAllocated(i, allocator).get();
@@ -54,10 +72,7 @@ class AdaptiveStream {
   void reset() {
     for (auto& buffers : buffers_) {
       for (auto& [name, value] : buffers) {
-        const auto info = value.GetTensorTypeAndShapeInfo();
-        const bool whole = info.GetElementType() == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
-        std::memset(value.GetTensorMutableRawData(), 0,
-                    info.GetElementCount() * (whole ? sizeof(int64_t) : sizeof(float)));
+        std::memset(value.GetTensorMutableRawData(), 0, size_bytes(value));
       }
     }
   }
@@ -95,23 +110,38 @@ class AdaptiveStream {
     return answer;
   }
 
-  // Every state tensor by name, to be written to a file and put back by `restore`.
-  std::map<std::string, std::vector<char>> save() const {
-    std::map<std::string, std::vector<char>> bytes;
+  // Write the state: the model's fingerprint, then every tensor's bytes in the order of their names.
+  // A file of another name takes the place of the last one only when it is complete.
+  void save(const std::string& path) const {
+    const std::string unfinished = path + ".new";
+    std::ofstream file(unfinished, std::ios::binary | std::ios::trunc);
+    file.write(reinterpret_cast<const char*>(&model_), sizeof model_);
     for (const auto& [name, value] : buffers_[0]) {
-      const auto* begin = static_cast<const char*>(value.GetTensorRawData());
-      bytes[name].assign(begin, begin + size_bytes(value));
+      file.write(static_cast<const char*>(value.GetTensorRawData()),
+                 static_cast<std::streamsize>(size_bytes(value)));
     }
-    return bytes;
+    file.close();
+    if (!file) throw std::runtime_error(unfinished + ": cannot be written");
+    std::filesystem::rename(unfinished, path);
   }
 
-  void restore(const std::map<std::string, std::vector<char>>& bytes) {
+  // Go on from a state that `save` wrote; nothing changes if it does not fit this file.
+  void restore(const std::string& path) {
+    uint64_t expected = sizeof model_, model = 0;
+    for (const auto& [name, value] : buffers_[0]) expected += size_bytes(value);
+    std::ifstream file(path, std::ios::binary);
+    std::vector<char> bytes(expected);
+    file.read(bytes.data(), static_cast<std::streamsize>(expected));
+    std::memcpy(&model, bytes.data(), sizeof model);
+    if (!file || file.peek() != EOF || model != model_) {
+      throw std::runtime_error(path + ": expected " + std::to_string(expected) +
+                               " bytes saved for this model, got another file; remove it to begin "
+                               "with the source");
+    }
+    const char* saved = bytes.data() + sizeof model;
     for (auto& [name, value] : buffers_[0]) {
-      const auto& saved = bytes.at(name);
-      if (saved.size() != size_bytes(value)) {
-        throw Ort::Exception(name + ": saved for another file", ORT_INVALID_ARGUMENT);
-      }
-      std::memcpy(value.GetTensorMutableRawData(), saved.data(), saved.size());
+      std::memcpy(value.GetTensorMutableRawData(), saved, size_bytes(value));
+      saved += size_bytes(value);
     }
   }
 
@@ -128,6 +158,7 @@ class AdaptiveStream {
     return info.GetElementCount() * (whole ? sizeof(int64_t) : sizeof(float));
   }
 
+  uint64_t model_;
   Ort::Env env_{ORT_LOGGING_LEVEL_ERROR, "adaptive"};
   Ort::Session session_;
   Ort::MemoryInfo memory_ = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
@@ -137,14 +168,17 @@ class AdaptiveStream {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) {
-    std::fprintf(stderr, "usage: adaptive_stream MODEL FRAMES.f32 HEIGHT WIDTH\n");
+  if (argc != 5 && argc != 6) {
+    std::fprintf(stderr, "usage: adaptive_stream MODEL FRAMES.f32 HEIGHT WIDTH [STATE]\n");
     return 2;
   }
   try {
     AdaptiveStream stream(argv[1]);
+    const std::string state = argc == 6 ? argv[5] : "";
+    if (std::filesystem::exists(state)) stream.restore(state);
     const int64_t height = std::atoll(argv[3]), width = std::atoll(argv[4]);
     std::ifstream frames(argv[2], std::ios::binary);
+    if (!frames) throw std::runtime_error(std::string(argv[2]) + ": cannot be read");
     std::vector<float> pixels(3 * height * width);
     const auto size = static_cast<std::streamsize>(pixels.size() * sizeof(float));
     for (int64_t index = 0; frames.read(reinterpret_cast<char*>(pixels.data()), size); ++index) {
@@ -156,6 +190,7 @@ int main(int argc, char** argv) {
       std::printf("%lld\t%lld\t%.6f\n", static_cast<long long>(index),
                   static_cast<long long>(answer.label), answer.strength);
     }
+    if (!state.empty()) stream.save(state);
     std::fprintf(stderr, "learned from %lld frames\n", static_cast<long long>(stream.frames()));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "adaptive_stream: %s\n", error.what());

@@ -1,16 +1,19 @@
 // Streams recorded frames through an adaptive file with ONNX Runtime for .NET:
 //
-//   dotnet run -- MODEL.adaptive.onnx FRAMES.f32 HEIGHT WIDTH
+//   dotnet run -- MODEL.adaptive.onnx FRAMES.f32 HEIGHT WIDTH [STATE]
 //
 // FRAMES.f32 holds frames as the network takes them, (3, HEIGHT, WIDTH) float32 each, one after the
-// other. See docs/adaptive-onnx.md for what the inputs and outputs mean.
+// other. What was learned is kept in the file STATE: where it exists the stream goes on from it,
+// and it is written anew at the end. See docs/adaptive-onnx.md for what the inputs and outputs mean.
 
 using System;
 using System.Collections.Generic;
 using System.IO;
 using System.Linq;
 using System.Runtime.InteropServices;
+using System.Security.Cryptography;
 using Microsoft.ML.OnnxRuntime;
+using Microsoft.ML.OnnxRuntime.Tensors;
 
 /// <summary>An adaptive file with its state.</summary>
 /// <remarks>
@@ -19,6 +22,7 @@ using Microsoft.ML.OnnxRuntime;
 /// </remarks>
 public sealed class AdaptiveStream : IDisposable
 {
+    private readonly byte[] model;
     private readonly InferenceSession session;
     private readonly RunOptions runOptions = new();
     private Dictionary<string, OrtValue> current;
@@ -26,6 +30,11 @@ public sealed class AdaptiveStream : IDisposable
 
     public AdaptiveStream(string path)
     {
+        using (var file = File.OpenRead(path))
+        {
+            model = SHA256.HashData(file);
+        }
+
         session = new InferenceSession(path);
         current = Zeros();
         other = Zeros();
@@ -89,6 +98,46 @@ public sealed class AdaptiveStream : IDisposable
         other = Zeros();
     }
 
+    /// <summary>Write the state: the model's hash, then every tensor's bytes by name.</summary>
+    /// <remarks>The file takes the place of the last one only when it is complete.</remarks>
+    public void Save(string path)
+    {
+        var unfinished = path + ".new";
+        using (var file = File.Create(unfinished))
+        {
+            file.Write(model);
+            foreach (var value in InOrder())
+            {
+                file.Write(value.GetTensorMutableRawData());
+            }
+        }
+
+        File.Move(unfinished, path, overwrite: true);
+    }
+
+    /// <summary>Go on from what <see cref="Save"/> wrote.</summary>
+    /// <exception cref="InvalidDataException">It was saved for another model, or is damaged; nothing
+    /// has changed then.</exception>
+    public void Restore(string path)
+    {
+        ReadOnlySpan<byte> bytes = File.ReadAllBytes(path);
+        var expected = model.Length + InOrder().Sum(value => value.GetTensorMutableRawData().Length);
+        if (bytes.Length != expected || !bytes[..model.Length].SequenceEqual(model))
+        {
+            throw new InvalidDataException(
+                $"{path}: expected {expected} bytes saved for this model, got another file; "
+                + "remove it to begin with the source");
+        }
+
+        var saved = bytes[model.Length..];
+        foreach (var value in InOrder())
+        {
+            var target = value.GetTensorMutableRawData();
+            saved[..target.Length].CopyTo(target);
+            saved = saved[target.Length..];
+        }
+    }
+
     public void Dispose()
     {
         Release(current);
@@ -104,6 +153,10 @@ public sealed class AdaptiveStream : IDisposable
             value.Dispose();
         }
     }
+
+    /// <summary>The state's tensors in the order of their names, as they lie in a file.</summary>
+    private IEnumerable<OrtValue> InOrder() =>
+        current.OrderBy(item => item.Key, StringComparer.Ordinal).Select(item => item.Value);
 
     private Dictionary<string, OrtValue> Zeros()
     {
@@ -130,25 +183,56 @@ public static class Program
 {
     public static int Main(string[] args)
     {
-        if (args.Length != 4)
+        if (args.Length is not (4 or 5))
         {
-            Console.Error.WriteLine("usage: AdaptiveStream MODEL FRAMES.f32 HEIGHT WIDTH");
+            Console.Error.WriteLine("usage: AdaptiveStream MODEL FRAMES.f32 HEIGHT WIDTH [STATE]");
             return 2;
         }
 
+        try
+        {
+            Run(args);
+            return 0;
+        }
+        catch (Exception error) when (error is IOException or ArgumentException
+            or InvalidDataException or OnnxRuntimeException)
+        {
+            Console.Error.WriteLine($"AdaptiveStream: {error.Message}");
+            return 1;
+        }
+    }
+
+    private static void Run(string[] args)
+    {
         var (height, width) = (int.Parse(args[2]), int.Parse(args[3]));
+        var state = args.Length == 5 ? args[4] : null;
         using var stream = new AdaptiveStream(args[0]);
+        if (File.Exists(state))
+        {
+            stream.Restore(state);
+        }
+
         using var frames = File.OpenRead(args[1]);
         var bytes = new byte[3 * height * width * sizeof(float)];
         for (var index = 0; frames.ReadAtLeast(bytes, bytes.Length, false) == bytes.Length; index++)
         {
             var pixels = MemoryMarshal.Cast<byte, float>(bytes).ToArray();
             var (label, strength, finite) = stream.Step(pixels, height, width);
-            Console.WriteLine(
-                finite ? $"{index}\t{label}\t{strength:F6}" : $"{index}\tnot finite, rejected");
+            if (!finite)
+            {
+                Console.Error.WriteLine($"frame {index}: not finite, rejected");
+                continue;
+            }
+
+            // Of one format whatever the machine's language.
+            Console.WriteLine(FormattableString.Invariant($"{index}\t{label}\t{strength:F6}"));
+        }
+
+        if (state is not null)
+        {
+            stream.Save(state);
         }
 
         Console.Error.WriteLine($"learned from {stream.Frames} frames");
-        return 0;
     }
 }

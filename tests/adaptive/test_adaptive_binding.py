@@ -18,7 +18,9 @@ from gain_runtime.onnx_native import CPU_PROVIDER, create_native
 
 WORLD = gaussian_world(6, 10, num_batches=12, batch_sizes=(3, 1, 4), seed=4)
 WEIGHT = WORLD.prototypes.astype(np.float32)
-BATCHES = [(z.astype(np.float32), raw.astype(np.float32)) for z, raw, _ in WORLD.batches]
+# Logits that have moved, so that there is something to correct.
+MOVED = 2.0 * np.random.default_rng(3).normal(size=6)
+BATCHES = [(z.astype(np.float32), (raw + MOVED).astype(np.float32)) for z, raw, _ in WORLD.batches]
 
 
 class OnDevice(np.ndarray):
@@ -94,6 +96,7 @@ def state_of(binding, path):
 
 @pytest.mark.parametrize("place", ["host", "device"])
 def test_inputs_are_read_where_they_lie(binding, path, memory, place):
+    strengths = []
     with AdaptiveSession(path, num_threads=1) as session:
         for batch in BATCHES:
             given = batch if place == "host" else [memory.placed(array) for array in batch]
@@ -103,6 +106,8 @@ def test_inputs_are_read_where_they_lie(binding, path, memory, place):
             assert set(values) == set(PREDICTED)
             assert_array_equal(values["probs"], expected.probs)
             assert_array_equal(values["strength"], expected.strength)
+            strengths.append(expected.strength)
+        assert np.mean(np.concatenate(strengths) > 0.0) > 0.5
         for field, array in session.arrays().items():
             assert_array_equal(binding.read(field), array, err_msg=field)
     assert memory.uploads == (2 * len(BATCHES) if place == "host" else 0)

@@ -20,7 +20,14 @@ from gain_runtime.artifact import load_artifact
 RNG = np.random.default_rng(0)
 # Multiples of 1/8 survive float16 unchanged.
 WEIGHT = (RNG.integers(-16, 17, size=(6, 10)) / 8).astype(np.float32)
-PIXELS = [RNG.normal(size=(size, 3, 8, 8)).astype(np.float32) for size in (3, 1, 4) * 4]
+PIXELS_RNG = np.random.default_rng(1)
+# Brighter than noise about zero, which moves all logits.
+PIXELS = [
+    PIXELS_RNG.normal(size=(size, 3, 8, 8)).astype(np.float32) + np.float32(0.5)
+    for size in (3, 1, 4) * 8
+]
+# Noise has no asymmetry; with this pair that is what a mixture of classes looks like.
+PAIR = (-0.5, 0.0)
 
 
 @pytest.mark.parametrize("features_only", [False, True])
@@ -89,19 +96,24 @@ def test_weights_are_in_the_file_once(make_artifact, tmp_path, preset):
 )
 @pytest.mark.parametrize("preset", PRESETS)
 def test_pixels_to_predictions_is_session_and_gain(
-    make_artifact, tmp_path, open_file, preset, settings
+    make_artifact, make_fitness, tmp_path, open_file, preset, settings
 ):
-    artifact = load_artifact(make_artifact(WEIGHT, **settings))
+    fitness = make_fitness(6, PAIR)
+    artifact = load_artifact(make_artifact(WEIGHT, fitness=fitness, **settings))
     path = tmp_path / "tiny.adaptive.onnx"
     add_adaptation(artifact.path, path, config=PRESETS[preset])
     plain = open_file(artifact.path).session
-    graph, gain = open_file(path), Gain(artifact.head_weight, PRESETS[preset])
+    graph, strengths = open_file(path), []
+    gain = Gain(artifact.head_weight, PRESETS[preset], asymmetry=PAIR)
     for pixel_values in PIXELS:
         features, logits = plain.run(["features", "logits"], {"pixel_values": pixel_values})
         expected = gain.step(features, logits)
         result = graph.step(pixel_values=pixel_values)
         assert_allclose(result["probs"], expected.probs, rtol=0, atol=2e-5)
         assert_array_equal(result["label"], np.argmax(expected.probs, axis=1))
+        strengths.append(expected.strength)
+    assert np.mean(np.concatenate(strengths) > 0.0) > 0.2
+    assert np.max(np.concatenate(strengths)) > 0.5
 
 
 def test_fixed_batch_size_is_kept(make_artifact, tmp_path, checked):
@@ -158,7 +170,7 @@ def test_a_plain_artifact_is_not_loaded_as_adaptive(make_artifact):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("schema", "2", "schema 4, got 2"),
+        ("schema", "2", "schema 5, got 2"),
         ("config", "{}}", "malformed"),
         ("config", '{"half_life": -1.0}', "half_life"),
         ("input", "sound", "malformed"),

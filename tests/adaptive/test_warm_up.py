@@ -27,8 +27,14 @@ WEIGHT = WORLD.prototypes.astype(np.float32)
 FEATURES, LOGITS = (array.astype(np.float32) for array in WORLD.batches[0][:2])
 # Far enough from the head's own logits that the tracked shift proposes something.
 LOGITS = LOGITS + 2.0 * np.random.default_rng(3).normal(size=NUM_CLASSES).astype(np.float32)
+# Where any asymmetry is a mixture's, the tracked shift moves from the first update on.
+ASYMMETRY = (-0.5, 0.0)
 CONFIGS = [pytest.param(config, id=name) for name, config in PRESETS.items()]
 KINDS = [pytest.param(PRESETS[name], id=name) for name in ("tracked", "balanced")]
+
+
+def _gain(config, **waits):
+    return Gain(WEIGHT, config, asymmetry=ASYMMETRY, **waits)
 
 
 def batches(batch_size, *, frames=240):
@@ -38,14 +44,15 @@ def batches(batch_size, *, frames=240):
 
 
 @pytest.fixture
-def make_session(make_artifact, tmp_path):
+def make_session(make_artifact, make_fitness, tmp_path):
     """Open a file with the given settings; closed after the test."""
     opened = []
 
     def make(config, **settings):
         path = tmp_path / f"tiny{len(opened)}.adaptive.onnx"
         settings = {"features_only": True} | settings
-        add_adaptation(make_artifact(WEIGHT), path, config=config, **settings)
+        artifact = make_artifact(WEIGHT, fitness=make_fitness(NUM_CLASSES, ASYMMETRY))
+        add_adaptation(artifact, path, config=config, **settings)
         opened.append(AdaptiveSession(path, num_threads=1))
         return opened[-1]
 
@@ -61,8 +68,9 @@ def make_session(make_artifact, tmp_path):
 @pytest.mark.parametrize("config", CONFIGS)
 def test_the_graph_waits_as_gain_does(make_graph, config, update_every, warmup_frames, batch_size):
     waits = {"update_every": update_every, "warmup_frames": warmup_frames}
-    graph, gain = make_graph(WEIGHT, config, **waits), Gain(WEIGHT, config, **waits)
-    learned = []
+    graph = make_graph(WEIGHT, config, asymmetry=ASYMMETRY, **waits)
+    gain = _gain(config, **waits)
+    learned, num_corrected = [], 0
     for features, logits in batches(batch_size):
         expected, result = gain.step(features, logits), graph.step(features=features, logits=logits)
         assert graph.state["state.frames"] == gain.frames
@@ -70,6 +78,8 @@ def test_the_graph_waits_as_gain_does(make_graph, config, update_every, warmup_f
         if gain.frames == 0:
             assert_array_equal(result["probs"], result["source_probs"])
         learned.append(gain.frames)
+        num_corrected += np.count_nonzero(expected.strength)
+    assert num_corrected > 0.3 * len(FEATURES)
     assert_tensors_close(graph.state, gain.state, tolerance=1e-4)
     first = next(frames for frames in learned if frames)
     most = max(update_every, warmup_frames)
@@ -85,7 +95,7 @@ def test_the_session_counts_as_the_graph_and_gain_do(
     make_session, config, update_every, warmup_frames, batch_size
 ):
     waits = {"update_every": update_every, "warmup_frames": warmup_frames}
-    session, gain = make_session(config, **waits), Gain(WEIGHT, config, **waits)
+    session, gain = make_session(config, **waits), _gain(config, **waits)
     waiting = "pending_window_count" if config.proposal == "shift" else "pending_accepted"
     for index, (features, logits) in enumerate(batches(batch_size, frames=60)):
         if index % 4 == 3:
@@ -101,7 +111,7 @@ def test_the_session_counts_as_the_graph_and_gain_do(
 @pytest.mark.parametrize("config", KINDS)
 def test_what_is_refused_or_only_predicted_does_not_end_the_wait(make_session, config):
     waits = {"update_every": 2, "warmup_frames": 12}
-    session, gain = make_session(config, **waits), Gain(WEIGHT, config, **waits)
+    session, gain = make_session(config, **waits), _gain(config, **waits)
     for features, logits in batches(3, frames=60):
         broken = features.copy()
         broken[1, 0] = np.nan
@@ -121,10 +131,10 @@ def test_what_is_refused_or_only_predicted_does_not_end_the_wait(make_session, c
 @pytest.mark.parametrize("config", KINDS)
 def test_a_loaded_state_waits_only_where_nothing_was_learned(make_session, config, frames):
     waits = {"update_every": 2, "warmup_frames": 12}
-    teacher = Gain(WEIGHT, config)
+    teacher = _gain(config)
     if frames:
         teacher.step(FEATURES, LOGITS)
-    session, gain = make_session(config, **waits), Gain(WEIGHT, config, **waits)
+    session, gain = make_session(config, **waits), _gain(config, **waits)
     session.step(FEATURES[:3], LOGITS[:3])
     for one in (session, gain):
         one.load_state(teacher.state, frames=frames)
@@ -157,17 +167,17 @@ def test_flush_and_reset_are_gains(make_session, config):
     assert (session.frames, session.pending_frames) == (0, 3)
 
 
-def _gain(config, **settings):
-    return Gain(WEIGHT, config, **settings)
-
-
 @pytest.mark.parametrize("config", KINDS)
-def test_state_files_are_continued_on_either_side(make_session, make_artifact, tmp_path, config):
+def test_state_files_are_continued_on_either_side(
+    make_session, make_artifact, make_fitness, tmp_path, config
+):
     rng = np.random.default_rng(8)
-    images = [[rng.integers(0, 256, (12, 16, 3), np.uint8)] for _ in range(30)]
+    # One colour each: noise of all colours is the same picture to a network.
+    images = [[np.full((12, 16, 3), rng.integers(0, 256, 3), np.uint8)] for _ in range(30)]
     waits = {"update_every": 2, "warmup_frames": 10}
     adaptive = AdaptiveAdapter(make_session(config, features_only=False, **waits))
-    with OnnxSession(make_artifact(WEIGHT), num_threads=1) as plain:
+    artifact = make_artifact(WEIGHT, fitness=make_fitness(NUM_CLASSES, ASYMMETRY))
+    with OnnxSession(artifact, num_threads=1) as plain:
         usual = Adapter(plain, config, **waits)
         for image in images[:9]:
             usual.step(image)
