@@ -195,7 +195,7 @@ public static class Program
             return 0;
         }
         catch (Exception error) when (error is IOException or ArgumentException
-            or InvalidDataException or OnnxRuntimeException)
+            or FormatException or InvalidDataException or OnnxRuntimeException)
         {
             Console.Error.WriteLine($"AdaptiveStream: {error.Message}");
             return 1;
