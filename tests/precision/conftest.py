@@ -13,6 +13,7 @@ from PIL import Image
 
 from gain_apps.roadsigns.sample import render_labelled
 from gain_export import PreprocessOverrides, export_onnx
+from gain_export.precision import PrecisionReport, convert_precision
 from gain_runtime.artifact import write_metadata
 from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
 
@@ -49,6 +50,18 @@ def signs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
         return folder
 
     return draw
+
+
+@pytest.fixture(scope="session")
+def converted(roadsigns: Path, signs: Callable[[int], Path]) -> dict[str, PrecisionReport]:
+    """The road-sign ViT in fp16 and int8, calibrated on other signs than it is verified on."""
+    calibration, check = signs(1), signs(2)
+    return {
+        precision: convert_precision(
+            roadsigns, precision, calibration_images=calibration, verify_images=check
+        )
+        for precision in ("fp16", "int8")
+    }
 
 
 def conv_net(scale: float = 1.0) -> onnx.ModelProto:

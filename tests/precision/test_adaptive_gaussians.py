@@ -8,7 +8,6 @@ import pytest
 from gain_apps.roadsigns.sample import render_labelled
 from gain_core import Gain, GainConfig
 from gain_export.adaptive import add_adaptation
-from gain_export.precision import convert_precision
 from gain_runtime.adaptive_session import AdaptiveSession
 from gain_runtime.artifact import load_artifact
 from gain_runtime.onnx_session import OnnxSession
@@ -16,18 +15,6 @@ from gain_runtime.preprocess import preprocess_batch
 
 FRAMES, BATCH = 96, 4
 WAITS = {"update_every": 4, "warmup_frames": 16}
-
-
-@pytest.fixture(scope="module")
-def converted(roadsigns, signs):
-    """The road-sign ViT in fp16 and int8, by precision."""
-    calibration, check = signs(1), signs(2)
-    return {
-        precision: convert_precision(
-            roadsigns, precision, calibration_images=calibration, verify_images=check
-        ).path
-        for precision in ("fp16", "int8")
-    }
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +44,7 @@ def stream(path, target, config, pixel_values):
 def test_the_file_is_gain_on_the_lowered_networks_own_features(
     converted, pixel_values, tmp_path, preset, precision
 ):
-    config, path = GainConfig.preset(preset), converted[precision]
+    config, path = GainConfig.preset(preset), converted[precision].path
     probs, strength, state = stream(path, tmp_path / "a.onnx", config, pixel_values)
     artifact = load_artifact(path)
     gain = Gain(artifact.head_weight, config, bias=artifact.head_bias, **WAITS)
@@ -81,7 +68,7 @@ def test_the_file_follows_the_float32_one(
 ):
     config = GainConfig.preset(preset)
     exact, _, _ = stream(roadsigns, tmp_path / "a.onnx", config, pixel_values)
-    lowered, _, state = stream(converted[precision], tmp_path / "b.onnx", config, pixel_values)
+    lowered, _, state = stream(converted[precision].path, tmp_path / "b.onnx", config, pixel_values)
     assert np.mean(exact.argmax(axis=1) == lowered.argmax(axis=1)) >= 0.95
     assert np.abs(exact - lowered).mean() < atol / 10
     assert all(np.all(np.isfinite(array)) for array in state.values())

@@ -22,18 +22,6 @@ from gain_runtime.artifact import load_artifact
 from gain_runtime.preprocess import preprocess_batch
 
 
-@pytest.fixture(scope="module")
-def converted(roadsigns, signs):
-    """The road-sign ViT in fp16 and int8, calibrated on other signs than it is verified on."""
-    calibration, check = signs(1), signs(2)
-    return {
-        precision: convert_precision(
-            roadsigns, precision, calibration_images=calibration, verify_images=check
-        )
-        for precision in ("fp16", "int8")
-    }
-
-
 @pytest.mark.parametrize(("precision", "share"), [("fp16", 0.52), ("int8", 0.29)])
 def test_road_sign_vit_passes_its_bar_and_shrinks(converted, roadsigns, precision, share):
     report = converted[precision]
