@@ -11,7 +11,7 @@ from array_api_compat import array_namespace, to_device
 from gain_core import GainState, ShiftState
 from gain_core._typing import Array
 
-__all__ = ["AdaptationStatus", "status_of_state"]
+__all__ = ["AdaptationStatus", "status_of_gaussians", "status_of_state"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,20 @@ class AdaptationStatus:
     trust: float
 
 
+def status_of_gaussians(*, frames: int) -> AdaptationStatus:
+    """What there is to say of class-conditional Gaussians, which have neither shift nor guard."""
+    return AdaptationStatus(
+        frames=frames,
+        guard="off",
+        guard_trips=0,
+        guard_hold_frames=0,
+        shift_nats=0.0,
+        trust=0.0,
+    )
+
+
 def status_of_state(state: GainState, /, *, frames: int, guarded: bool) -> AdaptationStatus:
-    """Read a state on the host; class-conditional Gaussians have neither shift nor guard.
+    """Read a state on the host.
 
     Parameters
     ----------
@@ -59,14 +71,7 @@ def status_of_state(state: GainState, /, *, frames: int, guarded: bool) -> Adapt
     AdaptationStatus
     """
     if not isinstance(state, ShiftState):
-        return AdaptationStatus(
-            frames=frames,
-            guard="off",
-            guard_trips=0,
-            guard_hold_frames=0,
-            shift_nats=0.0,
-            trust=0.0,
-        )
+        return status_of_gaussians(frames=frames)
     xp = array_namespace(state.shift.vector)
     size = xp.sqrt(xp.mean(state.shift.vector * state.shift.vector))
     hold = _number(state.guard.hold)

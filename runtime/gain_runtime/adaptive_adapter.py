@@ -11,7 +11,11 @@ import numpy.typing as npt
 
 from gain_core import GainConfig
 from gain_core.errors import ArtifactError, ConfigError
-from gain_runtime.adaptation_status import AdaptationStatus, status_of_state
+from gain_runtime.adaptation_status import (
+    AdaptationStatus,
+    status_of_gaussians,
+    status_of_state,
+)
 from gain_runtime.adapter import STAGES, AdaptedBatch
 from gain_runtime.adaptive_artifact import AdaptiveArtifact
 from gain_runtime.adaptive_session import AdaptiveSession
@@ -198,15 +202,8 @@ class AdaptiveAdapter(Closing):
         """What the adaptation is doing; copies a tracked shift's sums to the host."""
         session = self._session
         if self.config.proposal != "shift":
-            # Nothing of megabytes of Gaussians is told: as `status_of_state` has it.
-            return AdaptationStatus(
-                frames=session.frames,
-                guard="off",
-                guard_trips=0,
-                guard_hold_frames=0,
-                shift_nats=0.0,
-                trust=0.0,
-            )
+            # Nothing is told of their arrays, which would be copied for it.
+            return status_of_gaussians(frames=session.frames)
         return status_of_state(session.state, frames=session.frames, guarded=self.config.guard)
 
     def reset(self) -> None:

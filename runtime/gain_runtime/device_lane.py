@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -23,7 +22,7 @@ from gain_runtime.cuda.cuda_gain import CudaGain
 from gain_runtime.cuda.cuda_preprocess import CudaPreprocessor
 from gain_runtime.cuda_memory import cuda_failures
 from gain_runtime.device_buffers import DeviceArray
-from gain_runtime.device_slot import DeviceSlot, ReadOnce
+from gain_runtime.device_slot import DeviceSlot, MadeOnDevice, ReadOnce, make_on_device
 from gain_runtime.lane import Awaited, LaneResult
 from gain_runtime.preprocess import Region
 from gain_runtime.session import Session
@@ -33,15 +32,6 @@ __all__ = ["DeviceLane"]
 # Batches that may be under way: one is copied in while the one before it is worked on, and the
 # one before that is read.
 _SLOTS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _OnDevice:
-    """Pixel values made on the device, and the events around their kernels."""
-
-    pixel_values: DeviceArray
-    began: Any
-    ended: Any
 
 
 class DeviceLane:
@@ -119,28 +109,23 @@ class DeviceLane:
         if isinstance(self._preprocessor, BatchPreprocessor):
             return self._preprocessor(images, regions=regions)
         with self.queue():
-            began, ended = (self._cupy.cuda.Event() for _ in range(2))
-            pixel_values = self._preprocessor(images, regions=regions, began=began)
-            ended.record(self._stream)
-            return _OnDevice(pixel_values, began, ended)
+            return make_on_device(
+                self._preprocessor, images, regions=regions, cupy=self._cupy, stream=self._stream
+            )
 
     def submit(self, prepared: Any, /, *, learn: bool) -> Awaited:
         """See `Lane`; pixel values on the device are to be made on the session's stream."""
         kernels: tuple[Any, Any] | None = None
-        if isinstance(prepared, _OnDevice):
-            kernels, prepared = (prepared.began, prepared.ended), prepared.pixel_values
+        if isinstance(prepared, MadeOnDevice):
+            prepared, kernels = prepared
         if len(prepared) == 0:
             return self._submit_nothing(prepared)
         with self.queue():
             slot = next(self._slots)
             slot.free()
             slot.kernels = kernels
-            if isinstance(prepared, np.ndarray):
-                prepared = slot.copy_in(prepared, self._copies)
-                self._stream.wait_event(slot.copied)
-            # Not before: it would happen while the batches ahead are still worked on.
-            slot.started.record(self._stream)
-            features, logits = self._session.infer(prepared)
+            pixel_values = slot.begin(prepared, copies=self._copies, stream=self._stream)
+            features, logits = self._session.infer(pixel_values)
             slot.inferred.record(self._stream)
             work = self._gain.step if learn else self._gain.predict
             slot.copy_out(work(features, logits), self._stream)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,48 @@ from gain_core import Prediction
 from gain_runtime.cuda.prediction_block import BlockLayout, host_part, read_host_part
 from gain_runtime.device_buffers import DeviceArray
 from gain_runtime.lane import Awaited, LaneResult
+from gain_runtime.preprocess import Region
 
-__all__ = ["DeviceSlot", "ReadOnce"]
+__all__ = ["DeviceSlot", "MadeOnDevice", "ReadOnce", "make_on_device", "pinned_bytes"]
+
+
+class MadeOnDevice(NamedTuple):
+    """Pixel values, and the events around the kernels that made them."""
+
+    pixel_values: DeviceArray
+    kernels: tuple[Any, Any]
+
+
+def make_on_device(
+    preprocessor: Callable[..., DeviceArray],
+    images: Sequence[npt.NDArray[np.uint8]],
+    /,
+    *,
+    regions: Sequence[Region | None] | None,
+    cupy: Any,
+    stream: Any,
+) -> MadeOnDevice:
+    """Queue the preprocessing of a batch.
+
+    Parameters
+    ----------
+    preprocessor : callable
+        A `CudaPreprocessor`.
+    images, regions : sequence
+        As it takes them.
+    cupy : module
+    stream : cupy.cuda.Stream
+        The current one.
+    """
+    began, ended = (cupy.cuda.Event() for _ in range(2))
+    pixel_values = preprocessor(images, regions=regions, began=began)
+    ended.record(stream)
+    return MadeOnDevice(pixel_values, (began, ended))
+
+
+def pinned_bytes(cupy: Any, num_bytes: int, /) -> npt.NDArray[np.uint8]:
+    """Memory of the host, (num_bytes,) uint8, that the device reads and writes by itself."""
+    return np.frombuffer(cupy.cuda.alloc_pinned_memory(num_bytes), np.uint8, num_bytes)
 
 
 class ReadOnce:
@@ -75,6 +115,30 @@ class DeviceSlot:
         self.inferred.synchronize()
         self._was_copied = False
 
+    def begin(
+        self, pixel_values: DeviceArray | np.ndarray[Any, Any], /, *, copies: Any, stream: Any
+    ) -> DeviceArray:
+        """Queue the copy of a batch that is on the host, and mark where its forward pass begins.
+
+        Parameters
+        ----------
+        pixel_values : array, (B, 3, height_px, width_px) float32
+            Anywhere; on the device they are made on `stream`.
+        copies, stream : cupy.cuda.Stream
+            Of the copy, and of the forward pass.
+
+        Returns
+        -------
+        array
+            The pixel values as `stream` may use them.
+        """
+        if isinstance(pixel_values, np.ndarray):
+            pixel_values = self.copy_in(pixel_values, copies)
+            stream.wait_event(self.copied)
+        # Not before: it would happen while the batches ahead are still worked on.
+        self.started.record(stream)
+        return pixel_values
+
     def copy_in(self, pixel_values: np.ndarray[Any, Any], stream: Any, /) -> DeviceArray:
         """Queue the copy of a batch to the device.
 
@@ -91,7 +155,7 @@ class DeviceSlot:
             The pixel values once `copied` has happened.
         """
         if self._pinned_pixels.nbytes < pixel_values.nbytes:
-            self._pinned_pixels = self._pin(pixel_values.nbytes)
+            self._pinned_pixels = pinned_bytes(self._cupy, pixel_values.nbytes)
         staged = self._pinned_pixels[: pixel_values.nbytes].view(pixel_values.dtype)
         staged = staged.reshape(pixel_values.shape)
         np.copyto(staged, pixel_values)
@@ -110,7 +174,7 @@ class DeviceSlot:
         """Queue the copy of a prediction, made in a block, to the host."""
         part, self._layout = host_part(prediction)
         if self._pinned_part.nbytes < self._layout.host_nbytes:
-            self._pinned_part = self._pin(self._layout.host_nbytes)
+            self._pinned_part = pinned_bytes(self._cupy, self._layout.host_nbytes)
         host = self._pinned_part[: self._layout.host_nbytes]
         part.get(stream=stream, out=host, blocking=False)
 
@@ -143,11 +207,6 @@ class DeviceSlot:
             "forward": copy + self._nanoseconds(self.started, self.inferred),
             "adapt": self._nanoseconds(self.inferred, self.adapted),
         }
-
-    def _pin(self, num_bytes: int) -> np.ndarray[Any, Any]:
-        """Memory that the device reads and writes by itself."""
-        memory = self._cupy.cuda.alloc_pinned_memory(num_bytes)
-        return np.frombuffer(memory, np.uint8, num_bytes)
 
     def _nanoseconds(self, first: Any, last: Any) -> int:
         """Between two events."""

@@ -18,7 +18,7 @@ from gain_runtime.batch_preprocess import BatchPreprocessor
 from gain_runtime.closing import Closing
 from gain_runtime.cuda_memory import cuda_failures
 from gain_runtime.device_buffers import DeviceArray
-from gain_runtime.device_slot import DeviceSlot
+from gain_runtime.device_slot import DeviceSlot, make_on_device, pinned_bytes
 from gain_runtime.frame import Frame
 from gain_runtime.session import Session
 
@@ -170,10 +170,9 @@ class _OnDevice:
             return self._on_host(images, regions=regions)
         assert self._kernels is not None
         with self._queue():
-            began, ended = (self._cupy.cuda.Event() for _ in range(2))
-            pixel_values = self._kernels(images, regions=regions, began=began)
-            ended.record(self._stream)
-            self._slot.kernels = (began, ended)
+            pixel_values, self._slot.kernels = make_on_device(
+                self._kernels, images, regions=regions, cupy=self._cupy, stream=self._stream
+            )
         return pixel_values
 
     def forward(self, pixel_values: Floats | DeviceArray) -> _Forward:
@@ -181,10 +180,7 @@ class _OnDevice:
         slot = self._slot
         with self._queue():
             slot.free()
-            if isinstance(pixel_values, np.ndarray):
-                pixel_values = slot.copy_in(pixel_values, self._copies)
-                self._stream.wait_event(slot.copied)
-            slot.started.record(self._stream)
+            pixel_values = slot.begin(pixel_values, copies=self._copies, stream=self._stream)
             logits: Any = self._session.infer(pixel_values).logits
             slot.inferred.record(self._stream)
             host = self._room(logits.shape)
@@ -210,6 +206,5 @@ class _OnDevice:
         """Pinned memory for float32, the same for every batch that fits."""
         num_bytes = 4 * int(np.prod(shape))
         if self._pinned.nbytes < num_bytes:
-            memory = self._cupy.cuda.alloc_pinned_memory(num_bytes)
-            self._pinned = np.frombuffer(memory, np.uint8, num_bytes)
+            self._pinned = pinned_bytes(self._cupy, num_bytes)
         return self._pinned[:num_bytes].view(np.float32).reshape(shape)
