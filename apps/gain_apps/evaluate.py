@@ -156,7 +156,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="see below; source is always run too (default: tracked,paper,paper-l2,neo)",
     )
     group.add_argument("--bins", metavar="N", type=int, default=20, help="of the ECE (default: 20)")
-    group.add_argument("--no-diagnosis", action="store_true", help="skip strength and gain")
+    group.add_argument(
+        "--no-diagnosis",
+        action="store_true",
+        help="skip strength and gain, which are those before a batch is learned from",
+    )
     group.add_argument("--json", metavar="FILE", help="result file; - for stdout")
     group.add_argument("--report", metavar="FILE", type=Path, help=".html or .md with pictures")
     group.add_argument("--verbose", action="store_true", help="log more")

@@ -18,9 +18,11 @@ from gain_apps.export_adaptive import (
     check_adaptive_arguments,
     write_adaptive,
 )
+from gain_apps.export_artifact import check_artifact, is_finished
 from gain_apps.export_engine import (
     add_engine_arguments,
     check_engine_arguments,
+    check_engine_settings,
     write_engine,
 )
 from gain_apps.export_images import calibration_folder, check_calibration, write_fitness
@@ -206,7 +208,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_precision_arguments(args)
             check_adaptive_arguments(_as_adapted(args))
             check_engine_arguments(args)
-            report = None if _is_finished(args) else _export(args)
+            finished = is_finished(args)
+            if finished:
+                check_artifact(args)
+            else:
+                check_engine_settings(args)
+            report = None if finished else _export(args)
             with calibration_folder(args.calibrate) as images:
                 path = args.target if report is None else report.path
                 fitness = None if images is None else write_fitness(path, images)
@@ -226,16 +233,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     show = print_json if args.json else print_text
     show(Written(report, fitness, precision, adaptive, engine))
     return 0
-
-
-def _is_finished(args: argparse.Namespace) -> bool:
-    """Whether the target is an artifact already and only what is made from it is wanted."""
-    wanted = args.adaptive or args.engine or args.precision or args.calibrate is not None
-    if not wanted or args.output is not None or not args.target.is_file():
-        return False
-    from gain_export.onnx_file import is_artifact
-
-    return is_artifact(args.target)
 
 
 def _as_it_is_now(report: ExportReport) -> ExportReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from gain_apps.defaults import UPDATE_EVERY, WARM_UP
 from gain_core.config import GainConfig
@@ -14,7 +14,12 @@ from gain_core.errors import ArtifactError, ConfigError
 if TYPE_CHECKING:
     from gain_export.adaptive import AdaptiveReport
 
-__all__ = ["add_adaptive_arguments", "check_adaptive_arguments", "write_adaptive"]
+__all__ = [
+    "add_adaptive_arguments",
+    "check_adaptive_arguments",
+    "check_adaptive_source",
+    "write_adaptive",
+]
 
 _NEEDS_ADAPTIVE = ("preset", "half_life", "update_every", "warm_up", "features_only")
 
@@ -57,7 +62,7 @@ def check_adaptive_arguments(args: argparse.Namespace) -> None:
     Raises
     ------
     ArtifactError
-        If the adaptive file exists and --force is not given.
+        If the adaptive file exists and --force is not given, or is a folder.
     ConfigError
         If a flag needs --adaptive, is out of its range or names no preset.
     """
@@ -72,8 +77,23 @@ def check_adaptive_arguments(args: argparse.Namespace) -> None:
     _config(args)
     _awaited(args)
     path = _target(args.output or args.target)
+    if path.is_dir():
+        raise ArtifactError(f"{path}: expected a file to write, got a folder; remove or rename it")
     if path.exists() and not args.force:
         raise ArtifactError(f"{path}: exists already; --force replaces it")
+
+
+def check_adaptive_source(args: argparse.Namespace) -> None:
+    """Refuse an artifact that cannot be made adaptive, before anything is done with it.
+
+    Raises
+    ------
+    ArtifactError
+        As `gain_export.adaptive.check_adaptable`.
+    """
+    from gain_export.adaptive import check_adaptable
+
+    check_adaptable(args.target, **_settings(args))
 
 
 def write_adaptive(args: argparse.Namespace, artifact_path: Path, /) -> AdaptiveReport:
@@ -86,15 +106,27 @@ def write_adaptive(args: argparse.Namespace, artifact_path: Path, /) -> Adaptive
     """
     from gain_export.adaptive import add_adaptation
 
+    return add_adaptation(artifact_path, _target(artifact_path), **_settings(args))
+
+
+class _Settings(TypedDict):
+    """What is baked in, by `add_adaptation`'s names."""
+
+    config: GainConfig
+    update_every: int
+    warmup_frames: int
+    features_only: bool
+
+
+def _settings(args: argparse.Namespace) -> _Settings:
+    """The settings that were asked for."""
     update_every, warmup_frames = _awaited(args)
-    return add_adaptation(
-        artifact_path,
-        _target(artifact_path),
-        config=_config(args),
-        update_every=update_every,
-        warmup_frames=warmup_frames,
-        features_only=bool(args.features_only),
-    )
+    return {
+        "config": _config(args),
+        "update_every": update_every,
+        "warmup_frames": warmup_frames,
+        "features_only": bool(args.features_only),
+    }
 
 
 def _config(args: argparse.Namespace) -> GainConfig:
@@ -110,16 +142,12 @@ def _config(args: argparse.Namespace) -> GainConfig:
 
 def _awaited(args: argparse.Namespace) -> tuple[int, int]:
     """Frames between two updates, and frames the first one waits for."""
-    from gain_export.adaptive.package import MAX_WAITING
+    from gain_export.adaptive import check_waiting
 
     update_every = UPDATE_EVERY if args.update_every is None else args.update_every
     warmup_frames = WARM_UP if args.warm_up is None else args.warm_up
-    for flag, frames in (("--update-every", update_every), ("--warm-up", warmup_frames)):
-        if not 1 <= frames <= MAX_WAITING:
-            raise ConfigError(
-                f"{flag}: expected 1 to {MAX_WAITING} frames, which wait in the file's state, "
-                f"got {frames}"
-            )
+    check_waiting("--update-every", update_every)
+    check_waiting("--warm-up", warmup_frames)
     return update_every, warmup_frames
 
 

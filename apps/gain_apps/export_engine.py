@@ -7,13 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gain_apps.export_precision import precision_target
 from gain_apps.export_progress import progress_line
 from gain_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from gain_export.engine import EngineOptions, EngineReport
 
-__all__ = ["add_engine_arguments", "check_engine_arguments", "engine_rows", "write_engine"]
+__all__ = [
+    "add_engine_arguments",
+    "check_engine_arguments",
+    "check_engine_settings",
+    "engine_rows",
+    "write_engine",
+]
 
 _NEEDS_ENGINE = (
     "compute_capability",
@@ -87,6 +94,33 @@ def check_engine_arguments(args: argparse.Namespace) -> None:
 
     _options(args)
     installed_library()
+
+
+def check_engine_settings(args: argparse.Namespace) -> None:
+    """Refuse what the library cannot build, before the work that comes before the build.
+
+    Where an engine lies already nothing is refused: if it fits, none is built.
+
+    Raises
+    ------
+    BackendUnavailableError, ConfigError, EngineError
+        As `gain_export.engine.check_engine_options`.
+    """
+    if not args.engine or args.no_build or (_lies_there(args) and not args.force):
+        return
+    from gain_export.engine import check_engine_options
+
+    check_engine_options(_options(args))
+
+
+def _lies_there(args: argparse.Namespace) -> bool:
+    """Whether there is an engine of the file that it is wanted of, which may not be written yet."""
+    from gain_runtime.engine_file import engine_path
+
+    path = args.output or args.target
+    if args.precision not in (None, "fp32"):
+        return engine_path(precision_target(args)).exists()
+    return engine_path(path).exists() or engine_path(path.with_suffix(".gain.onnx")).exists()
 
 
 def write_engine(

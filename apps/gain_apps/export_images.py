@@ -20,14 +20,21 @@ _SIGNS = "test://signs"
 
 
 def check_calibration(location: str | None) -> None:
-    """Refuse test sources that are no clean images, before anything is exported.
+    """Refuse what holds no clean images, before anything is exported.
 
     Raises
     ------
+    ArtifactError
+        If it is a folder that is missing, or in which fewer than two images can be read.
     ConfigError
         If it is a test source other than `test://signs`, or a parameter of that is wrong.
     """
-    if location is None or not location.startswith("test://"):
+    if location is None:
+        return
+    if not location.startswith("test://"):
+        from gain_export.fitness import check_clean_images
+
+        check_clean_images(Path(location))
         return
     if location.partition("?")[0] != _SIGNS:
         raise ConfigError(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add_precision_arguments",
     "check_precision_arguments",
+    "check_precision_source",
     "precision_rows",
     "precision_target",
     "write_precision",
@@ -53,7 +54,7 @@ def check_precision_arguments(args: argparse.Namespace) -> None:
     Raises
     ------
     ArtifactError
-        If the file exists and --force is not given.
+        If the file exists and --force is not given, or is a folder.
     ConfigError
         If a flag needs another one.
     """
@@ -78,8 +79,26 @@ def check_precision_arguments(args: argparse.Namespace) -> None:
     if args.precision == "fp32":
         return
     path = precision_target(args)
+    if path.is_dir():
+        raise ArtifactError(f"{path}: expected a file to write, got a folder; remove or rename it")
     if path.exists() and not args.force and not _takes_existing(args):
         raise ArtifactError(f"{path}: exists already; --force replaces it")
+
+
+def check_precision_source(args: argparse.Namespace) -> None:
+    """Refuse an artifact that cannot be lowered, before anything is done with it.
+
+    Raises
+    ------
+    ArtifactError
+        As `gain_export.precision.check_float32`, and `float32_artifact` for fp32.
+    """
+    from gain_export.precision import check_float32, float32_artifact
+
+    if args.precision == "fp32":
+        float32_artifact(args.target)
+    else:
+        check_float32(args.target)
 
 
 def precision_target(args: argparse.Namespace) -> Path:

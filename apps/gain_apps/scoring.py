@@ -11,12 +11,30 @@ import numpy.typing as npt
 
 from gain_core.metrics import accuracy, calibration_excess, negative_log_likelihood
 
-__all__ = ["Score", "ScoreBoard"]
+__all__ = ["NUM_BINS", "Score", "ScoreBoard", "percent"]
 
 NUM_BINS = 20
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
+
+
+def percent(part: float, whole: int, /) -> float:
+    """A share in per cent.
+
+    Multiplied first: 100 * 1279 / 2000 is 63.95 and printed as 64.0, 100 * (1279 / 2000) as 63.9.
+
+    Parameters
+    ----------
+    part : float
+    whole : int
+        At least 1.
+
+    Returns
+    -------
+    float
+    """
+    return 100.0 * part / whole
 
 
 @dataclass(slots=True)
@@ -54,8 +72,8 @@ class Score:
             return {"accuracy_percent": None, "ece_percent": None, "nll_nats": None}
         nll = self.nll_sum / self.count
         return {
-            "accuracy_percent": 100.0 * self.correct / self.count,
-            "ece_percent": 100.0 * float(np.abs(self.excess).sum()) / self.count,
+            "accuracy_percent": percent(self.correct, self.count),
+            "ece_percent": percent(float(np.abs(self.excess).sum()), self.count),
             # JSON has no infinity.
             "nll_nats": nll if math.isfinite(nll) else None,
         }

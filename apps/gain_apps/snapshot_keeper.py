@@ -98,12 +98,13 @@ class SnapshotKeeper:
         now = self._clock()
         due = learned >= self._every_frames or now - self._kept_s >= self._every_s
         if end or (due and now >= self._retry_s):
-            self.take()
+            self.take(end=end)
 
-    def take(self) -> bool:
+    def take(self, *, end: bool = False) -> bool:
         """Take a snapshot now, unless nothing was learned since the last; whether it is there.
 
-        A failure is said once, until it is over.
+        A failure is said once, until it is over; at the end of the stream in any case, because
+        what was learned since the last snapshot is gone then.
         """
         if self._base is not None and self._adapter.frames == self._kept_frames:
             return True
@@ -111,8 +112,11 @@ class SnapshotKeeper:
             written = self._store.write(self._adapter)
         except GainError as err:
             self._retry_s = self._clock() + RETRY_S
-            level = logging.DEBUG if self._failing else logging.ERROR
-            logger.log(level, "no snapshot: %s; it will be tried again", err)
+            level = logging.DEBUG if self._failing and not end else logging.ERROR
+            then = "it will be tried again"
+            if end:
+                then = f"the last {self.frames_not_kept} learned frames are in none"
+            logger.log(level, "no snapshot: %s; %s", err, then)
             self._failing = True
             return False
         if self._failing:

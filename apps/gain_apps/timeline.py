@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gain_apps.scoring import NUM_BINS, percent
 from gain_core._optional import require
 from gain_core.errors import ConfigError, StreamError
-from gain_core.metrics import expected_calibration_error
+from gain_core.metrics import calibration_excess
 from gain_runtime.atomic_file import write_atomically
 from gain_runtime.result import FrameResult
 
@@ -25,7 +26,6 @@ ADAPTED_COLOUR = "#0b6e4f"
 GAIN_COLOUR = "#b3541e"
 # Pale and distinct enough side by side; conditions beyond these repeat them.
 SHADES = ("#eef3fa", "#fdf3e3", "#eaf5ea", "#f8ebf2", "#eceff1", "#f3efe0", "#e6f4f4", "#f5e9e4")
-NUM_BINS = 20
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ def _draw_accuracy(axis: Any, timeline: Timeline, known: Any, *, window: int) ->
     frames = np.flatnonzero(known)
     for name, colour in (("source", FROZEN_COLOUR), ("adapted", ADAPTED_COLOUR)):
         right = (np.asarray(getattr(timeline, name)) == truth)[known].astype(np.float64)
-        label = f"{_title(name)}: {100 * right.mean():.1f} %"
+        label = f"{_title(name)}: {percent(right.sum(), len(right)):.1f} %"
         axis.plot(frames, 100 * rolling_mean(right, window), color=colour, lw=2, label=label)
     axis.set_ylabel("accuracy, %")
     axis.set_ylim(0, 101)
@@ -184,7 +184,8 @@ def _ece(confidence: Floats, right: npt.NDArray[np.bool_]) -> float:
     A second column keeps the confidence the row's maximum, however low it is.
     """
     scores = np.stack([confidence, np.zeros_like(confidence)], axis=1)
-    return 100.0 * expected_calibration_error(scores, (~right).astype(np.int64), num_bins=NUM_BINS)
+    excess = calibration_excess(scores, (~right).astype(np.int64), num_bins=NUM_BINS)
+    return percent(float(np.abs(excess).sum()), len(right))
 
 
 def _draw_confidence(axis: Any, timeline: Timeline, *, window: int) -> None:

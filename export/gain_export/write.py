@@ -62,7 +62,7 @@ def check_output(path: Path, /, *, force: bool) -> None:
     if not path.parent.is_dir():
         raise ArtifactError(f"{path}: expected its folder to exist, found none; create it first")
     if not os.access(path.parent, os.W_OK):
-        raise ArtifactError(f"{path}: its folder cannot be written; choose another with --output")
+        raise ArtifactError(f"{path}: its folder cannot be written; allow it, or choose another")
 
 
 def make_manifest(

@@ -84,7 +84,10 @@ class BackgroundSink(Closing):
             except (GainError, OSError) as err:
                 self._put_back(result)
                 if not failing:
-                    logger.error("%s: %s; it will be tried again", self._name, err)
+                    then = "delivery will be tried again"
+                    if self._closing.is_set():
+                        then = "delivery is not tried again, the sink is being closed"
+                    logger.error("%s: %s; %s", self._name, err, then)
                 failing = True
                 self._closing.wait(pause_s)
                 pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)

@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gain_core import Gain, GainConfig, prepare_prototypes
+from gain_core import Gain, GainConfig
 from gain_core._optional import require
 from gain_core.errors import ConfigError
 from gain_core.shift import tests_mixtures
 from gain_runtime.adaptive_artifact import AdaptiveArtifact
-from gain_runtime.artifact import Artifact
+from gain_runtime.artifact import Artifact, artifact_prototypes
 from gain_runtime.batch_preprocess import BatchPreprocessor
 from gain_runtime.cuda_memory import cuda_failures
 from gain_runtime.lane import HostLane, Lane
@@ -114,12 +114,7 @@ def open_lane(
                 f"there, got {session.provider}; use the device cuda or tensorrt, with CuPy "
                 "installed, or leave preprocessing on the host"
             )
-        prototypes = prepare_prototypes(
-            artifact.head_weight,
-            config,
-            bias=artifact.head_bias,
-            asymmetry=artifact.asymmetry,
-        )
+        prototypes = artifact_prototypes(artifact, config)
         gain = Gain(prototypes, config, update_every=update_every, warmup_frames=warmup_frames)
         return HostLane(
             session,
@@ -136,12 +131,7 @@ def open_lane(
     cupy: Any = require("cupy", extra="cuda12")
     # On the stream it is used on: another one's memory might be read before it is written.
     with cuda_failures(cupy, str(artifact.path)), session.stream:
-        prototypes = prepare_prototypes(
-            cupy.asarray(artifact.head_weight),
-            config,
-            bias=cupy.asarray(artifact.head_bias),
-            asymmetry=artifact.asymmetry,
-        )
+        prototypes = artifact_prototypes(artifact, config, place=cupy.asarray)
         fused = CudaGain(prototypes, config, update_every=update_every, warmup_frames=warmup_frames)
         spec = artifact.manifest.preprocess
         preprocessor = (

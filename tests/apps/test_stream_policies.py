@@ -324,6 +324,35 @@ def test_what_was_never_delivered_is_counted(
     assert caplog.records[-1].message == "there: 10 results were not delivered"
 
 
+def test_a_delivery_that_fails_while_the_sink_closes_is_not_said_to_be_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun, closing = threading.Event(), threading.Event()
+    tries: list[int] = []
+
+    def deliver(result: FrameResult) -> None:
+        tries.append(result.frame.index)
+        begun.set()
+        assert closing.wait(5.0)
+        raise OSError("nobody there")
+
+    sink = BackgroundSink("there", deliver)
+    sink.write(make_result(0))
+    assert begun.wait(5.0)
+    # `close` waits for the delivery, so that it has to end while another thread closes.
+    closer = threading.Thread(target=sink.close)
+    closer.start()
+    wait_until(sink._closing.is_set)
+    closing.set()
+    closer.join(5.0)
+    assert tries == [0]
+    messages = [record.message for record in caplog.records]
+    assert messages == [
+        "there: nobody there; delivery is not tried again, the sink is being closed",
+        "there: 1 results were not delivered",
+    ]
+
+
 @contextmanager
 def hook(status: int = 200) -> Iterator[tuple[str, list[dict], list[dict]]]:
     """A server that keeps what is posted: its address, the records and the headers."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gain_apps.scoring import ScoreBoard
 from gain_apps.timeline import Timeline, TimelineSink, draw_timeline, rolling_mean
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.frame import Frame
@@ -75,6 +76,36 @@ def test_curves_state_the_accuracies(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     # The source is right on a third of the frames at confidence 0.5, adapted always at 0.75.
     assert labels[:2] == ["frozen source: 33.3 %", "adapted: 100.0 %"]
     assert labels[2:4] == ["frozen source: 16.7 over the run", "adapted: 25.0 over the run"]
+
+
+@pytest.mark.parametrize("right", [1279, 1283, 1160])
+def test_picture_and_table_print_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, right: int
+) -> None:
+    """100 * 1279 / 2000 is 63.95, and 100 * (1279 / 2000) a little less: rounded apart."""
+    from matplotlib.axes import Axes
+
+    labels: list[str] = []
+    plot = Axes.plot
+
+    def recording(self: Axes, *args: object, **kwargs: object) -> object:
+        labels.append(str(kwargs.get("label")))
+        return plot(self, *args, **kwargs)
+
+    monkeypatch.setattr(Axes, "plot", recording)
+    timeline, board = Timeline(), ScoreBoard()
+    source, adapted = np.log([0.5, 0.3, 0.2]), np.log([0.75, 0.15, 0.1])
+    for index in range(2000):
+        truth = 0 if index < right else 1
+        timeline.append(result(index, truth=truth, source=0, adapted=0))
+        board.add(source, adapted, truth=truth, condition=None)
+    draw_timeline(timeline, tmp_path / "t.png")
+    scores = board.to_dict()
+    accuracy = f"{scores['source']['accuracy_percent']:.1f}"
+    ece = [f"{scores[name]['ece_percent']:.1f}" for name in ("source", "adapted")]
+    assert labels[:2] == [f"frozen source: {accuracy} %", f"adapted: {accuracy} %"]
+    assert labels[2] == f"frozen source: {ece[0]} over the run"
+    assert labels[3] == f"adapted: {ece[1]} over the run"
 
 
 def test_no_frame_leaves_no_picture(tmp_path: Path) -> None:

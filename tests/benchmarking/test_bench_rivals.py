@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import onnxruntime
 import pytest
-from lazy_streams import SET_MS
+from lazy_streams import SET_MS, CompileException, CUDARuntimeError
 from numpy.testing import assert_array_equal
 
 from gain_apps.benchmarking.bench_config import BenchConfig
 from gain_apps.benchmarking.device_copy import FRAMES, IN_PLACE, PAGEABLE, STAGED, copy_times
 from gain_apps.benchmarking.device_memory import DevicePeak
 from gain_apps.benchmarking.rivals import Rival, compare_rivals, list_rivals
+from gain_apps.benchmarking.run_bench import logits_on_host
 from gain_core.errors import BackendUnavailableError, EngineError
 from gain_runtime.artifact import load_artifact
 from gain_runtime.open_session import open_session
@@ -276,6 +277,38 @@ def test_peak_memory_is_the_largest_reading(monkeypatch):
     assert result["peak_used"] == 900
     assert "after each batch" in result["note"]
     assert "other processes" in result["note"]
+
+
+def lost_device(monkeypatch):
+    """CuPy's module as far as its failures go, and a call that fails as a lost device does."""
+    compiler = SimpleNamespace(CompileException=CompileException)
+    cuda = SimpleNamespace(compiler=compiler, runtime=SimpleNamespace())
+    cupy = SimpleNamespace(cuda=cuda, ndarray=type("ndarray", (), {}))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+    def fail(*arguments, **settings):
+        raise CUDARuntimeError("cudaErrorLaunchFailure: unspecified launch failure")
+
+    return cupy, fail
+
+
+def test_a_device_lost_between_batches_is_an_engine_error(monkeypatch):
+    cupy, fail = lost_device(monkeypatch)
+    cupy.cuda.runtime.memGetInfo = fail
+    with pytest.raises(EngineError, match="device memory: cudaErrorLaunchFailure"):
+        DevicePeak("CUDAExecutionProvider").read()
+
+
+def test_a_device_lost_before_its_logits_arrive_is_an_engine_error(monkeypatch):
+    _, fail = lost_device(monkeypatch)
+    logits = SimpleNamespace(to_device=fail)
+    session = SimpleNamespace(
+        stream=object(),
+        artifact=SimpleNamespace(path="net.onnx"),
+        infer=lambda pixel_values: SimpleNamespace(logits=logits),
+    )
+    with pytest.raises(EngineError, match=r"net\.onnx: cudaErrorLaunchFailure"):
+        logits_on_host(session, PIXELS)
 
 
 @pytest.mark.parametrize(

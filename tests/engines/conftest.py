@@ -73,6 +73,14 @@ def artifact_path(made_artifact: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def original_path(tmp_path: Path) -> Path:
+    """The convolutional network before its export, alone in the test's own folder."""
+    path = tmp_path / "net.onnx"
+    path.write_bytes(convolutional_net().SerializeToString())
+    return path
+
+
+@pytest.fixture
 def roadsigns_path(tmp_path: Path) -> Path:
     """The road-sign vision transformer as an artifact."""
     return exported(Path(shutil.copy(ROADSIGNS, tmp_path / "roadsigns.onnx")), 64)

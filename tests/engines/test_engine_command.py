@@ -78,6 +78,47 @@ def test_flags_are_checked_before_anything_is_written(flags, words, artifact_pat
     assert [file.name for file in artifact_path.parent.iterdir()] == ["net.onnx"]
 
 
+@pytest.mark.parametrize(
+    "earlier",
+    [["--precision", "fp16"], ["--precision", "int8", "--calibrate", "photos"]],
+    ids=["precision", "calibrate"],
+)
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        pytest.param(["--compute-capability", "57"], "builds for", id="gpu"),
+        pytest.param(
+            ["--compute-capability", "89", "--hardware-compatible"],
+            "hardware_compatible: tensorrt_rtx",
+            id="compatibility",
+        ),
+    ],
+)
+def test_what_the_library_cannot_build_is_refused_before_earlier_steps(
+    artifact_path, rtx, capsys, monkeypatch, earlier, flags, words
+):
+    monkeypatch.chdir(artifact_path.parent)
+    folder = artifact_path.with_name("photos")
+    folder.mkdir()
+    for index, image in enumerate(synthetic_images(2, seed=5)):
+        Image.fromarray(image).save(folder / f"{index}.png")
+    before = artifact_path.read_bytes()
+    assert main([str(artifact_path), *earlier, "--engine", *flags]) == 1
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert artifact_path.read_bytes() == before
+    assert [file.name for file in artifact_path.parent.glob("*.onnx")] == ["net.onnx"]
+
+
+def test_what_the_library_cannot_build_is_refused_before_the_export(original_path, rtx, capsys):
+    flags = ["--mean", *["0.5"] * 3, "--std", *["0.5"] * 3, "--crop-pct", "1"]
+    flags += ["--interpolation", "bilinear", "--engine", "--hardware-compatible"]
+    assert main([str(original_path), *flags, "--compute-capability", "89"]) == 1
+    assert "hardware_compatible: tensorrt_rtx" in capsys.readouterr().err
+    assert [file.name for file in original_path.parent.glob("*.onnx")] == ["net.onnx"]
+
+
 def test_without_a_library_one_line_says_what_to_install(artifact_path):
     script = (
         "import importlib.util as util, sys\n"

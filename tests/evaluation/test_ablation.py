@@ -49,6 +49,22 @@ def test_gain_method_is_gain(preset, world):
         assert_array_equal(method.predict(batch), expected.log_probs)
 
 
+def test_diagnosis_is_of_the_prediction_before_its_revision(world):
+    """As protocol, report and pages say: what is scored has been revised."""
+    method = GainMethod(world.head, REVISED)
+    gain = Gain(world.head.weight, REVISED, bias=world.head.bias)
+    revised = 0.0
+    for batch in world.batches:
+        diagnosis = method.diagnose(batch)
+        first = gain.predict(batch.features, batch.logits)
+        assert_array_equal(diagnosis.strength, first.strength)
+        assert_array_equal(diagnosis.gain, first.gain)
+        scored = gain.step(batch.features, batch.logits)
+        assert_array_equal(method.predict(batch), scored.log_probs)
+        revised = max(revised, float(np.abs(scored.gain - first.gain).max()))
+    assert revised > 0.01
+
+
 @pytest.mark.parametrize(
     "config", [*KINDS, *(pytest.param(config, id=name) for name, config in WHOLE.items())]
 )

@@ -7,15 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from PIL import Image
 
 from gain_apps.export import main
 from gain_apps.export_text import Written, print_text
 from gain_apps.stream_config import StreamConfig
 from gain_core import PRESETS, GainConfig
 from gain_export.adaptive import AdaptiveReport
+from gain_export.graph import rename_value
 from gain_runtime.adaptive_artifact import load_adaptive
 from gain_runtime.adaptive_session import AdaptiveSession
+from gain_runtime.artifact import load_artifact
 
 PREPROCESSING = ["--mean", "0.5", "0.5", "0.5", "--std", "0.25", "0.25", "0.25"]
 PREPROCESSING += ["--crop-pct", "1", "--interpolation", "bilinear"]
@@ -112,6 +116,97 @@ def test_what_nobody_says_is_what_a_stream_does(classifier, saved, preset):
     assert artifact.config == stream.gain_config()
     assert artifact.update_every == stream.update_every
     assert artifact.warmup_frames == stream.warm_up == 64
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of two images."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    rng = np.random.default_rng(3)
+    for index in range(2):
+        image = rng.integers(0, 256, size=(20, 20, 3), dtype=np.uint8)
+        Image.fromarray(image).save(folder / f"{index}.png")
+    return folder
+
+
+@pytest.fixture
+def artifact(classifier, saved, capsys):
+    """An artifact, alone with its original."""
+    path = saved(classifier.plain())
+    assert main([str(path), *PREPROCESSING]) == 0
+    capsys.readouterr()
+    return path.with_name("net.gain.onnx")
+
+
+def rename_logits(path, name):
+    """Another name for an artifact's logits, as another exporter might have chosen it."""
+    model = onnx.load(path)
+    rename_value(model, "logits", name)
+    next(item for item in model.metadata_props if item.key == "gain.logits_name").value = name
+    path.write_bytes(model.SerializeToString())
+
+
+def refused(capsys, artifact, *flags):
+    """The one line of a command that is refused and leaves every file as it is."""
+    before = {path: path.read_bytes() for path in artifact.parent.glob("*.onnx")}
+    assert main([str(artifact), *map(str, flags)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    after = {path: path.read_bytes() for path in artifact.parent.glob("*.onnx")}
+    assert after == before
+    return error
+
+
+@pytest.mark.parametrize(
+    "earlier", [["--calibrate", "photos"], ["--precision", "fp16"]], ids=["calibrate", "precision"]
+)
+def test_clashing_names_are_found_before_an_earlier_step(
+    artifact, photos, capsys, monkeypatch, earlier
+):
+    monkeypatch.chdir(photos.parent)
+    rename_logits(artifact, "probs")
+    error = refused(capsys, artifact, *earlier, "--adaptive")
+    assert "probs: an adaptive file's own inputs and outputs need these names; rename" in error
+    # With features and logits in, the network and its names are not there.
+    assert main([str(artifact), *earlier, "--adaptive", "--features-only"]) == 0
+
+
+def test_an_artifact_that_is_lowered_is_not_calibrated_before_it_is_refused(
+    artifact, photos, capsys
+):
+    assert main([str(artifact), "--precision", "fp16"]) == 0
+    capsys.readouterr()
+    lowered = artifact.with_name("net.fp16.gain.onnx")
+    for precision in ("fp16", "int8", "fp32"):
+        error = refused(capsys, lowered, "--calibrate", photos, "--precision", precision)
+        assert "expected a float32 artifact, got one in fp16" in error
+
+
+@pytest.mark.parametrize("wanted", [["--precision", "fp16"], ["--adaptive"]])
+def test_images_and_folders_are_looked_at_before_an_artifact_is_calibrated(
+    artifact, photos, capsys, wanted
+):
+    calibrate = ["--calibrate", photos, *wanted]
+    none = photos.with_name("none")
+    error = refused(capsys, artifact, *calibrate, "--verify-images", none)
+    assert f"{none}: expected a folder of images" in error
+    kind = "fp16.gain" if "fp16" in wanted else "adaptive"
+    target = artifact.with_name(f"net.{kind}.onnx")
+    target.mkdir()
+    assert main([str(artifact), *map(str, calibrate), "--force"]) == 1
+    assert f"{target}: expected a file to write, got a folder" in capsys.readouterr().err
+    assert load_artifact(artifact).manifest.fitness is None
+
+
+def test_clean_images_are_looked_at_before_the_export(classifier, saved, photos, capsys):
+    path = saved(classifier.plain())
+    flags = [*PREPROCESSING, "--calibrate"]
+    none = photos.with_name("none")
+    assert f"{none}: expected a folder of images" in refused(capsys, path, *flags, none)
+    (photos / "1.png").unlink()
+    error = refused(capsys, path, *flags, photos)
+    assert f"{photos}: expected at least two images that can be read, found 1" in error
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
@@ -284,6 +285,25 @@ def test_a_full_disk_is_said_once_loses_nothing_and_ends(
         keeper.tick()
         assert caplog.records[-1].levelname == "WARNING"
         assert store.snapshots()[0].frames == 7
+
+
+def test_a_snapshot_that_fails_at_the_end_is_not_said_to_be_tried_again(
+    make_adapter: Callable[..., Adapter], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter = make_adapter()
+    folder = tmp_path / "snapshots"
+    with SnapshotStore(folder) as store:
+        keeper = SnapshotKeeper(store, adapter, every_frames=2, every_s=1e9)
+        learn(adapter, 2)
+        keeper.tick()
+        shutil.rmtree(folder)
+        learn(adapter, 3)
+        keeper.tick()
+        assert caplog.records[-1].message.endswith("; it will be tried again")
+        learn(adapter, 1)
+        keeper.tick(end=True)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert caplog.records[-1].message.endswith("; the last 4 learned frames are in none")
 
 
 def test_a_disk_that_turns_read_only_stops_nothing(

@@ -6,6 +6,7 @@ from typing import Any
 
 from gain_core._optional import require
 from gain_core.errors import BackendUnavailableError
+from gain_runtime.cuda_memory import cuda_failures
 from gain_runtime.onnx_native import CPU_PROVIDER
 
 __all__ = ["DevicePeak"]
@@ -39,9 +40,16 @@ class DevicePeak:
                 self._why = f"cannot be read: {err}"
 
     def read(self) -> None:
-        """Read once, in some microseconds; for between two batches."""
+        """Read once, in some microseconds; for between two batches.
+
+        Raises
+        ------
+        EngineError
+            If the device fails, be it over an earlier batch.
+        """
         if self._cupy is not None:
-            free, total = self._cupy.cuda.runtime.memGetInfo()
+            with cuda_failures(self._cupy, "device memory"):
+                free, total = self._cupy.cuda.runtime.memGetInfo()
             self._peak = max(self._peak or 0, int(total - free))
 
     def to_dict(self) -> dict[str, Any]:

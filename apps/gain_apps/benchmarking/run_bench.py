@@ -21,13 +21,16 @@ from gain_apps.benchmarking.machine import Machine, tool_versions
 from gain_apps.benchmarking.rivals import compare_rivals, list_rivals
 from gain_apps.benchmarking.stages import StageTimes, frame_batches, measure_stages
 from gain_apps.system_files import peak_memory_bytes
+from gain_core._optional import require
 from gain_runtime.artifact import Artifact, load_artifact
 from gain_runtime.batch_preprocess import usable_cores
+from gain_runtime.cuda_memory import cuda_failures
 from gain_runtime.jsonl_sink import JsonlSink
 from gain_runtime.open_lane import open_adapting_session
 from gain_runtime.preprocess import preprocess_batch
+from gain_runtime.session import Session
 
-__all__ = ["SCHEMA", "run_benchmark"]
+__all__ = ["SCHEMA", "logits_on_host", "run_benchmark"]
 
 SCHEMA = 2
 COPY_ROUNDS = 50
@@ -116,7 +119,7 @@ def _measure(
 
         times = measure_stages(session, sink, config, on_batch=after_batch)
         pixel_values = _pixel_values(artifact, config)
-        logits = np.asarray(to_device(session.infer(pixel_values).logits, "cpu"))
+        logits = logits_on_host(session, pixel_values)
         return {
             "provider": session.provider,
             "adaptation": "host" if session.stream is None else "device",
@@ -153,6 +156,32 @@ def _pixel_values(artifact: Artifact, config: BenchConfig) -> npt.NDArray[np.flo
         artifact.manifest.preprocess,
         regions=[frame.region for frame in frames],
     )
+
+
+def logits_on_host(
+    session: Session, pixel_values: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """Run a batch and fetch its logits.
+
+    Parameters
+    ----------
+    session : Session
+    pixel_values : array, (B, 3, height_px, width_px) float32
+
+    Returns
+    -------
+    array, (B, K) float32
+
+    Raises
+    ------
+    EngineError
+        If the session fails, or its device while they are fetched.
+    """
+    logits: Any = session.infer(pixel_values).logits
+    if session.stream is None:
+        return np.asarray(logits)
+    with cuda_failures(require("cupy", extra="cuda12"), str(session.artifact.path)):
+        return np.asarray(to_device(logits, "cpu"))
 
 
 def _ratios(frozen: StageTimes, adapted: StageTimes) -> dict[str, float]:

@@ -194,7 +194,10 @@ PICTURES: dict[str, tuple[str, Callable[[Results, Any], bool]]] = {
     "accuracy": ("Accuracy over the stream", _over_time("accuracy", "accuracy, per cent")),
     "ece": ("Calibration error over the stream", _over_time("ece", "ECE, per cent")),
     "reliability": ("Reliability: accuracy against confidence, area = samples", _reliability),
-    "strength": ("How strongly GAIN intervened", _strength),
-    "gains": ("What GAIN expected of the full correction, and what it was worth", _gains),
+    "strength": ("How strongly GAIN would intervene before it learns from a batch", _strength),
+    "gains": (
+        "What GAIN expects of the full correction before it learns from a batch, and its worth",
+        _gains,
+    ),
     "efficiency": ("Accuracy against cost, area = calibration error", _efficiency),
 }

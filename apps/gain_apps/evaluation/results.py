@@ -180,7 +180,7 @@ def _method_record(
 
 
 def _gain_record(traces: Sequence[Trace]) -> dict[str, Any]:
-    """Strength and gain of a GAIN method over all runs."""
+    """Strength and gain of a GAIN method over all runs, before each batch is learned from."""
     parts = [trace.gain for trace in traces if trace.gain is not None]
     strength = np.concatenate([part.strength for part in parts])
     pairs = [correlations(trace) for trace in traces]

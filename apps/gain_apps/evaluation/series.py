@@ -38,6 +38,7 @@ def series_record(
         each with its first sample. `segments`: [first sample, domain index] of every visit,
         empty where they are too many to draw. `reliability`: counts, accuracy and confidence
         per bin. `strength`: counts per bin. `gain_pairs`: [expected, realised] of some samples.
+        Strength and gains are those before a batch is learned from, see `GainTrace`.
     """
     bins = calibration(trace.confidence, trace.correct, num_bins=num_bins)
     record: dict[str, Any] = {

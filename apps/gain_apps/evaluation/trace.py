@@ -31,7 +31,9 @@ Reals = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GainTrace:
-    """What GAIN's parts said about each sample, (T,) each.
+    """What GAIN's parts said about each sample, (T,) each, before its batch was learned from.
+
+    A tracked shift's revision, which is scored, is not in it; see `Diagnosis`.
 
     Attributes
     ----------

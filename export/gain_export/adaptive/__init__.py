@@ -8,9 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gain_export.adaptive.package import AdaptiveReport, adaptive_path, add_adaptation
+    from gain_export.adaptive.package import (
+        AdaptiveReport,
+        adaptive_path,
+        add_adaptation,
+        check_adaptable,
+        check_waiting,
+    )
 
-__all__ = ["AdaptiveReport", "adaptive_path", "add_adaptation"]
+__all__ = ["AdaptiveReport", "adaptive_path", "add_adaptation", "check_adaptable", "check_waiting"]
 
 
 def __getattr__(name: str) -> object:

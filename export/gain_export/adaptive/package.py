@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from gain_core import GainConfig, prepare_prototypes
+from gain_core import GainConfig
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.adaptive.expressions import Tape
 from gain_export.adaptive.head_graph import prepare_head
@@ -20,10 +20,16 @@ from gain_export.adaptive.step_graph import UPDATE, StepGraph, write_step
 from gain_export.graph import free_name, rename_value
 from gain_export.onnx_file import MAX_OPSET, MIN_OPSET, opset_of
 from gain_runtime.adaptive_artifact import ADAPTIVE_PREFIX, ADAPTIVE_SCHEMA_VERSION
-from gain_runtime.artifact import Artifact, load_artifact, read_model
+from gain_runtime.artifact import Artifact, artifact_prototypes, load_artifact, read_model
 from gain_runtime.atomic_file import write_atomically
 
-__all__ = ["MAX_WAITING", "AdaptiveReport", "adaptive_path", "add_adaptation"]
+__all__ = [
+    "AdaptiveReport",
+    "adaptive_path",
+    "add_adaptation",
+    "check_adaptable",
+    "check_waiting",
+]
 
 # Rows of waiting frames are part of the state; beyond this they outgrow what they save.
 MAX_WAITING = 1024
@@ -121,30 +127,12 @@ def add_adaptation(
     ConfigError
         If `update_every` or `warmup_frames` is out of its range.
     """
-    for name, frames in (("update_every", update_every), ("warmup_frames", warmup_frames)):
-        if not 1 <= frames <= MAX_WAITING:
-            raise ConfigError(
-                f"{name}: expected 1 to {MAX_WAITING} frames in an adaptive file, whose state "
-                f"holds what waits, got {frames}"
-            )
-    awaited = Awaited(update_every=update_every, warmup_frames=warmup_frames)
-    model, _ = read_model(Path(artifact_path))
-    if any(item.key.startswith(ADAPTIVE_PREFIX) for item in model.metadata_props):
-        raise ArtifactError(
-            f"{artifact_path}: expected an artifact, got one that is adaptive already; "
-            "name the artifact it was made from"
-        )
-    artifact = load_artifact(artifact_path)
-    opset = opset_of(model)
-    if not MIN_OPSET <= opset <= MAX_OPSET:
-        raise ArtifactError(
-            f"{artifact.path}: expected opset {MIN_OPSET} to {MAX_OPSET}, got {opset}; "
-            "export the model again"
-        )
+    awaited = _awaited(update_every, warmup_frames)
+    model, artifact = _read(artifact_path)
     if features_only:
         model = _without_network(model, artifact)
     else:
-        _make_room(model, artifact, config=config, awaited=awaited)
+        _make_room(model, _reserved(artifact, config=config, awaited=awaited))
     step = _write(model, artifact, config=config, awaited=awaited)
     _append(model, step)
     model.ir_version = min(model.ir_version, MAX_IR_VERSION)
@@ -168,7 +156,7 @@ def add_adaptation(
     return AdaptiveReport(
         path=path,
         size_bytes=len(data),
-        opset=opset,
+        opset=opset_of(model),
         ir_version=model.ir_version,
         num_nodes=len(step.nodes),
         state_bytes=sum(item.size_bytes for item in step.layout),
@@ -176,6 +164,79 @@ def add_adaptation(
         warmup_frames=warmup_frames,
         features_only=features_only,
     )
+
+
+def check_adaptable(
+    artifact_path: str | Path,
+    /,
+    *,
+    config: GainConfig,
+    update_every: int = 1,
+    warmup_frames: int = 1,
+    features_only: bool = False,
+) -> None:
+    """Refuse what `add_adaptation` would refuse of an artifact and its settings; writes nothing.
+
+    Parameters
+    ----------
+    artifact_path, config, update_every, warmup_frames, features_only
+        As of `add_adaptation`.
+
+    Raises
+    ------
+    ArtifactError, ConfigError
+        As `add_adaptation`.
+    """
+    awaited = _awaited(update_every, warmup_frames)
+    _, artifact = _read(artifact_path)
+    if not features_only:
+        _reserved(artifact, config=config, awaited=awaited)
+
+
+def check_waiting(name: str, frames: int, /) -> None:
+    """Refuse a wait that an adaptive file's state does not hold.
+
+    Parameters
+    ----------
+    name : str
+        The parameter or flag; begins the message.
+    frames : int
+
+    Raises
+    ------
+    ConfigError
+        If it is out of range.
+    """
+    if not 1 <= frames <= MAX_WAITING:
+        raise ConfigError(
+            f"{name}: expected 1 to {MAX_WAITING} frames, which wait in the file's state, "
+            f"got {frames}"
+        )
+
+
+def _awaited(update_every: int, warmup_frames: int) -> Awaited:
+    """The waits, if the state holds them."""
+    check_waiting("update_every", update_every)
+    check_waiting("warmup_frames", warmup_frames)
+    return Awaited(update_every=update_every, warmup_frames=warmup_frames)
+
+
+def _read(artifact_path: str | Path) -> tuple[onnx.ModelProto, Artifact]:
+    """The model to put the step behind, and what it says of itself."""
+    model, _ = read_model(Path(artifact_path))
+    if any(item.key.startswith(ADAPTIVE_PREFIX) for item in model.metadata_props):
+        raise ArtifactError(
+            f"{artifact_path}: expected an artifact, got one that is adaptive already; "
+            "name the artifact it was made from"
+        )
+    artifact = load_artifact(artifact_path)
+    opset = opset_of(model)
+    if not MIN_OPSET <= opset <= MAX_OPSET:
+        raise ArtifactError(
+            f"{artifact.path}: expected opset {MIN_OPSET} to {MAX_OPSET}, got {opset}; "
+            "export the model again"
+        )
+    return model, artifact
 
 
 def _write(
@@ -198,12 +259,7 @@ def _write(
         layout=manifest.head.layout,
         data_type=_head_weight(model, artifact).data_type,
         config=config,
-        constants=prepare_prototypes(
-            artifact.head_weight,
-            config,
-            bias=artifact.head_bias,
-            asymmetry=artifact.asymmetry,
-        ),
+        constants=artifact_prototypes(artifact, config),
     )
     return write_step(
         tape.value(features),
@@ -236,10 +292,8 @@ def _without_network(model: onnx.ModelProto, artifact: Artifact) -> onnx.ModelPr
     return bare
 
 
-def _make_room(
-    model: onnx.ModelProto, artifact: Artifact, *, config: GainConfig, awaited: Awaited
-) -> None:
-    """Rename those of the network's values whose names the step's inputs and outputs need."""
+def _reserved(artifact: Artifact, *, config: GainConfig, awaited: Awaited) -> set[str]:
+    """The names of the step's inputs and outputs, which the artifact's own must not have."""
     manifest = artifact.manifest
     layout = state_layout(
         num_classes=manifest.num_classes,
@@ -258,6 +312,11 @@ def _make_room(
             f"{artifact.path}: {', '.join(clash)}: an adaptive file's own inputs and outputs need "
             "these names; rename them in the original model and export it again"
         )
+    return reserved
+
+
+def _make_room(model: onnx.ModelProto, reserved: set[str]) -> None:
+    """Rename those of the network's values whose names the step's inputs and outputs need."""
     for name in sorted(reserved):
         if free_name(model, name) != name:
             rename_value(model, name, free_name(model, f"network/{name}"))

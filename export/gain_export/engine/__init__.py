@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING
 from gain_export.engine.options import EngineOptions
 
 if TYPE_CHECKING:
-    from gain_export.engine.build import EngineReport, build_engine, check_engine
+    from gain_export.engine.build import (
+        EngineReport,
+        build_engine,
+        check_engine,
+        check_engine_options,
+    )
 
-__all__ = ["EngineOptions", "EngineReport", "build_engine", "check_engine"]
+__all__ = [
+    "EngineOptions",
+    "EngineReport",
+    "build_engine",
+    "check_engine",
+    "check_engine_options",
+]
 
 
 def __getattr__(name: str) -> object:

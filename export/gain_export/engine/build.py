@@ -31,7 +31,7 @@ from gain_runtime.tensorrt_library import (
     load_library,
 )
 
-__all__ = ["EngineReport", "build_engine", "check_engine"]
+__all__ = ["EngineReport", "build_engine", "check_engine", "check_engine_options"]
 
 logger = logging.getLogger(__name__)
 
@@ -137,13 +137,14 @@ def build_engine(
             "plan": str(plan_file),
             "options": asdict(options),
         }
-        header = _run(request, onnx_path, on_step or (lambda step: None))
+        record = _run(request, str(onnx_path), on_step or (lambda step: None))
+        header = header_from_dict(record["header"], onnx_path)
         plan = plan_file.read_bytes()
         plan_file.unlink()
         candidate = Path(folder) / path.name
         write_engine(candidate, header, plan)
-        record = verify_engine(onnx_path, candidate, check, built_here=True)
-        header = replace(header, verification=record)
+        verified = verify_engine(onnx_path, candidate, check, built_here=True)
+        header = replace(header, verification=verified)
         write_engine(path, header, plan)
     return EngineReport(
         path=path,
@@ -152,6 +153,23 @@ def build_engine(
         built=True,
         seconds=time.perf_counter() - started,
     )
+
+
+def check_engine_options(options: EngineOptions, /) -> None:
+    """Refuse options that no engine can be built with here, before there is a network.
+
+    Parameters
+    ----------
+    options : EngineOptions
+
+    Raises
+    ------
+    BackendUnavailableError, ConfigError
+        As `build_engine`.
+    EngineError
+        If the library's process fails.
+    """
+    _run({"options": asdict(options)}, "engine", lambda step: None)
 
 
 def check_engine(onnx_path: str | Path, /, *, options: EngineOptions | None = None) -> EngineReport:
@@ -240,8 +258,8 @@ def _report(
     )
 
 
-def _run(request: dict[str, Any], onnx_path: Path, on_step: OnStep) -> EngineHeader:
-    """Let a process of its own build; returns the header of its plan."""
+def _run(request: dict[str, Any], what: str, on_step: OnStep) -> dict[str, Any]:
+    """Let a process of its own build or check; returns its last record."""
     with tempfile.TemporaryFile("w+") as stderr, _process(stderr) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -257,13 +275,13 @@ def _run(request: dict[str, Any], onnx_path: Path, on_step: OnStep) -> EngineHea
         status = process.wait()
         stderr.seek(0)
         said = stderr.read().split("\n")
-    if "header" in last and status == 0:
-        return header_from_dict(last["header"], onnx_path)
+    if status == 0 and ("header" in last or "checked" in last):
+        return last
     if "message" in last:
         kind = getattr(errors, last["error"], EngineError)
         assert issubclass(kind, GainError)
         raise kind(last["message"])
-    raise EngineError(f"{onnx_path}: {_cause(status, [line for line in said if line.strip()])}")
+    raise EngineError(f"{what}: {_cause(status, [line for line in said if line.strip()])}")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gain_core.errors import GainError
-from gain_export.engine.compile import compile_plan
+from gain_export.engine.compile import check_options, compile_plan
 from gain_export.engine.options import EngineOptions
 
 __all__ = ["main", "say"]
@@ -35,16 +35,19 @@ def say(stream: TextIO, record: dict[str, Any], /) -> None:
 
 
 def main() -> int:
-    """Build what standard input asks for.
+    """Build what standard input asks for; without a file, only check the options.
 
     Returns
     -------
     int
-        0 built, and the last line holds the header; 1 refused, and it holds the error.
+        0 built or checked, and the last line holds the header or says so; 1 refused, and it holds
+        the error.
     """
     request = json.load(sys.stdin)
     options = request["options"]
-    options["compute_capabilities"] = tuple(options["compute_capabilities"])
+    options = EngineOptions(
+        **options | {"compute_capabilities": tuple(options["compute_capabilities"])}
+    )
     last_ns = 0
 
     def on_phase(name: str, step: int, num_steps: int) -> None:
@@ -55,10 +58,14 @@ def main() -> int:
             say(sys.stdout, {"phase": name, "step": step, "of": num_steps})
 
     try:
+        if "onnx" not in request:
+            check_options(options)
+            say(sys.stdout, {"checked": True})
+            return 0
         header, plan = compile_plan(
             Path(request["onnx"]),
             request["sha256"],
-            EngineOptions(**options),
+            options,
             precision=request["precision"],
             on_phase=on_phase,
         )

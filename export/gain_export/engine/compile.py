@@ -28,7 +28,7 @@ from gain_runtime.tensorrt_library import (
     make_log,
 )
 
-__all__ = ["OnPhase", "compile_plan", "set_compatibility", "set_target"]
+__all__ = ["OnPhase", "check_options", "compile_plan", "set_compatibility", "set_target"]
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,25 @@ def compile_plan(
         log_tail=tuple(log.tail),
     )
     return header, plan
+
+
+def check_options(options: EngineOptions, /) -> None:
+    """Refuse what `compile_plan` would refuse of the options, whatever the network.
+
+    Parameters
+    ----------
+    options : EngineOptions
+
+    Raises
+    ------
+    BackendUnavailableError, ConfigError
+        As `compile_plan`.
+    """
+    library = load_library(options.library or installed_library())
+    builder = create(library.Builder, make_log(library))
+    config = builder.create_builder_config()
+    set_target(library, config, options, gpu=current_gpu())
+    set_compatibility(library, config, options)
 
 
 def _parse(library: Any, builder: Any, onnx_path: Path, log: Any) -> Any:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from gain_export.precision.bars import BARS, PRECISIONS, Bar, Precision
-from gain_export.precision.convert import PrecisionReport, convert_precision, precision_path
+from gain_export.precision.convert import (
+    PrecisionReport,
+    check_float32,
+    convert_precision,
+    precision_path,
+)
 from gain_export.precision.existing import existing_precision, float32_artifact
 
 __all__ = [
@@ -12,6 +17,7 @@ __all__ = [
     "Bar",
     "Precision",
     "PrecisionReport",
+    "check_float32",
     "convert_precision",
     "existing_precision",
     "float32_artifact",

@@ -27,7 +27,7 @@ from gain_runtime.artifact import Artifact, load_artifact, read_model, write_met
 from gain_runtime.atomic_file import write_atomically
 from gain_runtime.preprocess import preprocess_batch
 
-__all__ = ["MARK", "PrecisionReport", "convert_precision", "precision_path"]
+__all__ = ["MARK", "PrecisionReport", "check_float32", "convert_precision", "precision_path"]
 
 _LOW_TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 # The key of a manifest's verification that says what its network was lowered to.
@@ -146,9 +146,7 @@ def convert_precision(
     """
     source = Path(artifact_path)
     output = _checked_output(source, precision, calibration_images, force=force)
-    reference = load_artifact(source)
-    model, _ = read_model(source)
-    _refuse_converted(model, reference)
+    model, reference = _read_float32(source)
     folder = verify_images or calibration_images
     images = choose_images(None if folder is None else Path(folder))
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".gain-export-") as scratch:
@@ -207,8 +205,25 @@ def _checked_output(
     return output
 
 
-def _refuse_converted(model: onnx.ModelProto, artifact: Artifact) -> None:
+def check_float32(artifact_path: str | Path, /) -> None:
+    """Refuse what `convert_precision` would refuse of an artifact at sight; writes nothing.
+
+    Parameters
+    ----------
+    artifact_path : str or Path
+
+    Raises
+    ------
+    ArtifactError
+        If it is missing or damaged, in lower precision or adaptive already.
+    """
+    _read_float32(Path(artifact_path))
+
+
+def _read_float32(path: Path) -> tuple[onnx.ModelProto, Artifact]:
     """Rounding twice, or rounding GAIN's own arithmetic, is never what is meant."""
+    artifact = load_artifact(path)
+    model, _ = read_model(path)
     done = artifact.manifest.verification.get(MARK)
     if done is not None:
         raise ArtifactError(
@@ -220,6 +235,7 @@ def _refuse_converted(model: onnx.ModelProto, artifact: Artifact) -> None:
             f"{artifact.path}: expected an artifact, got an adaptive file; name the artifact it "
             "was made from, and make that adaptive afterwards"
         )
+    return model, artifact
 
 
 def _check_overflow(

@@ -148,7 +148,7 @@ class AblatedGain:
         self._state = init_state(self._prototypes, self._config)
 
     def diagnose(self, batch: Batch, /) -> Diagnosis:
-        """Strength, expected gain and evidence of a batch against the state as it is."""
+        """Strength, expected gain and evidence of a batch against the state as it is, unrevised."""
         step = self._step(batch, self._state)
         return Diagnosis(
             strength=np.asarray(step.prediction.strength),

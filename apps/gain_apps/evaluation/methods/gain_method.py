@@ -65,7 +65,7 @@ class GainMethod:
         self._gain.reset()
 
     def diagnose(self, batch: Batch, /) -> Diagnosis:
-        """Strength, expected gain and evidence of a batch against the state as it is."""
+        """Strength, expected gain and evidence of a batch against the state as it is, unrevised."""
         prediction = self._gain.predict(batch.features, batch.logits)
         source = np.asarray(prediction.source_log_probs)
         evidence = np.zeros_like(source)

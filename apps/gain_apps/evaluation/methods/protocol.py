@@ -87,12 +87,15 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Diagnosis:
-    """What GAIN's parts say about a batch.
+    """What GAIN's parts say about a batch before it is learned from.
+
+    Of a tracked shift this is the prediction before `revise`: where frames are independent the
+    one that is scored has been revised, and strength, gain and evidence of that are others.
 
     Attributes
     ----------
     strength, gain : array, (B,)
-        The strength used, and the expected gain in nats.
+        The strength, and the expected gain in nats.
     evidence : array, (B, K)
         log(proposal / source): at the true class it is the realised gain.
     """
@@ -129,6 +132,6 @@ class OnPixels(Protocol):
 
 @runtime_checkable
 class Diagnosing(Protocol):
-    """A method that can say what it is about to do, without changing its state."""
+    """A method that can say what its state makes of a batch, without changing it."""
 
     def diagnose(self, batch: Batch, /) -> Diagnosis: ...
