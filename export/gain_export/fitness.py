@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +19,34 @@ from gain_runtime.fitness import Fitness
 from gain_runtime.onnx_session import OnnxSession
 from gain_runtime.preprocess import preprocess_batch
 
-__all__ = ["add_fitness", "advice", "measure_fitness"]
+__all__ = ["add_fitness", "advice", "check_clean_images", "measure_fitness"]
 
 Doubles = npt.NDArray[np.float64]
 
 # Diagonal LDA is compared with the head where this many images stand behind a class, half of them
 # to learn from, and where the classes that have them are at least this share of those predicted.
 LDA_IMAGES, LDA_SHARE = 6, 0.5
-# Agreement of diagonal LDA with the head from which its class statistics describe the head well.
+# Agreement of diagonal LDA with the head from which correcting by class can be expected to help,
+# and below which it cannot.
 LDA_GOOD, LDA_POOR = 0.95, 0.8
+# A scatter needs two.
+_FEWEST_IMAGES = 2
+
+
+def check_clean_images(folder: Path, /) -> None:
+    """Refuse a folder that `add_fitness` could not measure on, before any work.
+
+    Parameters
+    ----------
+    folder : Path
+
+    Raises
+    ------
+    ArtifactError
+        If there is no such folder, or fewer than two images in it can be read.
+    """
+    images = iterate_photographs(folder, most=MAX_IMAGES)
+    _require_enough(folder, sum(1 for _ in islice(images, _FEWEST_IMAGES)))
 
 
 def add_fitness(path: Path, folder: Path, /) -> Fitness:
@@ -59,11 +79,7 @@ def add_fitness(path: Path, folder: Path, /) -> Fitness:
             found = session.infer(preprocess_batch([image], artifact.manifest.preprocess))
             features.append(np.asarray(found.features))
             logits.append(np.asarray(found.logits))
-    if len(features) < 2:
-        raise ArtifactError(
-            f"{folder}: expected at least two images that can be read, found {len(features)}; "
-            "give a folder of clean images of the classes the network knows"
-        )
+    _require_enough(folder, len(features))
     fitness = measure_fitness(
         np.concatenate(features), np.concatenate(logits), artifact.head_weight
     )
@@ -76,6 +92,15 @@ def add_fitness(path: Path, folder: Path, /) -> Fitness:
             raise
         raise ArtifactError(f"{path}: cannot be written ({err.strerror or err})") from err
     return fitness
+
+
+def _require_enough(folder: Path, found: int) -> None:
+    """Refuse a folder in which too few images can be read."""
+    if found < _FEWEST_IMAGES:
+        raise ArtifactError(
+            f"{folder}: expected at least two images that can be read, found {found}; "
+            "give a folder of clean images of the classes the network knows"
+        )
 
 
 def measure_fitness(
@@ -162,7 +187,7 @@ def advice(fitness: Fitness, /) -> list[str]:
     list of str
     """
     num_classes = fitness.num_classes
-    lines = [_on_asymmetry(fitness)]
+    lines = [_on_preset(fitness), _on_asymmetry(fitness)]
     if fitness.common_share > 0.5:
         lines.append(
             f"{100 * fitness.common_share:.0f} % of the features' square is common to all images: "
@@ -175,6 +200,22 @@ def advice(fitness: Fitness, /) -> list[str]:
             f"{num_classes}: give a set in which all classes are about alike"
         )
     return lines
+
+
+def _on_preset(fitness: Fitness) -> str:
+    """Which preset fits, and how far it goes with what was measured.
+
+    It is the default on every network: on none of the test beds is another one better on streams
+    of many classes and as safe on streams of one (`docs/adaptation.md`).
+    """
+    fits = "the preset tracked, the default, fits"
+    if fitness.num_classes < 3:
+        return f"{fits}; a stream of one class is told by what is predicted alone"
+    if fitness.asymmetry is None:
+        return f"{fits}, at its most careful, for want of asymmetries measured on these images"
+    if fitness.single_images == 0:
+        return f"{fits}, with the asymmetry of frames of many classes as measured on these images"
+    return f"{fits}, with the asymmetries measured on these images, which adapting now uses"
 
 
 def _on_asymmetry(fitness: Fitness) -> str:
@@ -211,15 +252,17 @@ def _on_asymmetry(fitness: Fitness) -> str:
 
 
 def _on_lda(agreement: float | None, num_classes: int) -> str:
-    """Whether class-conditional statistics describe the head."""
+    """Whether class-conditional correction can be expected to help."""
     if agreement is None:
         return (
-            f"too few images a class to say whether class statistics fit; {LDA_IMAGES} of each of "
-            f"the {num_classes} classes would do"
+            "too few images a class to say whether class-conditional correction can be expected to "
+            f"help; {LDA_IMAGES} of each of the {num_classes} classes would do"
         )
     words = f"diagonal LDA agrees with the head on {100 * agreement:.0f} %"
-    if agreement >= LDA_GOOD:
-        return f"{words}: class-conditional statistics describe this head well"
-    if agreement >= LDA_POOR:
-        return f"{words}: class-conditional statistics can help a little at best"
-    return f"{words}: class-conditional correction cannot be expected to help"
+    if agreement < LDA_POOR:
+        return f"{words}: class-conditional correction cannot be expected to help"
+    extent = "can be expected to help" if agreement >= LDA_GOOD else "can help a little"
+    return (
+        f"{words}: class-conditional correction (the preset balanced) {extent} on streams of many "
+        "classes, and does harm on those of one"
+    )

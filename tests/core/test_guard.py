@@ -115,6 +115,19 @@ def test_a_runaway_stream_trips_it_and_the_source_answers_for_256_frames():
     assert gain.state.guard.trips == 1
 
 
+@pytest.mark.parametrize("batch_size", [1, 40])
+def test_it_judges_every_frame_that_waited(batch_size):
+    """Long waits are folded into sums more than once before they are learned from."""
+    z, logits = (array[:, 0] for array in run_of_one_class(200))
+    once, piecewise = Gain(PROTOTYPES), Gain(PROTOTYPES, update_every=200)
+    once.step(z, logits)
+    for start in range(0, 200, batch_size):
+        rows = slice(start, start + batch_size)
+        piecewise.step(z[rows], logits[rows])
+    assert values(piecewise.state.guard) == pytest.approx(values(once.state.guard), rel=1e-12)
+    assert piecewise.state.guard.count == 200.0
+
+
 def test_without_a_guard_the_runaway_stream_is_followed():
     gain = Gain(PROTOTYPES, replace(RUNAWAY, guard=False))
     for z, logits in zip(*run_of_one_class(500), strict=True):

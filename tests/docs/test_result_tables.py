@@ -14,6 +14,7 @@ BENCHMARKS = ROOT / "benchmarks"
 ABLATION = ("roadsigns_ablation.py", "--json", BENCHMARKS / "results" / "roadsigns_ablation.json")
 PHOTOS = ("photos.py",)
 HARD = ("hard_streams.py", "--json", BENCHMARKS / "results" / "hard_streams.json")
+EVALUATOR = ("evaluator.py", "--json", BENCHMARKS / "results" / "evaluator.json")
 PAIRS = ("adaptation.py", "--json", BENCHMARKS / "results" / "adaptation.json")
 MARKED = "before\n\n<!-- spread -->\nold\n<!-- /spread -->\n\nafter\n"
 
@@ -35,6 +36,7 @@ def run(script: str, *args: object) -> subprocess.CompletedProcess[str]:
         (PHOTOS, "adaptation.md"),
         (PAIRS, "adaptation.md"),
         (HARD, "adaptation.md"),
+        (EVALUATOR, "adaptation.md"),
     ],
 )
 def test_the_page_shows_the_committed_result(command, name, tmp_path):

@@ -13,12 +13,16 @@ import onnx
 import pytest
 from numpy.testing import assert_allclose
 
+from gain_core import GainConfig
+from gain_core.config import PRESETS
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export import export_onnx
 from gain_export.asymmetry import measure_asymmetry
 from gain_export.fitness import add_fitness, advice, measure_fitness
 from gain_runtime.artifact import load_artifact
 from gain_runtime.fitness import Fitness
+
+DEFAULT_PRESET = next(name for name, config in PRESETS.items() if config == GainConfig())
 
 
 def world(*, num_images=4000, common=0.0, seed=3):
@@ -73,6 +77,110 @@ def test_common_component_is_seen_and_said():
     assert found.common_share > 0.9
     assert any("common to all images" in line for line in advice(found))
     assert measure_fitness(*world()).common_share < 0.2
+
+
+@pytest.mark.parametrize(
+    ("common", "said"), [(0.49, False), (0.51, True)], ids=["half or less", "more"]
+)
+def test_the_common_component_is_said_from_a_half_on(common, said):
+    found = replace(measure_fitness(*world(num_images=64)), common_share=common)
+    assert any("51 % of the features' square" in line for line in advice(found)) == said
+
+
+def test_the_common_share_is_one_of_squares():
+    """|mean|^2 = 12 * 2^2 beside a noise of 12: four fifths."""
+    rng = np.random.default_rng(7)
+    features = (2.0 + rng.normal(size=(20_000, 12))).astype(np.float32)
+    _, _, weight = world(num_images=8)
+    found = measure_fitness(features, features @ weight.T, weight)
+    assert_allclose(found.common_share, 0.8, atol=0.01)
+
+
+def test_lda_is_asked_of_images_it_has_not_learned_from():
+    """Features of noise, under a head that follows them in no way: held-out images are a guess."""
+    rng = np.random.default_rng(5)
+    features = rng.normal(size=(160, 200)).astype(np.float32)
+    chosen = np.arange(160) % 8
+    logits = np.eye(8, dtype=np.float32)[chosen]
+    found = measure_fitness(features, logits, rng.normal(size=(8, 200)).astype(np.float32))
+    assert found.lda_agreement < 0.3
+
+
+def test_lda_scales_every_dimension_by_its_own_variance():
+    """Nothing but noise in the wide dimensions; the classes lie in the narrow ones."""
+    rng = np.random.default_rng(6)
+    chosen = np.arange(800) % 8
+    centers = np.concatenate([np.eye(8), np.zeros((8, 40))], axis=1)
+    noise = rng.normal(size=(800, 48)) * np.repeat([0.1, 3.0], [8, 40])
+    features = (centers[chosen] + noise).astype(np.float32)
+    found = measure_fitness(
+        features, np.eye(8, dtype=np.float32)[chosen], centers.astype(np.float32)
+    )
+    assert found.lda_agreement > 0.98
+
+
+@pytest.mark.parametrize(
+    ("per_class", "known", "measured"),
+    [
+        pytest.param(6, 4, True, id="six each"),
+        pytest.param(5, 4, False, id="five each"),
+        pytest.param(12, 1, False, id="one class"),
+    ],
+)
+def test_lda_wants_six_images_of_a_class_and_two_classes(per_class, known, measured):
+    features, logits, weight = world()
+    chosen = np.argmax(logits, axis=1)
+    rows = np.concatenate([np.flatnonzero(chosen == k)[:per_class] for k in range(known)])
+    found = measure_fitness(features[rows], logits[rows], weight)
+    assert (found.lda_agreement is not None) == measured
+
+
+def test_lda_wants_half_of_the_classes_that_were_predicted():
+    features, logits, weight = world()
+    chosen = np.argmax(logits, axis=1)
+    counts = (8, 8, 8, 1, 1, 1, 1, 1)
+    rows = np.concatenate([np.flatnonzero(chosen == k)[:n] for k, n in enumerate(counts)])
+    assert measure_fitness(features[rows], logits[rows], weight).lda_agreement is None
+    assert measure_fitness(features[rows[:27]], logits[rows[:27]], weight).lda_agreement is not None
+
+
+@pytest.mark.parametrize(
+    ("agreement", "words"),
+    [
+        (0.95, "(the preset balanced) can be expected to help on streams of many classes"),
+        (0.949, "(the preset balanced) can help a little on streams of many classes"),
+        (0.8, "(the preset balanced) can help a little on streams of many classes"),
+        (0.799, "class-conditional correction cannot be expected to help"),
+        (None, "too few images a class to say whether class-conditional correction can be"),
+    ],
+)
+def test_what_correcting_by_class_can_be_expected_to_do_is_said(agreement, words):
+    found = replace(measure_fitness(*world(num_images=64)), lda_agreement=agreement)
+    assert sum(words in line for line in advice(found)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "which adapting now uses"),
+        ({"single_images": 0}, "with the asymmetry of frames of many classes as measured"),
+        ({"single_asymmetry": None, "mixed_asymmetry": None}, "at its most careful"),
+        ({"num_classes": 2}, "told by what is predicted alone"),
+    ],
+)
+def test_the_first_line_says_which_preset_fits(changes, words):
+    first = advice(replace(measure_fitness(*world()), **changes))[0]
+    assert first.startswith(f"the preset {DEFAULT_PRESET}, the default, fits")
+    assert words in first
+
+
+def test_images_of_a_few_of_the_classes_are_said():
+    features, logits, weight = world()
+    few = np.argmax(logits, axis=1) == 3
+    few[:40] = True
+    found = measure_fitness(features[few], logits[few], weight)
+    assert any(line.startswith("the images are of 1 classes in effect") for line in advice(found))
+    assert not any("classes in effect" in line for line in advice(measure_fitness(*world())))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -184,6 +292,11 @@ def test_the_report_lies_in_the_artifact_and_adapters_use_it(artifact_path, clea
     assert after.sha256 != before.sha256
     assert after.asymmetry == found.asymmetry
     assert after.manifest.labels == before.manifest.labels
+
+
+def test_no_more_images_are_run_than_the_most(artifact_path, clean_images, monkeypatch):
+    monkeypatch.setattr("gain_export.fitness.MAX_IMAGES", 7)
+    assert 1 < add_fitness(artifact_path, clean_images).num_images <= 7
 
 
 def test_too_few_images_leave_the_artifact_as_it_was(artifact_path, tmp_path):
