@@ -42,6 +42,7 @@ DEFAULT_ABLATIONS = {
         "match_scale=false:mixture_test=false",
     ),
     "independent frames": ("independence_test=false",),
+    "shares of the classes": ("class_prior=false",),
     "guard": ("guard=false",),
     "measured on clean images": ("measured=true",),
     "weights of the scale": ("reliability=false",),

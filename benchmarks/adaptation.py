@@ -33,6 +33,7 @@ STREAMS = {
     "shuffled": ("--order", "shuffled"),
     "runs of one class": ("--order", "runs"),
     "sorted by class": ("--order", "sorted"),
+    "long-tailed": ("--order", "long-tailed"),
     "one class only": ("--order", "one-class"),
     "recurring domains": ("--stream", "recurring", "--visits", "3"),
     "CDC": ("--stream", "cdc"),
@@ -41,7 +42,7 @@ STREAMS = {
     "single frames": ("--batch-size", "1", "--domains", "gaussian_noise,fog,brightness"),
 }
 # One image of each class: an order by class is one more shuffle, and severities need images.
-NEED_REPEATS = ("runs of one class", "sorted by class", "one class only")
+NEED_REPEATS = ("runs of one class", "sorted by class", "long-tailed", "one class only")
 NEED_IMAGES = ("severity ramp",)
 SINGLE_METHODS = "tracked,tracked:measured=true,tracked:update_every=16,neo-continual"
 RECORDED_METHODS = "tracked,tracked:measured=true,balanced,paper-l2,neo,neo-continual,recentre"

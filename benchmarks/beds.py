@@ -25,8 +25,8 @@ K36_DOMAINS = (
 PRESETS = "tracked,balanced,paper,paper-l2"
 # The default with one part taken out or changed at a time.
 VARIANTS = (
-    "tracked:measured=true,tracked:independence_test=false,tracked:mixture_test=false,tracked:match_scale=false,"
-    "tracked:match_scale=false:mixture_test=false,tracked:label_draws=0,tracked:shrinkage=0,tracked:shrinkage=2,"
+    "tracked:measured=true,tracked:independence_test=false,tracked:class_prior=false,tracked:mixture_test=false,"
+    "tracked:match_scale=false,tracked:match_scale=false:mixture_test=false,tracked:label_draws=0,tracked:shrinkage=0,tracked:shrinkage=2,"
     "tracked:half_life=256,tracked:half_life=4096,tracked:guard=false,tracked:rule=full"
 )
 BASELINES = "neo,neo-continual,neo-continual:rate=0.3,foa-shift,t3a,lame,recentre"
@@ -39,6 +39,7 @@ RUNS = {
     "vit_k36, shuffled": [*K36, "--order", "shuffled"],
     "vit_k36, runs of one class": [*K36, "--order", "runs"],
     "vit_k36, sorted by class": [*K36, "--order", "sorted"],
+    "vit_k36, long-tailed": [*K36, "--order", "long-tailed"],
     "vit_k36, one class only": [*K36, "--order", "one-class"],
     # A thousand classes make the diagnosis of every step cost more than the step.
     "efficientnet_photos_k1000, shuffled": [

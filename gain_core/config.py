@@ -45,6 +45,9 @@ class GainConfig:
     match_scale : bool
         Bring the deviations of the classes' logits to the ratios they have on the source's domain
         ("shift").
+    class_prior : bool
+        Expect the shares that the classes have had of the frames to come, as far as frames are
+        independent ("shift"); needs `independence_test`.
     guard : bool
         Watch the agreement with the source and return to it where that breaks down ("shift").
     prior_strength : float
@@ -89,6 +92,7 @@ class GainConfig:
     mixture_test: bool = True
     independence_test: bool = True
     match_scale: bool = True
+    class_prior: bool = True
     guard: bool = True
     prior_strength: float = 300.0
     prior_samples: float = 0.0
@@ -116,6 +120,7 @@ class GainConfig:
             ("mixture_test", "true or false", isinstance(self.mixture_test, bool)),
             ("independence_test", "true or false", isinstance(self.independence_test, bool)),
             ("match_scale", "true or false", isinstance(self.match_scale, bool)),
+            ("class_prior", "true or false", isinstance(self.class_prior, bool)),
             ("guard", "true or false", isinstance(self.guard, bool)),
             ("prior_strength", "a finite number > 0", 0.0 < self.prior_strength < math.inf),
             ("prior_samples", "a finite number >= 0", 0.0 <= self.prior_samples < math.inf),

@@ -9,7 +9,8 @@ over five memories, each a third as long as the next, are combined from the long
 a shorter memory moves the estimate only as far as its difference exceeds its own noise, so the
 estimate is steady in calm and fast after a jump. The shortest are asked only where a frame says
 nothing of the next one. The deviations of the classes' logits, which a domain changes as well, are
-brought back to their ratios in the same way.
+brought back to their ratios in the same way. There the shares of the classes so far are expected of
+the next frames too, see `class_prior`.
 `docs/method.md` has the derivation.
 """
 
@@ -23,6 +24,7 @@ from array_api_compat import array_namespace, device
 from gain_core._checks import scalar
 from gain_core._logspace import log_softmax
 from gain_core._typing import Array, Namespace
+from gain_core.class_prior import log_class_prior
 from gain_core.config import GainConfig
 from gain_core.prototypes import Prototypes
 from gain_core.statistics import Evidence
@@ -39,12 +41,14 @@ __all__ = [
     "combine_sums",
     "empty_sums",
     "estimate_shift",
+    "expects_classes",
     "forget_and_add",
     "may_be_independent",
     "no_frame",
     "no_shift",
     "shift_posteriors",
     "tests_mixtures",
+    "unprejudiced",
 ]
 
 NUM_WINDOWS = 5
@@ -70,6 +74,11 @@ LEAST_POWER = 0.5
 # ratios of the deviations, which a mistake does more harm to.
 SHIFT_RAMP = (0.12, 0.22)
 SCALE_RAMP = (0.25, 0.45)
+# The same for the classes to be counted: it takes a shortest memory that shows many.
+SHARE_RAMP = (0.4, 0.6)
+# The classes' shares are remembered so many times longer than the longest of the other memories:
+# domains, which have each its own mistakes, come and go faster than what a place shows.
+SHARE_MEMORY = 4.0
 # Half the squared step from frame to frame, as a share of the longest memory's variance: where
 # frames begin to count as independent, and where they are. Domains are in that variance as well.
 STEP_RAMP = (0.65, 0.8)
@@ -102,11 +111,17 @@ class ShiftSums:
     window_powers : array, (J, K)
         Sum of x^2.
     window_mass : array, (J, K)
-        Sum of p*.
+        Sum of q_0, the proposal without the prior on the classes, see `unprejudiced`; of p* where
+        there never is a prior.
     window_lean, window_range : array, (J,)
         Sums of max y + min y and of max y - min y over classes, y being x less the mean of memory
         `REFERENCE_WINDOW` as it was when the frame came; a first batch has none. Their quotient is
         the asymmetry.
+    share_mass : array, (K,)
+        Sum of w q_0, with a half-life of `SHARE_MEMORY` times the longest memory's; w is how surely
+        the shortest memory showed a mixture before the batch, by `SHARE_RAMP`.
+    share_count : array, ()
+        Sum of w.
     step_power, step_count : array, ()
         Sums of |x - x'|^2 / 2 and of 1 over frames that follow one another, x' being the frame
         before; forgotten as the longest memory.
@@ -120,6 +135,8 @@ class ShiftSums:
     window_mass: Array
     window_lean: Array
     window_range: Array
+    share_mass: Array
+    share_count: Array
     step_power: Array
     step_count: Array
     scale_numerator: Array
@@ -152,8 +169,10 @@ class Shift:
         beta, the shift of the mean logits, to be subtracted from the source's.
     stretch : array, (K,)
         What the centred logits are multiplied by after that; ones where nothing is to be matched.
+    log_prior : array, (K,)
+        Logarithm of the prior on the classes, to be added after that.
     variance : array, ()
-        Posterior variance of one entry of it.
+        Posterior variance of one entry of the shift.
     trust : array, ()
         How much of the observed shift survived the shrinkage, in [0, 1].
     independence : array, ()
@@ -162,6 +181,7 @@ class Shift:
 
     vector: Array
     stretch: Array
+    log_prior: Array
     variance: Array
     trust: Array
     independence: Array
@@ -181,6 +201,8 @@ def empty_sums(num_classes: int, *, like: Array) -> ShiftSums:
         window_mass=zeros(NUM_WINDOWS, num_classes),
         window_lean=zeros(NUM_WINDOWS),
         window_range=zeros(NUM_WINDOWS),
+        share_mass=zeros(num_classes),
+        share_count=zeros(),
         step_power=zeros(),
         step_count=zeros(),
         scale_numerator=zeros(),
@@ -201,7 +223,12 @@ def no_shift(num_classes: int, *, like: Array) -> Shift:
     zero = scalar(0.0, like=like, xp=xp)
     vector = xp.zeros((num_classes,), dtype=like.dtype, device=device(like))
     return Shift(
-        vector=vector, stretch=xp.ones_like(vector), variance=zero, trust=zero, independence=zero
+        vector=vector,
+        stretch=xp.ones_like(vector),
+        log_prior=vector,
+        variance=zero,
+        trust=zero,
+        independence=zero,
     )
 
 
@@ -231,17 +258,35 @@ def shift_posteriors(source_log_probs: Array, shift: Shift, /) -> tuple[Array, A
     Returns
     -------
     log_proposal, log_evaluator : array, (B, K)
-        Normalised. The proposal is the source with the shift taken out of its centred logits and
-        their deviations matched. The evaluator is the posterior predictive: the same averaged
-        over a shift whose entries have the variance v, so that a difference of two logits has
-        2 v, by the probit approximation 1 / sqrt(1 + pi 2 v / 8) of a softmax under Gaussian
-        logits.
+        Normalised. The proposal is the source with the shift taken out of its centred logits,
+        their deviations matched and the prior put in. The evaluator is the posterior predictive:
+        the same averaged over a shift whose entries have the variance v, so that a difference of
+        two logits has 2 v, by the probit approximation 1 / sqrt(1 + pi 2 v / 8) of a softmax
+        under Gaussian logits. It has the prior a second time: what takes a frame away from the
+        classes that come here has to be worth it.
     """
     xp = array_namespace(source_log_probs)
     logits = centered(source_log_probs, xp=xp) - shift.vector
-    log_proposal = log_softmax(logits * shift.stretch, xp=xp)
+    log_proposal = log_softmax(logits * shift.stretch + shift.log_prior, xp=xp)
     spread = xp.sqrt(1.0 + (math.pi / 4.0) * shift.variance)
-    return log_proposal, log_softmax(log_proposal / spread, xp=xp)
+    return log_proposal, log_softmax(log_proposal / spread + shift.log_prior, xp=xp)
+
+
+def unprejudiced(source_log_probs: Array, shift: Shift, /, *, adapts: Array) -> Array:
+    """q_0 (B, K), the proposal without the prior on the classes, which would confirm itself.
+
+    Parameters
+    ----------
+    source_log_probs : array, (B, K)
+        log s.
+    shift : Shift
+    adapts : array, () bool
+        Whether anything is proposed; else this is s.
+    """
+    xp = array_namespace(source_log_probs)
+    logits = centered(source_log_probs, xp=xp) - shift.vector
+    log_probs = log_softmax(logits * shift.stretch, xp=xp)
+    return xp.exp(xp.where(adapts, log_probs, source_log_probs))
 
 
 def accumulate_shift(
@@ -252,6 +297,7 @@ def accumulate_shift(
     *,
     last: LastFrame,
     prototypes: Prototypes,
+    config: GainConfig,
 ) -> tuple[ShiftSums, LastFrame]:
     """What a batch adds.
 
@@ -265,6 +311,7 @@ def accumulate_shift(
     last : LastFrame
         Of the batch before, which may still wait to be learned from.
     prototypes : Prototypes
+    config : GainConfig
 
     Returns
     -------
@@ -288,6 +335,7 @@ def accumulate_shift(
     about = logits - sums.window_logits[REFERENCE_WINDOW, :] / xp.maximum(count, tiny)
     known = xp.where(count > 0, evidence.accepted, xp.zeros_like(own))
     highest, lowest = xp.max(about, axis=1), xp.min(about, axis=1)
+    counted = _counted(sums, prototypes=prototypes, config=config)
     added = ShiftSums(
         window_count=xp.sum(evidence.accepted, keepdims=True),
         window_logits=xp.sum(logits, axis=0, keepdims=True),
@@ -295,6 +343,8 @@ def accumulate_shift(
         window_mass=xp.sum(evidence.probs, axis=0, keepdims=True),
         window_lean=xp.sum((highest + lowest) * known, keepdims=True),
         window_range=xp.sum((highest - lowest) * known, keepdims=True),
+        share_mass=counted * xp.sum(evidence.probs, axis=0),
+        share_count=counted * xp.sum(evidence.accepted),
         step_power=0.5 * xp.sum(xp.sum(steps * steps, axis=1) * pairs),
         step_count=xp.sum(pairs),
         scale_numerator=xp.sum(weighted * own),
@@ -333,6 +383,7 @@ def forget_and_add(old: ShiftSums, added: ShiftSums, /, *, config: GainConfig) -
     rate = xp.asarray(rates, dtype=like.dtype, device=device(like))
     decay = xp.exp(rate * count)
     scale_decay = xp.exp(count * (-math.log(2.0) / config.scale_half_life))
+    share_decay = xp.exp(count * (-math.log(2.0) / (SHARE_MEMORY * config.half_life)))
     return ShiftSums(
         window_count=old.window_count * decay + added.window_count,
         window_logits=old.window_logits * decay[:, None] + added.window_logits,
@@ -340,6 +391,8 @@ def forget_and_add(old: ShiftSums, added: ShiftSums, /, *, config: GainConfig) -
         window_mass=old.window_mass * decay[:, None] + added.window_mass,
         window_lean=old.window_lean * decay + added.window_lean,
         window_range=old.window_range * decay + added.window_range,
+        share_mass=old.share_mass * share_decay + added.share_mass,
+        share_count=old.share_count * share_decay + added.share_count,
         step_power=old.step_power * decay[-1] + added.step_power,
         step_count=old.step_count * decay[-1] + added.step_count,
         scale_numerator=old.scale_numerator * scale_decay + added.scale_numerator,
@@ -348,7 +401,7 @@ def forget_and_add(old: ShiftSums, added: ShiftSums, /, *, config: GainConfig) -
 
 
 def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainConfig) -> Shift:
-    """The shrunken shift of the mean logits, and the matched deviations.
+    """The shrunken shift of the mean logits, the matched deviations and the classes' prior.
 
     Parameters
     ----------
@@ -382,9 +435,14 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
     moved = mean - weight[:, None] * explained
     moved = moved - _within(moved, prototypes.thresholds)
     inverse_draws = certain = diversity
+    log_prior = xp.zeros_like(prototypes.thresholds)
     if tests_mixtures(config, num_classes=num_classes):
         asymmetry = asymmetry_of(sums)
-        inverse_draws = xp.maximum(diversity, _single(asymmetry, SHIFT_RAMP, prototypes))
+        single = _single(asymmetry, SHIFT_RAMP, prototypes)
+        inverse_draws = xp.maximum(diversity, single)
+        if expects_classes(config, num_classes=num_classes):
+            expected = log_class_prior(sums.share_mass, sums.share_count)
+            log_prior = independence * (1.0 - single[-1]) * expected
         certain = xp.maximum(inverse_draws, _single(asymmetry, SCALE_RAMP, prototypes))
     seen = sums.window_count > 0
     reach = _reach(seen, independence, FIRST_SHIFT_WINDOW)
@@ -403,10 +461,21 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
     return Shift(
         vector=vector,
         stretch=stretch,
+        log_prior=log_prior,
         variance=variance,
         trust=trust,
         independence=independence,
     )
+
+
+def _counted(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainConfig) -> Array:
+    """w, (): how surely what was seen last is a mixture whose labels can be counted."""
+    xp = array_namespace(sums.window_count)
+    nothing = xp.zeros_like(sums.share_count)
+    if not expects_classes(config, num_classes=prototypes.shape[0]):
+        return nothing
+    mixture = 1.0 - _single(asymmetry_of(sums)[0], SHARE_RAMP, prototypes)
+    return xp.where(sums.window_count[0] > 0, mixture, nothing)
 
 
 def _shrunken(
@@ -456,6 +525,11 @@ def tests_mixtures(config: GainConfig, *, num_classes: int) -> bool:
 def may_be_independent(config: GainConfig, *, num_classes: int) -> bool:
     """Whether frames can ever be independent; where they cannot, nothing is revised."""
     return config.independence_test and tests_mixtures(config, num_classes=num_classes)
+
+
+def expects_classes(config: GainConfig, *, num_classes: int) -> bool:
+    """Whether there is ever a prior on the classes; where not, statistics are made of p*."""
+    return config.class_prior and may_be_independent(config, num_classes=num_classes)
 
 
 def independence_of(sums: ShiftSums, spread: Array, /) -> Array:

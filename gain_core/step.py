@@ -33,10 +33,12 @@ from gain_core.shift import (
     between,
     combine_sums,
     estimate_shift,
+    expects_classes,
     forget_and_add,
     may_be_independent,
     no_frame,
     shift_posteriors,
+    unprejudiced,
 )
 from gain_core.state import (
     GainState,
@@ -244,6 +246,9 @@ def collect(
         num_columns=like.shape[0],
         like=like,
     )
+    same = xp.argmax(probs, axis=1) == xp.argmax(source_log_probs, axis=1)
+    if isinstance(state, ShiftState) and expects_classes(config, num_classes=like.shape[0]):
+        probs = unprejudiced(source_log_probs, state.shift, adapts=may_adapt(state))
     chosen = xp.argmax(probs, axis=1, keepdims=True)
     source = xp.take_along_axis(source_log_probs, chosen, axis=1)
     reliability = xp.exp(source[:, 0])
@@ -251,13 +256,16 @@ def collect(
     rows = xp.where(keep, rows, xp.zeros_like(rows))
     probs = xp.where(keep, probs, xp.zeros_like(probs))
     reliability = xp.where(keep, reliability, xp.zeros_like(reliability))
+    nothing = xp.zeros_like(reliability)
+    accepted = xp.where(keep, xp.ones_like(reliability), nothing)
     return Evidence(
         features=rows,
         responsibilities=reliability[:, None] * probs,
         probs=probs,
         source_log_probs=xp.where(keep, source_log_probs, xp.zeros_like(source_log_probs)),
         reliability=reliability,
-        accepted=xp.where(keep, xp.ones_like(reliability), xp.zeros_like(reliability)),
+        agreed=xp.where(same, accepted, nothing),
+        accepted=accepted,
     )
 
 
@@ -304,6 +312,7 @@ def add_up(
         state.shift,
         last=state.last if before is None else before.last,
         prototypes=prepared,
+        config=config,
     )
     seen = observe(evidence) if config.guard else no_guard_sums(like=state.shift.vector)
     return on_top(ShiftAdded(sums=sums, last=last, guard=seen), before)
@@ -626,6 +635,7 @@ def may_adapt(state: GainState, /) -> Array:
         xp = array_namespace(state.shift.vector)
         shift = state.shift
         moved = xp.any(xp.abs(shift.vector) > 0) | xp.any(xp.abs(shift.stretch - 1.0) > 0)
+        moved = moved | xp.any(xp.abs(shift.log_prior) > 0)
         return ~state.guard.holds & moved
     return state.geometry.has_history
 

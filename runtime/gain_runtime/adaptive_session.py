@@ -48,7 +48,7 @@ Floats = npt.NDArray[np.float32]
 
 _GEOMETRY = ("centers", "variance", "center_norms")
 # State tensors that follow from the sums, in either kind of file.
-_DERIVED = (*_GEOMETRY, "shift", "shift_stretch", "shift_variance")
+_DERIVED = (*_GEOMETRY, "shift", "shift_stretch", "shift_log_prior", "shift_variance")
 _FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, MemoryError)
 
 
@@ -273,7 +273,7 @@ class AdaptiveSession(Closing):
             arrays |= state_to_arrays(state)
             shift = state.shift
             arrays |= {"shift": shift.vector, "shift_stretch": shift.stretch}
-            arrays["shift_variance"] = shift.variance
+            arrays |= {"shift_log_prior": shift.log_prior, "shift_variance": shift.variance}
         elif state.statistics.sample_count > 0:
             arrays |= state_to_arrays(state)
             arrays |= {name: getattr(state.geometry, name) for name in _GEOMETRY}
@@ -352,6 +352,7 @@ class AdaptiveSession(Closing):
             source_log_probs=np.zeros_like(rows["probs"]),
             responsibilities=reliability[:, None] * rows["probs"],
             reliability=reliability,
+            agreed=np.zeros_like(reliability),
             accepted=np.ones_like(reliability),
         )
 

@@ -77,6 +77,7 @@ SHIFT_ONLY = (
     "mixture_test",
     "independence_test",
     "match_scale",
+    "class_prior",
     "guard",
 )
 

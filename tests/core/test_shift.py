@@ -9,6 +9,7 @@ import pytest
 from gaussian_world import gaussian_world
 from logit_streams import learn, logits_of, stream
 from numpy.testing import assert_allclose, assert_array_equal
+from scaled_world import scaled_world
 from taught_gain import every_array
 
 from gain_core import Gain, GainConfig
@@ -115,15 +116,14 @@ def test_a_recovered_offset_brings_the_accuracy_back():
 
 
 def test_a_constant_added_to_all_logits_of_a_frame_changes_nothing():
-    world = gaussian_world(7, 5, num_batches=60, seed=11)
+    prototypes, batches = scaled_world(10, 20, num_batches=60)
     rng = np.random.default_rng(12)
-    # Five dimensions hold seven classes closely: their mixture leans less than a network's.
-    plain, moved = (Gain(world.prototypes, TRACKED, asymmetry=(0.0, 0.1)) for _ in range(2))
-    offset = 2.0 * rng.normal(size=7)
-    for z, logits, _ in world.batches:
+    # A mixture of many classes in few dimensions leans less than a network's.
+    plain, moved = (Gain(prototypes, TRACKED, asymmetry=(0.0, 0.2)) for _ in range(2))
+    for z, logits in batches:
         constant = 100.0 * rng.normal(size=(len(z), 1))
-        expected = plain.step(z, logits + offset)
-        result = moved.step(z, logits + offset + constant)
+        expected = plain.step(z, logits)
+        result = moved.step(z, logits + constant)
         assert_allclose(result.probs, expected.probs, rtol=0, atol=1e-9)
     for name, wanted in every_array(plain.state).items():
         assert_allclose(every_array(moved.state)[name], wanted, rtol=1e-9, atol=1e-9, err_msg=name)

@@ -45,6 +45,7 @@ CONFIGS = {
     "no-mixture-test": replace(TRACKED, mixture_test=False),
     "no-independence-test": replace(TRACKED, independence_test=False),
     "no-match-scale": replace(TRACKED, match_scale=False),
+    "no-class-prior": replace(TRACKED, class_prior=False),
     "earlier-form": replace(TRACKED, mixture_test=False, match_scale=False),
 }
 IDS = [pytest.param(config, id=name) for name, config in CONFIGS.items()]

@@ -33,6 +33,7 @@ CONFIGS = {
     "tracked-no-guard": replace(PRESETS["tracked"], guard=False),
     "tracked-no-mixture-test": replace(PRESETS["tracked"], mixture_test=False),
     "tracked-no-independence-test": replace(PRESETS["tracked"], independence_test=False),
+    "tracked-no-class-prior": replace(PRESETS["tracked"], class_prior=False),
     "tracked-shift-alone": replace(PRESETS["tracked"], mixture_test=False, match_scale=False),
     "tracked-floor": replace(PRESETS["tracked"], prob_floor=1e-3),
     "balanced-floor": replace(PRESETS["balanced"], prob_floor=1e-3),

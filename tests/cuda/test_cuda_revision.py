@@ -317,9 +317,9 @@ def test_revision_that_is_not_finite_is_flagged(host_kernels):
     rows = np.ones(len(logits), np.bool_)
     scalars = np.zeros(shift_step._SCALARS)
     scalars[shift_step._MOVED + 1 :] = 1.0  # to be revised, with a variance and a shift
-    shift, sizes = (np.full(NUM_CLASSES, np.nan), np.ones(NUM_CLASSES)), (24, NUM_CLASSES, 20)
+    shift, sizes = np.full((3, NUM_CLASSES), np.nan), (24, NUM_CLASSES, 20)
     matrices = (made.probs, made.log_probs, made.source_log_probs)
-    inputs = (features, logits, *shift, scalars, np.float64(-1e300), *map(np.int32, sizes))
+    inputs = (features, logits, shift, scalars, np.float64(-1e300), *map(np.int32, sizes))
     host_kernels(4).launch(
         "revise_shift",
         (*inputs, *matrices, made.strength, made.gain, rows, made.finite),
@@ -337,4 +337,4 @@ def test_lengths_of_arrays_are_the_kernels(host_libraries):
     settings = len(shift_settings(GainConfig(), num_classes=3))
     written = [shift_step._SCALARS, shift_step._FRESH, shift_step._TOTALS, settings]
     assert list(lengths) == written
-    assert shift_step._ROW_SUMS == 1 + shift_step._TOTALS
+    assert shift_step._ROW_SUMS == 2 + shift_step._TOTALS

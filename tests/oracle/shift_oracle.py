@@ -40,6 +40,13 @@ MEANS = (0.12, 0.22)
 DEVIATIONS = (0.25, 0.45)
 # Half the mean square of the steps over the variance: a frame says much of the next, nothing.
 STEPS = (0.65, 0.8)
+# For the classes to be counted; how much longer their shares last; what equal shares differ by, in
+# units of 1/K; the power of the shares, and what a share is bounded by.
+COUNTED = (0.4, 0.6)
+SHARES_LAST = 4.0
+EQUAL_SHARES = 0.05
+SHARES_POWER = 2.0
+SHARES_WITHIN = (0.5, 2.0)
 # The share of the shrinkage that independent frames do without.
 SLACK = 0.2
 # Memories that move the means, and the deviations, only as far as frames are independent.
@@ -61,8 +68,9 @@ HOLDS = (256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
 class Frame:
     """What one frame leaves behind; `born` is how many frames were learned when it was.
 
-    `lean` and `range` are of the frame about the mean of what came before it, 0 where nothing did.
-    `before` is the x of the frame that it follows, if it follows one.
+    `p` is the proposal without the prior. `lean` and `range` are of the frame about the mean of
+    what came before it, 0 where nothing did. `before` is the x of the frame that it follows, if it
+    follows one. `counted` is how far its label counts among the classes' shares.
     """
 
     born: int
@@ -74,6 +82,7 @@ class Frame:
     lean: float
     range: float
     before: Floats | None
+    counted: float
 
 
 class Window(NamedTuple):
@@ -135,7 +144,7 @@ class ShiftOracle:
     def _nothing(self) -> None:
         """No shift, no stretch."""
         self.beta, self.v, self.trust, self.iota = np.zeros(self.K), 0.0, 0.0, 0.0
-        self.stretch = np.ones(self.K)
+        self.stretch, self.log_prior = np.ones(self.K), np.zeros(self.K)
 
     def _thresholds(self, bias: Floats) -> Floats:
         """The part of the bias along -|c_k|^2 / 2, if it points that way."""
@@ -152,16 +161,17 @@ class ShiftOracle:
         stands.
         """
         first = self.predict(logits)
-        beta, stretch, v = self.beta, self.stretch, self.v
+        beta, stretch, log_prior, v = self.beta, self.stretch, self.log_prior, self.v
         self.update(*waiting, first)
         if not self._tests_steps():
             return first
-        after = self.beta, self.stretch, self.v
+        after = self.beta, self.stretch, self.log_prior, self.v
         self.beta = self.iota * self.beta + (1.0 - self.iota) * beta
         self.stretch = self.iota * self.stretch + (1.0 - self.iota) * stretch
+        self.log_prior = self.iota * self.log_prior + (1.0 - self.iota) * log_prior
         self.v = self.iota * self.v + (1.0 - self.iota) * v
         second = self.predict(logits)
-        self.beta, self.stretch, self.v = after
+        self.beta, self.stretch, self.log_prior, self.v = after
         return second
 
     def predict(self, logits: npt.ArrayLike) -> OracleStep:
@@ -170,11 +180,12 @@ class ShiftOracle:
         return OracleStep(*(np.stack(column) for column in zip(*rows, strict=True)))
 
     def _predict_row(self, log_s: Floats) -> Sequence[Any]:
-        log_proposal = log_softmax((_less_mean(log_s) - self.beta) * self.stretch)
+        log_proposal = log_softmax(self._unshifted(log_s) + self.log_prior)
         # Two entries of the shift differ by a variance of 2 v; Gaussian logits of variance w are
         # averaged by dividing them by sqrt(1 + pi w / 8).
-        log_evaluator = log_softmax(log_proposal / math.sqrt(1.0 + math.pi * 2.0 * self.v / 8.0))
-        if self.hold > 0 or not (np.any(self.beta) or np.any(self.stretch != 1.0)):
+        averaged = log_proposal / math.sqrt(1.0 + math.pi * 2.0 * self.v / 8.0)
+        log_evaluator = log_softmax(averaged + self.log_prior)
+        if not self._proposes():
             nothing = np.zeros(self.K)
             return np.exp(log_s), log_s, 0.0, 0.0, log_s, nothing, log_proposal, log_evaluator
         log_start = floored(log_s, self.config.prob_floor)
@@ -184,34 +195,48 @@ class ShiftOracle:
         log_p = log_s if strength == 0.0 else along_path(log_start, xi, strength)
         return np.exp(log_p), log_p, strength, gain, log_s, xi, log_proposal, log_evaluator
 
+    def _unshifted(self, log_s: Floats) -> Floats:
+        """The source's logits without the shift, their deviations matched."""
+        return (_less_mean(log_s) - self.beta) * self.stretch
+
+    def _proposes(self) -> bool:
+        """Whether there is a correction, and no guard that holds it."""
+        moved = np.any(self.beta) or np.any(self.stretch != 1.0) or np.any(self.log_prior)
+        return bool(moved) and not self.hold > 0
+
     def update(self, *results: OracleStep | None) -> None:
         """Learn from batches that were predicted against the state as it stands."""
         num_frames = sum(len(result.probs) for result in results if result is not None)
         # The state's mean, which knows none of the frames to come.
         known = self.window_sums(LEANT_ON)
         mean = known.x / known.count if known.count > 0 else None
+        counted = self._counted()
         self.learned += num_frames
         for result in results:
             if result is None:
                 self.last = None
                 continue
             for p, log_s in zip(result.probs, result.source_log_probs, strict=True):
-                self._remember(p, log_s, mean)
+                self._remember(p, log_s, mean, counted)
         self._guard(num_frames)
         self.windows = [self._window(window) for window in range(NUM_WINDOWS)]
         self._estimate()
 
-    def _remember(self, p: Floats, log_s: Floats, mean: Floats | None) -> None:
+    def _remember(self, p: Floats, log_s: Floats, mean: Floats | None, counted: float) -> None:
         """Keep what one frame leaves behind, for the sums and for the guard."""
+        answered, source = int(np.argmax(p)), int(np.argmax(log_s))
+        # A prior that learned from what it said itself would confirm itself.
+        if self._expects_classes():
+            p = np.exp(log_softmax(self._unshifted(log_s)) if self._proposes() else log_s)
         k = int(np.argmax(p))
         x = _less_mean(log_s)
         own, zeta = float(x[k] - self.beta[k]), math.exp(log_s[k])
         lean, span = _lean_and_range(x, mean)
-        frame = Frame(self.learned, x, p, zeta, own, self.power[k], lean, span, self.last)
-        self.frames.append(frame)
+        follows = (lean, span, self.last, counted)
+        self.frames.append(Frame(self.learned, x, p, zeta, own, self.power[k], *follows))
         self.last = x
-        agreed = float(k == int(np.argmax(log_s)))
-        self.watched.append(Watched(self.learned, agreed, math.exp(np.max(log_s))))
+        agreed = float(answered == source)
+        self.watched.append(Watched(self.learned, agreed, math.exp(log_s[source])))
 
     def _guard(self, num_frames: int) -> None:
         """Count a hold down, or test the agreement and begin one."""
@@ -244,7 +269,8 @@ class ShiftOracle:
     def _window(self, window: int) -> Window:
         """All frames, each with its weight."""
         if not self.frames:
-            return Window(0.0, np.zeros(self.K), np.zeros(self.K), np.zeros(self.K), 0.0, 0.0)
+            nothing = np.zeros(self.K)
+            return Window(0.0, nothing, nothing, nothing, 0.0, 0.0)
         half_life = self.config.half_life / RATIO ** (NUM_WINDOWS - 1 - window)
         weights = self._weights(self.frames, half_life)
         x = np.stack([frame.x for frame in self.frames])
@@ -260,6 +286,12 @@ class ShiftOracle:
         own = np.array([frame.own for frame in self.frames])
         power = np.array([frame.power for frame in self.frames])
         return np.sum(weights * power * own), np.sum(weights * power**2)
+
+    def share_sums(self) -> tuple[Floats, float]:
+        """Proposals and frames, as far as their labels count."""
+        weights = self._weights(self.frames, SHARES_LAST * self.config.half_life)
+        weights = weights * np.array([frame.counted for frame in self.frames])
+        return weights @ np.stack([frame.p for frame in self.frames]), float(np.sum(weights))
 
     def step_sums(self) -> tuple[float, float]:
         """Halves of the squared steps between frames that follow one another, and how many."""
@@ -301,6 +333,31 @@ class ShiftOracle:
             self.trust = 1.0 - (1.0 - self.trust) * (1.0 - kept)
         if self.config.match_scale:
             self.stretch = self._stretch()
+        if self._expects_classes():
+            many = 1.0 - self.single_class(NUM_WINDOWS - 1, *MEANS)
+            self.log_prior = self.iota * many * self._log_shares()
+
+    def _expects_classes(self) -> bool:
+        """Whether there is ever a prior."""
+        return bool(self.config.class_prior) and self._tests_steps()
+
+    def _counted(self) -> float:
+        """How surely the shortest memory shows many classes, so that labels can be counted."""
+        if not (self._expects_classes() and self.frames):
+            return 0.0
+        return 1.0 - self.single_class(0, *COUNTED)
+
+    def _log_shares(self) -> Floats:
+        """Logarithms of K q, shrunk towards equal shares and to a power."""
+        mass, count = self.share_sums()
+        if count == 0.0:
+            return np.zeros(self.K)
+        excess = mass / count - 1.0 / self.K
+        noise = 1.0 / count + EQUAL_SHARES / self.K
+        kept = max(1.0 - noise / max(float(np.dot(excess, excess)), LEAST_POWER), 0.0)
+        least, most = SHARES_WITHIN
+        shares = [min(max(1.0 + self.K * kept * entry, least), most) for entry in excess]
+        return np.array([SHARES_POWER * math.log(share) for share in shares])
 
     def _tests_steps(self) -> bool:
         """Whether frames can ever be independent."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gain_core import GainConfig
+from gain_core.class_prior import MOST_SHARE, SHARE_NOISE, SHARE_POWER
 from gain_core.shift import (
     FIRST_SCALE_WINDOW,
     FIRST_SHIFT_WINDOW,
@@ -20,6 +21,7 @@ from gain_core.shift import (
     SLACK,
     STEP_RAMP,
     TINY,
+    expects_classes,
     may_be_independent,
 )
 from gain_export.adaptive.expressions import (
@@ -40,7 +42,7 @@ from gain_export.adaptive.expressions import (
 )
 from gain_export.adaptive.head_graph import Head
 
-__all__ = ["INDEPENDENCE", "estimate"]
+__all__ = ["INDEPENDENCE", "asymmetry_of", "estimate", "single_class"]
 
 # What an estimate says beside the state, in files whose frames can be independent.
 INDEPENDENCE = "independence"
@@ -80,17 +82,20 @@ class _Draws:
     ----------
     independence : Value or None, (1,)
         iota; None where it is always zero.
+    many : Value or None, (1,)
+        How surely the longest memory shows many classes; None where none is tested.
     inverse, certain : Value, (J,)
         1/n_eff of the means, and of the deviations: one where a memory looks like one class.
     """
 
     independence: Value | None
+    many: Value | None
     inverse: Value
     certain: Value
 
 
 def estimate(sums: Mapping[str, Value], /, *, head: Head, config: GainConfig) -> dict[str, Value]:
-    """The shift, its variance, the matched deviations, and iota as `INDEPENDENCE`.
+    """The shift, its variance, the matched deviations, the prior, and iota as `INDEPENDENCE`.
 
     Parameters
     ----------
@@ -112,9 +117,16 @@ def estimate(sums: Mapping[str, Value], /, *, head: Head, config: GainConfig) ->
         stretch = _stretch(moments, draws, head=head, config=config)
     else:
         stretch = expand(vector.tape.constant(1.0), (1, head.num_classes))
+    if expects_classes(config, num_classes=head.num_classes):
+        assert draws.independence is not None
+        assert draws.many is not None
+        log_prior = draws.independence * draws.many * _log_class_prior(sums, head.num_classes)
+    else:
+        log_prior = expand(vector.tape.constant(0.0), (head.num_classes,))
     found = {
         "shift": squeeze(vector),
         "shift_stretch": squeeze(stretch),
+        "shift_log_prior": log_prior,
         "shift_variance": squeeze(where(_row(moments.seen, 0), variance, 0.0)),
     }
     if draws.independence is not None:
@@ -148,17 +160,30 @@ def _draws(
     """How many draws every memory holds: by the labels, the asymmetry and the steps."""
     inverse = moments.diversity
     if head.asymmetry is None:
-        return _Draws(independence=None, inverse=inverse, certain=inverse)
-    asymmetry = _asymmetry(sums)
-    inverse = maximum(inverse, _single(asymmetry, SHIFT_RAMP, head.asymmetry))
-    certain = maximum(inverse, _single(asymmetry, SCALE_RAMP, head.asymmetry))
+        return _Draws(independence=None, many=None, inverse=inverse, certain=inverse)
+    asymmetry = asymmetry_of(sums)
+    single = single_class(asymmetry, SHIFT_RAMP, head.asymmetry)
+    inverse = maximum(inverse, single)
+    certain = maximum(inverse, single_class(asymmetry, SCALE_RAMP, head.asymmetry))
+    many = minimum(1.0 - _row(single, NUM_WINDOWS - 1), 1.0)
     independence = None
     if may_be_independent(config, num_classes=head.num_classes):
         independence = _independence(moments, sums)
-    return _Draws(independence=independence, inverse=inverse, certain=certain)
+    return _Draws(independence=independence, many=many, inverse=inverse, certain=certain)
 
 
-def _asymmetry(sums: Mapping[str, Value]) -> Value:
+def _log_class_prior(sums: Mapping[str, Value], num_classes: int) -> Value:
+    """`gain_core.class_prior.log_class_prior`, (K,)."""
+    count = maximum(sums["share_count"], TINY)
+    excess = sums["share_mass"] / count - 1.0 / num_classes
+    noise = 1.0 / count + SHARE_NOISE / num_classes
+    kept = maximum(1.0 - noise / maximum(total(excess * excess), TINY), 0.0)
+    kept = where(sums["share_count"] > 0.0, kept, 0.0)
+    shares = 1.0 + float(num_classes) * kept * excess
+    return SHARE_POWER * log(minimum(maximum(shares, 1.0 / MOST_SHARE), MOST_SHARE))
+
+
+def asymmetry_of(sums: Mapping[str, Value]) -> Value:
     """Asymmetry (J,): the least of each memory and longer ones."""
     quotient = sums["window_lean"] / maximum(sums["window_range"], TINY)
     for reach in (1, 2, 4):
@@ -168,7 +193,7 @@ def _asymmetry(sums: Mapping[str, Value]) -> Value:
     return quotient
 
 
-def _single(asymmetry: Value, ramp: tuple[float, float], pair: tuple[Value, Value]) -> Value:
+def single_class(asymmetry: Value, ramp: tuple[float, float], pair: tuple[Value, Value]) -> Value:
     """How surely each memory (J,) shows one class; below zero where it surely shows many."""
     (begins, ends), (single, gap) = ramp, pair
     way = (asymmetry - (single + begins * gap)) / ((ends - begins) * gap)

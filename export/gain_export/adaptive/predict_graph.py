@@ -55,6 +55,10 @@ class PredictionValues:
     label_column : Value, (B, 1)
     centered : Value or None, (B, K)
         The source's log-probabilities less their mean over classes, for the shift only.
+    unprejudiced : Value or None, (B, K)
+        Logits of q_0, what is proposed without the prior on the classes; for the shift only.
+    adapts : Value or None, () bool
+        Whether anything is proposed; for the shift only.
     """
 
     answer: Mapping[str, Value]
@@ -62,6 +66,8 @@ class PredictionValues:
     finite: Value
     label_column: Value
     centered: Value | None
+    unprejudiced: Value | None
+    adapts: Value | None
 
 
 def predict(
@@ -95,10 +101,13 @@ def predict(
     tape = rows.tape
     source = tape.apply("LogSoftmax", logits, name="source_log_probs", axis=-1)
     checked = [logits]
-    centered = None
+    centered = logits_without = adapts = None
     if config.proposal == "shift":
         centered = source - total(source, axis=1) / float(head.num_classes)
-        log_proposal, evaluator, started = shift_posteriors(centered, state, config=config)
+        proposed = shift_posteriors(centered, state, num_classes=head.num_classes, config=config)
+        log_proposal, evaluator = proposed.log_proposal, proposed.evaluator
+        started = adapts = proposed.adapts
+        logits_without = proposed.unprejudiced
     else:
         started = state["sample_count"] > 0.0
         distances, norms = _distances(rows, state, started=started)
@@ -119,18 +128,29 @@ def predict(
         finite=tape.apply("Equal", bad, 0.0, name="finite"),
         label_column=label_column,
         centered=centered,
+        unprejudiced=logits_without,
+        adapts=adapts,
     )
 
 
 def answer_shift(
-    prediction: PredictionValues, state: Mapping[str, Value], /, *, config: GainConfig
+    prediction: PredictionValues,
+    state: Mapping[str, Value],
+    /,
+    *,
+    num_classes: int,
+    config: GainConfig,
 ) -> dict[str, Value]:
     """The same batch's answer against another tracked shift, under free names."""
     assert prediction.centered is not None
-    log_proposal, evaluator, started = shift_posteriors(prediction.centered, state, config=config)
-    source = prediction.source_log_probs
+    proposed = shift_posteriors(prediction.centered, state, num_classes=num_classes, config=config)
     answer, _ = _answer(
-        source, log_proposal, evaluator, started=started, config=config, named=False
+        prediction.source_log_probs,
+        proposed.log_proposal,
+        proposed.evaluator,
+        started=proposed.adapts,
+        config=config,
+        named=False,
     )
     return answer
 

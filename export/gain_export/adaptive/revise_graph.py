@@ -46,7 +46,7 @@ def write_revision(
         differs = differs | tape.apply("Xor", held, holds)
     with tape.branch() as nodes:
         moved = between(before, after, independence)
-        second = answer_shift(prediction, moved, config=config)
+        second = answer_shift(prediction, moved, num_classes=shape[1], config=config)
         revise = body("revise", nodes, second, types)
     with tape.branch() as nodes:
         stay = body("stay", nodes, prediction.answer, types)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,12 +22,15 @@ from gain_core.guard import (
 from gain_core.shift import (
     NUM_WINDOWS,
     REFERENCE_WINDOW,
+    SHARE_MEMORY,
+    SHARE_RAMP,
     TINY,
     WINDOW_RATIO,
     LastFrame,
     ShiftSums,
+    expects_classes,
 )
-from gain_export.adaptive.estimate_graph import estimate
+from gain_export.adaptive.estimate_graph import asymmetry_of, estimate, single_class
 from gain_export.adaptive.expressions import (
     Value,
     arg_max,
@@ -68,13 +71,32 @@ GUARD_SUMS = tuple(f"guard_{item.name}" for item in fields(GuardSums))
 LAST_FRAME = tuple(f"last_{item.name}" for item in fields(LastFrame))
 
 
-def shift_posteriors(
-    centered: Value, state: Mapping[str, Value], /, *, config: GainConfig
-) -> tuple[Value, Value, Value]:
-    """log q_hat (B, K), q_bar (B, K), and whether a correction is proposed at all, () bool.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Proposed:
+    """What a shift proposes of a batch.
 
-    `centered` is log s less its mean over classes, (B, K).
+    Attributes
+    ----------
+    log_proposal : Value, (B, K)
+        log q_hat.
+    evaluator : Value, (B, K)
+        q_bar.
+    unprejudiced : Value, (B, K)
+        Logits of q_0, the proposal without the prior on the classes.
+    adapts : Value, () bool
+        Whether a correction is proposed at all.
     """
+
+    log_proposal: Value
+    evaluator: Value
+    unprejudiced: Value
+    adapts: Value
+
+
+def shift_posteriors(
+    centered: Value, state: Mapping[str, Value], /, *, num_classes: int, config: GainConfig
+) -> Proposed:
+    """`gain_core.shift.shift_posteriors` of log s less its mean over classes, (B, K)."""
     shift = state["shift"]
     logits, moved = centered - shift, shift.tape.apply("Abs", shift)
     if config.match_scale:
@@ -82,10 +104,23 @@ def shift_posteriors(
         stretch = where(state["shift_stretch"] > 0.0, state["shift_stretch"], 1.0)
         logits = logits * stretch
         moved = moved + shift.tape.apply("Abs", stretch - 1.0)
-    log_proposal = log_softmax(logits)
     spread = sqrt(1.0 + (math.pi / 4.0) * state["shift_variance"])
+    unprejudiced = logits
+    if expects_classes(config, num_classes=num_classes):
+        log_prior = state["shift_log_prior"]
+        moved = moved + shift.tape.apply("Abs", log_prior)
+        log_proposal = log_softmax(logits + log_prior)
+        evaluator = softmax(log_proposal / spread + log_prior)
+    else:
+        log_proposal = log_softmax(logits)
+        evaluator = softmax(log_proposal / spread)
     allowed = (total(moved) > 0.0) & ~(state["guard_hold"] > 0.0)
-    return log_proposal, softmax(log_proposal / spread), allowed
+    return Proposed(
+        log_proposal=log_proposal,
+        evaluator=evaluator,
+        unprejudiced=unprejudiced,
+        adapts=allowed,
+    )
 
 
 def between(
@@ -97,7 +132,7 @@ def between(
     old = {**before, "shift_stretch": where(stretch > 0.0, stretch, 1.0)}
     moved = {
         field: old[field] + share * (after[field] - old[field])
-        for field in ("shift", "shift_stretch", "shift_variance")
+        for field in ("shift", "shift_stretch", "shift_log_prior", "shift_variance")
     }
     return moved | {"guard_hold": after["guard_hold"]}
 
@@ -130,6 +165,16 @@ def added_sums(
     logits, label = prediction.centered, prediction.label_column
     assert logits is not None
     tape = logits.tape
+    probs = prediction.answer["probs"]
+    expects = expects_classes(config, num_classes=head.num_classes)
+    if expects:
+        assert prediction.unprejudiced is not None
+        assert prediction.adapts is not None
+        # A softmax of log s is s.
+        probs = softmax(
+            where(prediction.adapts, prediction.unprejudiced, prediction.source_log_probs)
+        )
+        label = arg_max(probs)
     size = tape.apply("Shape", logits, start=0, end=1)
     count = cast(size, TensorProto.FLOAT)
     # (K,) gathered by (B, 1) has the shape (B, 1).
@@ -139,6 +184,8 @@ def added_sums(
     source = tape.apply("GatherElements", prediction.source_log_probs, label, axis=1)
     weighted = exp(source) * power
     lean, reach = _asymmetry_sums(logits, state)
+    mass = total(probs, axis=0)
+    counted = _counted(state, head=head) if expects else tape.constant(0.0)
     if config.guard:
         watched = _guard_sums(prediction, count)
     else:
@@ -147,14 +194,24 @@ def added_sums(
         "window_count": count,
         "window_logits": total(logits, axis=0),
         "window_powers": total(logits * logits, axis=0),
-        "window_mass": total(prediction.answer["probs"], axis=0),
+        "window_mass": mass,
         "window_lean": lean,
         "window_range": reach,
+        "share_mass": counted * squeeze(mass),
+        "share_count": squeeze(counted * count),
         **_steps(logits, last, size=size),
         "scale_numerator": total(weighted * own),
         "scale_denominator": total(weighted * power),
         **dict(zip(GUARD_SUMS, watched, strict=True)),
     }
+
+
+def _counted(state: Mapping[str, Value], *, head: Head) -> Value:
+    """w, (1,): how surely what was seen last is a mixture whose labels can be counted."""
+    assert head.asymmetry is not None
+    shortest = taken(asymmetry_of(state), [0])
+    mixture = minimum(1.0 - single_class(shortest, SHARE_RAMP, head.asymmetry), 1.0)
+    return where(taken(state["window_count"], [0]) > 0.0, mixture, 0.0)
 
 
 def _steps(logits: Value, last: Mapping[str, Value], *, size: Value) -> dict[str, Value]:
@@ -260,6 +317,8 @@ def _forget_and_add(
     count = added["window_count"]
     decay = exp(tape.constant(np.array(rates)) * count) * kept
     scale_decay = exp(squeeze(count) * (-math.log(2.0) / config.scale_half_life)) * kept
+    share_rate = -math.log(2.0) / (SHARE_MEMORY * config.half_life)
+    share_decay = exp(squeeze(count) * share_rate) * kept
     wide, longest = column(decay), squeeze(taken(decay, [NUM_WINDOWS - 1]))
     factors = {
         "window_count": decay,
@@ -268,6 +327,8 @@ def _forget_and_add(
         "window_mass": wide,
         "window_lean": decay,
         "window_range": decay,
+        "share_mass": share_decay,
+        "share_count": share_decay,
         "step_power": longest,
         "step_count": longest,
         "scale_numerator": scale_decay,

@@ -95,9 +95,11 @@ def _shift_layout(num_classes: int, *, waits: bool) -> tuple[StateTensor, ...]:
         StateTensor(field="window_count", shape=(J,), meaning="sum of 1; 0 means no history"),
         StateTensor(field="window_logits", shape=(J, K), meaning="sum of the centred log s"),
         StateTensor(field="window_powers", shape=(J, K), meaning="sum of its square"),
-        StateTensor(field="window_mass", shape=(J, K), meaning="sum of p*"),
+        StateTensor(field="window_mass", shape=(J, K), meaning="sum of q_0"),
         StateTensor(field="window_lean", shape=(J,), meaning="sum of max y + min y"),
         StateTensor(field="window_range", shape=(J,), meaning="sum of max y - min y"),
+        StateTensor(field="share_mass", shape=(K,), meaning="sum of w q_0, by class"),
+        StateTensor(field="share_count", shape=(), meaning="sum of w"),
         StateTensor(field="step_power", shape=(), meaning="sum of half a step's squared length"),
         StateTensor(field="step_count", shape=(), meaning="number of these steps"),
         StateTensor(field="scale_numerator", shape=(), meaning="regression for the scale a"),
@@ -112,6 +114,9 @@ def _shift_layout(num_classes: int, *, waits: bool) -> tuple[StateTensor, ...]:
         StateTensor(field="shift", shape=(K,), meaning="what predictions take out of the logits"),
         StateTensor(
             field="shift_stretch", shape=(K,), meaning="what multiplies them then; 0 means 1"
+        ),
+        StateTensor(
+            field="shift_log_prior", shape=(K,), meaning="what is added to them then, by class"
         ),
         StateTensor(field="shift_variance", shape=(), meaning="variance of one entry of it"),
         StateTensor(field="frames", shape=(), dtype="int64", meaning="frames learned from"),

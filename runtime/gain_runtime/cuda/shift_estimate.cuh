@@ -8,9 +8,24 @@
 // Products of N differences with each other.
 #define PAIRS(N) ((N) * ((N) + 1) / 2)
 
-// Columns (5, K) of the state.
+// Columns (5, K) of the state, and the classes' shares (K,).
 struct Memories {
-    const real *logits, *powers, *mass;
+    const real *logits, *powers, *mass, *share;
+};
+
+// The prior on the classes: what share of them a count is, what is kept of how they differ, and
+// the power that they get.
+struct Expected {
+    real inverse_count, kept, power;
+
+    __device__ bool any() const { return kept * power > (real)0; }
+
+    __device__ real log_prior(real mass, real most, int num_classes) const {
+        if (!any()) return (real)0;
+        real excess = mass * inverse_count - (real)1 / (real)num_classes;
+        real share = (real)1 + (real)num_classes * kept * excess;
+        return power * log(at_most(at_least(share, (real)1 / most), most));
+    }
 };
 
 // The head's own patterns (K,), and its asymmetry (2,) on frames of one class and of all.
@@ -23,14 +38,9 @@ struct Patterns {
 // the mean, and how much of the rows' lengths is in them.
 struct Window {
     real inverse_count, inverse_draws, scale_draws, spread, weight, along;
-    real shift_reach, scale_reach;
+    real shift_reach, scale_reach, many;
     real least, log_mean, log_along;
 };
-
-// The way from the one end of a ramp to the other, none to all of it.
-__device__ inline real way_along(real value, real begins, real ends) {
-    return at_most(at_least((value - begins) / (ends - begins), (real)0), (real)1);
-}
 
 // How far a frame says nothing of the next one, by the variance of all of them.
 __device__ inline real independence_of(const real* fresh, real spread, const real* settings) {
@@ -49,11 +59,12 @@ __device__ inline void count_draws(const real* fresh, const real* known, const r
         Window& window = windows[j];
         window.scale_draws = window.inverse_draws;
         if (!(settings[MIXTURE_TESTED] > (real)0)) continue;
-        real here = fresh[WINDOW_LEAN + j] / at_least(fresh[WINDOW_RANGE + j], settings[TINY]);
+        real here = leaning(j, fresh, settings);
         least = j == WINDOWS - 1 ? here : at_most(here, least);
         real asymmetry = (least - known[0]) / gap;
         real many = way_along(asymmetry, settings[SHIFT_BEGINS], settings[SHIFT_ENDS]);
         real sure = way_along(asymmetry, settings[SCALE_BEGINS], settings[SCALE_ENDS]);
+        window.many = many;
         window.inverse_draws = at_least(window.inverse_draws, (real)1 - many);
         window.scale_draws = at_least(window.inverse_draws, (real)1 - sure);
     }
@@ -66,14 +77,30 @@ __device__ inline real reach_of(int window, const real* fresh, real first, real 
     return (real)window < first ? independence : (real)1;
 }
 
+// What the classes' shares, which differ from equal ones by `square`, say of the frames to come.
+__device__ inline Expected expected_of(const real* fresh, const real* settings, int num_classes,
+                                       real square, real independence, real many) {
+    real tiny = settings[TINY], count = at_least(fresh[SHARE_COUNT], tiny);
+    Expected expected = {(real)1 / count, (real)0, (real)0};
+    if (!(settings[CLASSES_EXPECTED] > (real)0) || !(fresh[SHARE_COUNT] > (real)0))
+        return expected;
+    real noise = (real)1 / count + settings[SHARE_NOISE] / (real)num_classes;
+    expected.kept = at_least((real)1 - noise / at_least(square, tiny), (real)0);
+    expected.power = settings[SHARE_POWER] * independence * many;
+    return expected;
+}
+
 // Scatter, number of draws and how far labels explain each window's mean; the independence.
 __device__ inline real judge_windows(Memories memories, const real* known, const real* fresh,
                                      const real* settings, int num_classes,
-                                     Window (&windows)[WINDOWS]) {
+                                     Window (&windows)[WINDOWS], Expected& expected) {
     for (int j = 0; j < WINDOWS; ++j)
         windows[j].inverse_count = (real)1 / at_least(fresh[WINDOW_COUNT + j], settings[TINY]);
-    Reals<3 * WINDOWS> sums = {};
-    for (int k = threadIdx.x; k < num_classes; k += blockDim.x)
+    real inverse_shares = (real)1 / at_least(fresh[SHARE_COUNT], settings[TINY]);
+    Reals<3 * WINDOWS + 1> sums = {};
+    for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {
+        real excess = memories.share[k] * inverse_shares - (real)1 / (real)num_classes;
+        sums.v[3 * WINDOWS] += excess * excess;
         for (int j = 0; j < WINDOWS; ++j) {
             size_t at = (size_t)j * num_classes + k;
             real share = memories.mass[at] * windows[j].inverse_count;
@@ -82,6 +109,7 @@ __device__ inline real judge_windows(Memories memories, const real* known, const
             sums.v[WINDOWS + j] += mean * mean;
             sums.v[2 * WINDOWS + j] += memories.powers[at] * windows[j].inverse_count;
         }
+    }
     sums = over_block(sums, Sum());
     real views = (real)1;
     for (int j = 0; j < WINDOWS; ++j) {
@@ -101,6 +129,8 @@ __device__ inline real judge_windows(Memories memories, const real* known, const
     }
     real independence = independence_of(fresh, windows[WINDOWS - 1].spread, settings);
     count_draws(fresh, known, settings, windows);
+    expected = expected_of(fresh, settings, num_classes, sums.v[3 * WINDOWS], independence,
+                           windows[WINDOWS - 1].many);
     for (int j = 0; j < WINDOWS; ++j) {
         Window& window = windows[j];
         // Views of one thing, in any memory: their deviations are rounding's or a sensor's.
@@ -284,15 +314,15 @@ __device__ inline void watch(const real* fresh, const real* totals, const real* 
     scalars[GUARD_TRIPS] = trips + (tripped ? (real)1 : (real)0);
 }
 
-// The shift on its way from the old one to the new one: `revised` (2, K) holds the old vector above
-// the old stretch before.
-__device__ inline void go_between(const real* vector, const real* stretch, real independence,
-                                  int num_classes, real* revised) {
-    for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {
-        real *shift = revised + k, *factor = revised + num_classes + k;
-        *shift += independence * (vector[k] - *shift);
-        *factor += independence * (stretch[k] - *factor);
-    }
+// The shift on its way from the old one to the new one, both (3, K): `revised` holds the old one
+// before. A thread has its own classes in both, see `block_sums.cuh`.
+__device__ inline void go_between(const real* shift, real independence, int num_classes,
+                                  real* revised) {
+    for (int k = threadIdx.x; k < num_classes; k += blockDim.x)
+        for (int row = 0; row < 3; ++row) {
+            size_t at = (size_t)row * num_classes + k;
+            revised[at] += independence * (shift[at] - revised[at]);
+        }
 }
 
 // What follows from the waiting frames beside the sums and the guard.
@@ -322,16 +352,18 @@ __device__ inline void settle(const real* fresh, const real* settings, Found fou
 
 // One block: the shrunken shift, the matched deviations, and every number of the state. `moved`
 // (5, K) holds what the classes explain; `logs` (3, K) is working memory; `totals` is emptied.
-// `revised` (2, K) gets the vector and the stretch that a revision predicts with.
+// `shift` (3, K) is what predictions read, and `revised` (3, K) gets what a revision predicts with.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_estimate(
     const real* window_logits, const real* window_powers, const real* window_mass,
-    const real* thresholds, const real* log_lengths, const real* asymmetry, const real* settings,
-    const real* fresh, int num_classes, real* scalars, real* totals, real* moved, real* logs,
-    real* vector, real* stretch, real* revised) {
-    Memories memories = {window_logits, window_powers, window_mass};
+    const real* share_mass, const real* thresholds, const real* log_lengths,
+    const real* asymmetry, const real* settings, const real* fresh, int num_classes, real* scalars,
+    real* totals, real* moved, real* logs, real* shift, real* revised) {
+    Memories memories = {window_logits, window_powers, window_mass, share_mass};
     Patterns patterns = {thresholds, log_lengths, asymmetry};
     Window windows[WINDOWS] = {};
-    real independence = judge_windows(memories, asymmetry, fresh, settings, num_classes, windows);
+    Expected expected;
+    real independence =
+        judge_windows(memories, asymmetry, fresh, settings, num_classes, windows, expected);
     take_patterns(memories, patterns, settings, num_classes, windows, moved, logs);
     Reals<PAIRS(WINDOWS) + PAIRS(SCALE_WINDOWS)> products = {};
     bool matched = settings[SCALE_MATCHED] > (real)0;
@@ -346,17 +378,20 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_estimate(
     products = over_block(products, Sum());
     real variance, trust;
     bool found;
-    auto shift =
+    auto walk =
         shrink(products.v, windows, settings, num_classes, independence, variance, trust);
     auto scale =
         shrink_logs(products.v + PAIRS(WINDOWS), windows, settings, num_classes, found);
     for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {
         real means[WINDOWS];
         mean_steps(moved, thresholds[k], k, num_classes, windows, means);
-        revised[k] = vector[k];
-        revised[num_classes + k] = stretch[k];
-        vector[k] = shift.sum(means);
-        stretch[k] = (real)1;
+        real* now = shift + k;
+        for (int row = 0; row < 3; ++row)
+            revised[(size_t)row * num_classes + k] = now[(size_t)row * num_classes];
+        now[0] = walk.sum(means);
+        now[num_classes] = (real)1;
+        now[2 * (size_t)num_classes] =
+            expected.log_prior(share_mass[k], settings[MOST_SHARE], num_classes);
     }
     // Every thread has found the same, so that all of them come to the reduction or none.
     if (found)
@@ -368,9 +403,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_estimate(
                 log_steps(logs, log_lengths[k], k, num_classes, windows, deviations);
                 return scale.sum(deviations);
             },
-            stretch);
-    go_between(vector, stretch, independence, num_classes, revised);
+            shift + num_classes);
+    go_between(shift, independence, num_classes, revised);
     if (threadIdx.x != 0) return;
-    Found said = {variance, trust, independence, trust > (real)0 || found};
+    bool anything = trust > (real)0 || found || expected.any();
+    Found said = {variance, trust, independence, anything};
     settle(fresh, settings, said, scalars, totals);
 }

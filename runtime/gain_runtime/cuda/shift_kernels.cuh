@@ -10,6 +10,27 @@ __device__ inline real decay_of(int window, const real* totals, const real* sett
     return exp(settings[WINDOW_RATE + window] * totals[COUNT]);
 }
 
+// The way from the one end of a ramp to the other, none to all of it.
+__device__ inline real way_along(real value, real begins, real ends) {
+    return at_most(at_least((value - begins) / (ends - begins), (real)0), (real)1);
+}
+
+// Asymmetry of window j's frames by sums as in `scalars`.
+__device__ inline real leaning(int window, const real* sums, const real* settings) {
+    return sums[WINDOW_LEAN + window] / at_least(sums[WINDOW_RANGE + window], settings[TINY]);
+}
+
+// w: how surely what was seen last is a mixture whose labels can be counted. `known` (2,) is the
+// head's asymmetry on frames of one class and of all.
+__device__ inline real counted(const real* scalars, const real* known, const real* settings) {
+    if (!(settings[CLASSES_EXPECTED] > (real)0) || !(scalars[WINDOW_COUNT] > (real)0))
+        return (real)0;
+    real least = leaning(0, scalars, settings);
+    for (int j = 1; j < WINDOWS; ++j) least = at_most(leaning(j, scalars, settings), least);
+    real asymmetry = (least - known[0]) / (known[1] - known[0]);
+    return way_along(asymmetry, settings[SHARE_BEGINS], settings[SHARE_ENDS]);
+}
+
 // Whether the guard drops what was learned; `now` gets its three sums with the waiting frames.
 __device__ inline bool guard_trips(const real* scalars, const real* totals, const real* settings,
                                    real (&now)[3]) {
@@ -29,16 +50,43 @@ struct Batch {
     int num_classes, feature_dim;
 };
 
-// A shift (K,) and what goes with it; whether there is any.
+// A shift, rows of (3, K): what is taken out of the centred logits, what multiplies them then, and
+// the logarithm of the prior on the classes.
+struct Shift {
+    const real *vector, *stretch, *log_prior;
+};
+
+__device__ inline Shift shift_of(const real* rows, int num_classes) {
+    return Shift{rows, rows + num_classes, rows + 2 * (size_t)num_classes};
+}
+
+// A shift and what goes with it; whether there is any.
 struct Shifted {
-    const real *vector, *stretch;
+    Shift shift;
     real variance;
     bool adapt;
 };
 
-// The block's row: the source with a shift of its centred logits taken out and their deviations
-// matched.
-__device__ inline void predict_shifted(Batch batch, Shifted shift, real log_floor, int num_iters,
+// Scores of what a frame is learned as: of its proposal without the prior on the classes, which
+// would confirm itself, and of the source where nothing is proposed.
+struct Unprejudiced {
+    const real *log_s, *vector, *stretch;
+    real mean;
+    bool adapt;
+
+    __device__ real operator()(int k) const {
+        return adapt ? (log_s[k] - mean - vector[k]) * stretch[k] : log_s[k];
+    }
+};
+
+// Whether a correction is proposed.
+__device__ inline bool adapts(const real* scalars) {
+    return scalars[MOVED] > (real)0 && !(scalars[GUARD_HOLD] > (real)0);
+}
+
+// The block's row: the source with a shift of its centred logits taken out, their deviations
+// matched and the prior put in, which the evaluator has twice.
+__device__ inline void predict_shifted(Batch batch, Shifted shifted, real log_floor, int num_iters,
                                        real* source, RowResult into) {
     int num_classes = batch.num_classes, feature_dim = batch.feature_dim;
     real* log_s = source + (size_t)blockIdx.x * num_classes;
@@ -46,36 +94,35 @@ __device__ inline void predict_shifted(Batch batch, Shifted shift, real log_floo
                                 batch.logits + (size_t)blockIdx.x * num_classes, num_classes,
                                 feature_dim, log_s);
     // pi / 4: the probit approximation for a difference of two logits.
-    real spread = sqrt((real)1 + (real)0.78539816339744830962 * shift.variance);
-    real mean = said.mean;
-    const real *vector = shift.vector, *stretch = shift.stretch;
-    auto proposal = [=](int k) { return (log_s[k] - mean - vector[k]) * stretch[k]; };
-    auto evaluator = [=](int k) { return proposal(k) / spread; };
-    predict_row(proposal, evaluator, log_s, shift.adapt, log_floor, num_iters, num_classes,
+    real spread = sqrt((real)1 + (real)0.78539816339744830962 * shifted.variance);
+    Unprejudiced without = {log_s, shifted.shift.vector, shifted.shift.stretch, said.mean, true};
+    const real* log_prior = shifted.shift.log_prior;
+    auto proposal = [=](int k) { return without(k) + log_prior[k]; };
+    auto evaluator = [=](int k) { return proposal(k) / spread + log_prior[k]; };
+    predict_row(proposal, evaluator, log_s, shifted.adapt, log_floor, num_iters, num_classes,
                 said.finite, into);
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) predict_shift(
-    const real* features, const real* logits, const real* vector, const real* stretch,
-    const real* scalars, real log_floor, int num_iters, int num_classes, int feature_dim,
-    real* probs, real* log_probs, real* source, real* strength, real* gain, bool* row_finite) {
-    bool adapt = scalars[MOVED] > (real)0 && !(scalars[GUARD_HOLD] > (real)0);
-    predict_shifted(Batch{features, logits, num_classes, feature_dim},
-                    Shifted{vector, stretch, scalars[VARIANCE], adapt}, log_floor, num_iters,
-                    source, row_of(probs, log_probs, strength, gain, row_finite, num_classes));
+    const real* features, const real* logits, const real* shift, const real* scalars,
+    real log_floor, int num_iters, int num_classes, int feature_dim, real* probs, real* log_probs,
+    real* source, real* strength, real* gain, bool* row_finite) {
+    Shifted shifted = {shift_of(shift, num_classes), scalars[VARIANCE], adapts(scalars)};
+    predict_shifted(Batch{features, logits, num_classes, feature_dim}, shifted, log_floor,
+                    num_iters, source,
+                    row_of(probs, log_probs, strength, gain, row_finite, num_classes));
 }
 
 // Predicts a batch that has been learned from once more, with the shift on its way to the new one;
 // where frames are not independent and the guard is as it was, everything stays as it is.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) revise_shift(
-    const real* features, const real* logits, const real* vector, const real* stretch,
-    const real* scalars, real log_floor, int num_iters, int num_classes, int feature_dim,
-    real* probs, real* log_probs, real* source, real* strength, real* gain, bool* row_finite,
-    bool* finite) {
+    const real* features, const real* logits, const real* revised, const real* scalars,
+    real log_floor, int num_iters, int num_classes, int feature_dim, real* probs, real* log_probs,
+    real* source, real* strength, real* gain, bool* row_finite, bool* finite) {
     if (!(scalars[REVISED] > (real)0)) return;
     bool adapt = scalars[REVISED_MOVED] > (real)0 && !(scalars[GUARD_HOLD] > (real)0);
-    predict_shifted(Batch{features, logits, num_classes, feature_dim},
-                    Shifted{vector, stretch, scalars[REVISED_VARIANCE], adapt}, log_floor,
+    Shifted shifted = {shift_of(revised, num_classes), scalars[REVISED_VARIANCE], adapt};
+    predict_shifted(Batch{features, logits, num_classes, feature_dim}, shifted, log_floor,
                     num_iters, source,
                     row_of(probs, log_probs, strength, gain, row_finite, num_classes));
     // The batch's flag was set by its first prediction; a single row takes it.
@@ -104,25 +151,44 @@ struct MergeHeads {
     }
 };
 
-// Half the squared step to the block's row from the one before it, which of the first row is the
-// `newest` frame that came before the batch: its x (K,). Every thread of the block comes here.
-__device__ inline real half_step(const real* log_s, const real* newest, real middle,
-                                 real middle_before, int num_classes) {
-    bool first = blockIdx.x == 0;
-    return (real)0.5 * row_sums_of<1>(num_classes, [=](int k, real (&v)[1]) {
-        real before = first ? newest[k] : log_s[k - num_classes] - middle_before;
-        real step = log_s[k] - middle - before;
-        v[0] += step * step;
-    }).v[0];
+struct FirstLargest {
+    __device__ Place operator()(const Place& a, const Place& b) const {
+        return first_largest(a, b);
+    }
+};
+
+// The class that a row's frame is learned as. Every thread of the block comes here.
+__device__ inline Place learned_class(Unprejudiced scores, int num_classes) {
+    Place best = nowhere();
+    for (int k = threadIdx.x; k < num_classes; k += blockDim.x)
+        best = first_largest(best, Place{scores(k), k});
+    return over_block(best, FirstLargest());
 }
 
-// What a row gives: `row_sums` (10, B) holds the mean of log s, then the row's `totals`. The
-// `reference` (K,) is the sum of logits, over `reference_count` frames, that rows lean about;
-// `newest` (K + 1,) the x of the frame before the batch, and whether there was one.
+// Of the block's row: the squared step to it from the one before, which of the first row is the
+// `newest` frame that came before the batch, its x (K,); and, where classes are `expected`, the sum
+// of exp(score - peak). Every thread of the block comes here.
+__device__ inline Reals<2> step_and_total(Unprejudiced scores, const real* newest,
+                                          real middle_before, bool expected, real peak,
+                                          int num_classes) {
+    bool first = blockIdx.x == 0;
+    return row_sums_of<2>(num_classes, [=](int k, real (&v)[2]) {
+        real before = first ? newest[k] : scores.log_s[k - num_classes] - middle_before;
+        real step = scores.log_s[k] - scores.mean - before;
+        v[0] += step * step;
+        if (expected) v[1] += exp(scores(k) - peak);
+    });
+}
+
+// What a row gives: `row_sums` (11, B) holds the mean of log s, then the row's `totals`, then the
+// log-sum-exp of its unprejudiced scores, which is read where classes are expected. The `reference`
+// (K,) is the sum of logits, over `reference_count` frames, that rows lean about; `newest` (K + 1,)
+// the x of the frame before the batch, and whether there was one.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_rows(
-    const real* probs, const real* source, const bool* finite, const real* vector,
-    const real* row_squares, const real* reference, const real* reference_count,
-    const real* newest, const real* settings, int num_classes, real* row_sums) {
+    const real* probs, const real* source, const bool* finite, const real* shift,
+    const real* scalars, const real* row_squares, const real* reference,
+    const real* reference_count, const real* newest, const real* settings, int num_classes,
+    real* row_sums) {
     size_t row = (size_t)blockIdx.x * num_classes;
     const real *adapted = probs + row, *log_s = source + row;
     real count = at_least(reference_count[0], settings[TINY]);
@@ -135,13 +201,18 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_rows(
     head = over_block(head, MergeHeads());
     real middle = head.sum / (real)num_classes;
     real middle_before = head.sum_before / (real)num_classes;
-    real step = half_step(log_s, newest, middle, middle_before, num_classes);
+    Shift now = shift_of(shift, num_classes);
+    bool expected = settings[CLASSES_EXPECTED] > (real)0;
+    Unprejudiced scores = {log_s, now.vector, now.stretch, middle, adapts(scalars)};
+    Place learned = expected ? learned_class(scores, num_classes) : head.adapted;
+    Reals<2> sums =
+        step_and_total(scores, newest, middle_before, expected, learned.value, num_classes);
     if (threadIdx.x != 0) return;
     // A row of NaN has no largest place: nothing may be read by it.
-    real values[1 + TOTALS] = {};
+    real values[2 + TOTALS] = {};
     if (finite[0]) {
-        int chosen = head.adapted.index;
-        real own = log_s[chosen] - middle - vector[chosen];
+        int chosen = learned.index;
+        real own = log_s[chosen] - middle - now.vector[chosen];
         real weighted = exp(log_s[chosen]) * row_squares[chosen];
         // There is nothing to reach from before the first frame.
         bool known = reference_count[0] > (real)0;
@@ -149,22 +220,27 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_rows(
         values[0] = middle;
         values[1 + LEAN] = known ? head.top - middle + (head.bottom - middle) : (real)0;
         values[1 + RANGE] = known ? head.top - head.bottom : (real)0;
-        values[1 + STEPS] = follows ? step : (real)0;
+        values[1 + STEPS] = follows ? (real)0.5 * sums.v[0] : (real)0;
         values[1 + FOLLOWERS] = follows ? (real)1 : (real)0;
         values[1 + NUMERATOR] = weighted * own;
         values[1 + DENOMINATOR] = weighted * row_squares[chosen];
         values[1 + COUNT] = (real)1;
-        values[1 + AGREEMENT] = (real)(chosen == head.first.index);
+        values[1 + AGREEMENT] = (real)(head.adapted.index == head.first.index);
         values[1 + CONFIDENCE] = exp(head.first.value);
+        values[1 + TOTALS] = expected ? learned.value + log(sums.v[1]) : (real)0;
     }
-    for (int i = 0; i < 1 + TOTALS; ++i) row_sums[(size_t)i * gridDim.x + blockIdx.x] = values[i];
+    for (int i = 0; i < 2 + TOTALS; ++i) row_sums[(size_t)i * gridDim.x + blockIdx.x] = values[i];
 }
 
 // Adds a batch to the frames that wait: columns of `waiting` (3, K), logits above their squares
 // above mass, then `totals` (9,); its last frame becomes the `newest` (K + 1,).
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_sums(
-    const real* probs, const real* source, const bool* finite, const real* row_sums,
-    int batch_size, int num_classes, real* waiting, real* totals, real* newest) {
+    const real* probs, const real* source, const bool* finite, const real* shift,
+    const real* scalars, const real* settings, const real* row_sums, int batch_size,
+    int num_classes, real* waiting, real* totals, real* newest) {
+    bool expected = settings[CLASSES_EXPECTED] > (real)0, adapt = adapts(scalars);
+    Shift now = shift_of(shift, num_classes);
+    const real* rests = row_sums + (size_t)(1 + TOTALS) * batch_size;
     int stride = gridDim.x * blockDim.x;
     for (int column = blockIdx.x * blockDim.x + threadIdx.x; column < num_classes + TOTALS;
          column += stride) {
@@ -182,7 +258,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_sums(
             last = source[at] - row_sums[b];
             logits += last;
             powers += last * last;
-            mass += probs[at];
+            Unprejudiced scores = {source + at - column, now.vector, now.stretch, row_sums[b],
+                                   adapt};
+            mass += expected ? exp(scores(column) - rests[b]) : probs[at];
         }
         waiting[column] += logits;
         waiting[num_classes + column] += powers;
@@ -193,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_sums(
 
 // The state's sums with the waiting frames in them, by one thread of `shift_forget`.
 __device__ inline void refresh(const real* scalars, const real* totals, const real* settings,
-                               bool tripped, const real (&guard)[3], real* fresh) {
+                               real weight, bool tripped, const real (&guard)[3], real* fresh) {
     real kept = tripped ? (real)0 : (real)1;
     for (int j = 0; j < WINDOWS; ++j) {
         real decay = decay_of(j, totals, settings);
@@ -202,6 +280,8 @@ __device__ inline void refresh(const real* scalars, const real* totals, const re
         fresh[lean] = (scalars[lean] * decay + totals[LEAN]) * kept;
         fresh[range] = (scalars[range] * decay + totals[RANGE]) * kept;
     }
+    real share_decay = exp(settings[SHARE_RATE] * totals[COUNT]);
+    fresh[SHARE_COUNT] = (scalars[SHARE_COUNT] * share_decay + weight * totals[COUNT]) * kept;
     real longest = decay_of(WINDOWS - 1, totals, settings);
     fresh[STEP_POWER] = (scalars[STEP_POWER] * longest + totals[STEPS]) * kept;
     fresh[STEP_COUNT] = (scalars[STEP_COUNT] * longest + totals[FOLLOWERS]) * kept;
@@ -218,13 +298,16 @@ __device__ inline void refresh(const real* scalars, const real* totals, const re
 // Every window forgets, takes the waiting columns in, and those are emptied; the newest frame is
 // the state's last.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_forget(
-    const real* scalars, const real* totals, const real* settings, int num_classes,
-    const real* newest, real* window_logits, real* window_powers, real* window_mass,
-    real* waiting, real* last, real* fresh) {
+    const real* scalars, const real* totals, const real* settings, const real* asymmetry,
+    int num_classes, const real* newest, real* window_logits, real* window_powers,
+    real* window_mass, real* share_mass, real* waiting, real* last, real* fresh) {
     real guard[3], decay[WINDOWS];
     bool tripped = guard_trips(scalars, totals, settings, guard);
     real kept = tripped ? (real)0 : (real)1;
     for (int j = 0; j < WINDOWS; ++j) decay[j] = decay_of(j, totals, settings);
+    // The state's sums are those that every waiting batch was predicted with.
+    real weight = counted(scalars, asymmetry, settings);
+    real share_decay = exp(settings[SHARE_RATE] * totals[COUNT]);
     int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
     for (int k = first; k < num_classes; k += stride) {
         real logits = waiting[k], powers = waiting[num_classes + k];
@@ -235,12 +318,13 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_forget(
             window_powers[at] = (window_powers[at] * decay[j] + powers) * kept;
             window_mass[at] = (window_mass[at] * decay[j] + mass) * kept;
         }
+        share_mass[k] = (share_mass[k] * share_decay + weight * mass) * kept;
         waiting[k] = waiting[num_classes + k] = waiting[2 * num_classes + k] = (real)0;
         last[k] = newest[k];
     }
     if (first != 0) return;
     last[num_classes] = newest[num_classes];
-    refresh(scalars, totals, settings, tripped, guard, fresh);
+    refresh(scalars, totals, settings, weight, tripped, guard, fresh);
 }
 
 // Classes whose shares are held at once.

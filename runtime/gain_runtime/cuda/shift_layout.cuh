@@ -3,14 +3,15 @@
 
 #define WINDOWS 5
 
-// Places in `scalars`, the state's numbers. Behind them, MOVED is whether vector or stretch say
+// Places in `scalars`, the state's numbers. Behind them, MOVED is whether the shift says
 // anything, and the last three are of a revision: whether there is anything to revise, the
 // variance, and MOVED.
 enum {
     WINDOW_COUNT = 0,
     WINDOW_LEAN = WINDOWS,
     WINDOW_RANGE = 2 * WINDOWS,
-    STEP_POWER = 3 * WINDOWS,
+    SHARE_COUNT = 3 * WINDOWS,
+    STEP_POWER,
     STEP_COUNT,
     SCALE_NUMERATOR,
     SCALE_DENOMINATOR,
@@ -65,6 +66,13 @@ enum {
     STEP_ENDS,
     FIRST_SHIFT_WINDOW,
     FIRST_SCALE_WINDOW,
+    CLASSES_EXPECTED,
+    SHARE_RATE,
+    SHARE_BEGINS,
+    SHARE_ENDS,
+    SHARE_NOISE,
+    SHARE_POWER,
+    MOST_SHARE,
     SCALE_MATCHED,
     SCALE_NOISE,
     LEAST_VARIANCE,

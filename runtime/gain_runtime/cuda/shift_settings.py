@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gain_core import GainConfig
+from gain_core import GainConfig, class_prior
 from gain_core import guard as guard_rules
 from gain_core import shift as shift_rules
 
@@ -44,6 +44,12 @@ def shift_settings(config: GainConfig, *, num_classes: int) -> list[float]:
         *shift_rules.STEP_RAMP,
         shift_rules.FIRST_SHIFT_WINDOW,
         shift_rules.FIRST_SCALE_WINDOW,
+        float(shift_rules.expects_classes(config, num_classes=num_classes)),
+        forgetting / (shift_rules.SHARE_MEMORY * config.half_life),
+        *shift_rules.SHARE_RAMP,
+        class_prior.SHARE_NOISE,
+        class_prior.SHARE_POWER,
+        class_prior.MOST_SHARE,
         float(config.match_scale),
         shift_rules.SCALE_NOISE,
         shift_rules.LEAST_VARIANCE,

@@ -47,7 +47,7 @@ from gain_runtime.device_buffers import DeviceArray
 __all__ = ["ShiftStep"]
 
 # Numbers of the state and of what waits, and rows of `row_sums`, as the kernels' enums have them.
-_SCALARS, _FRESH, _TOTALS, _ROW_SUMS = 3 * NUM_WINDOWS + 16, 3 * NUM_WINDOWS + 9, 9, 10
+_SCALARS, _FRESH, _TOTALS, _ROW_SUMS = 3 * NUM_WINDOWS + 17, 3 * NUM_WINDOWS + 10, 9, 11
 # Behind the numbers of the state, the first of those that follow from them.
 _MOVED = _SCALARS - 4
 # Parts that the product over the classes is cut into, so that a device's cores all have work.
@@ -94,9 +94,10 @@ class ShiftStep:
             self._zeros(NUM_WINDOWS, self._num_classes) for _ in range(4)
         )
         self._logs = self._zeros(NUM_SCALE_WINDOWS, self._num_classes)
-        self._vector, self._stretch = self._zeros(self._num_classes), self._zeros(self._num_classes)
-        self._stretch[...] = 1
-        self._revised = self._zeros(2, self._num_classes)
+        # Vector, stretch and the logarithm of the prior; the old ones on their way to the new.
+        self._shift, self._revised = (self._zeros(3, self._num_classes) for _ in range(2))
+        self._shift[1] = 1
+        self._share_mass = self._zeros(self._num_classes)
         self._revises = may_be_independent(config, num_classes=self._num_classes)
         self._scalars = self._zeros(_SCALARS)
         # A frame's x, and whether there is one: the state's last, and, where any wait, the newest.
@@ -165,7 +166,9 @@ class ShiftStep:
         one = {"blocks": 1, "threads": row_threads(self._num_classes)}
         moved, head = self._moved, self._centered
         launch = self._kernels.launch
-        forget = (*state, num_classes, self._newest, *windows, self._waiting, self._last, fresh)
+        sums = (*windows, self._share_mass)
+        now = (*state, self._asymmetry, num_classes, self._newest)
+        forget = (*now, *sums, self._waiting, self._last, fresh)
         launch("shift_forget", forget, **classes, dtype=like.dtype)
         sizes = (num_classes, feature_dim, chunks)
         project = (self._window_mass, head, fresh, settings, *sizes, self._parts)
@@ -174,8 +177,8 @@ class ShiftStep:
         launch("shift_gather", gather, **rows, dtype=like.dtype)
         explain = (self._projected, head, num_classes, feature_dim, moved)
         launch("shift_explain", explain, **warps, dtype=like.dtype)
-        found = (self._scalars, self._totals, moved, self._logs, self._vector, self._stretch)
-        estimate = (*windows, *patterns, settings, fresh, num_classes, *found, self._revised)
+        found = (self._scalars, self._totals, moved, self._logs, self._shift, self._revised)
+        estimate = (*sums, *patterns, settings, fresh, num_classes, *found)
         launch("shift_estimate", estimate, **one, dtype=like.dtype)
 
     def drop_waiting(self) -> None:
@@ -187,9 +190,9 @@ class ShiftStep:
     def reset(self) -> None:
         """See `DeviceStep`."""
         windows = (self._window_logits, self._window_powers, self._window_mass)
-        for array in (*windows, self._vector, self._scalars, self._last):
+        for array in (*windows, self._share_mass, self._shift, self._scalars, self._last):
             array[...] = 0
-        self._stretch[...] = 1
+        self._shift[1] = 1
         self.drop_waiting()
 
     def load(self, state: GainState, /) -> None:
@@ -223,7 +226,7 @@ class ShiftStep:
         """The state's arrays by name; they stay where they are, so this is asked for once."""
         numbers, w = self._scalars, NUM_WINDOWS
         places = (numbers[place : place + 1].reshape(()) for place in range(3 * w, _MOVED))
-        step_power, step_count, numerator, denominator, *rest = places
+        share_count, step_power, step_count, numerator, denominator, *rest = places
         variance, trust, independence, count, agreement, confidence, hold, trips = rest
         sums = ShiftSums(
             window_count=numbers[:w],
@@ -232,6 +235,8 @@ class ShiftStep:
             window_mass=self._window_mass,
             window_lean=numbers[w : 2 * w],
             window_range=numbers[2 * w : 3 * w],
+            share_mass=self._share_mass,
+            share_count=share_count,
             step_power=step_power,
             step_count=step_count,
             scale_numerator=numerator,
@@ -241,8 +246,9 @@ class ShiftStep:
             count=count, agreement=agreement, confidence=confidence, hold=hold, trips=trips
         )
         shift = Shift(
-            vector=self._vector,
-            stretch=self._stretch,
+            vector=self._shift[0],
+            stretch=self._shift[1],
+            log_prior=self._shift[2],
             variance=variance,
             trust=trust,
             independence=independence,
@@ -300,9 +306,9 @@ class ShiftStep:
 
     def _enqueue_prediction(self, features: Array, logits: Array, into: PredictionBlock) -> None:
         """Predict a batch, a block of threads per row."""
-        shift, dtype = (self._vector, self._stretch), self._like.dtype
+        dtype = self._like.dtype
         batch_size, threads = features.shape[0], row_threads(self._num_classes)
-        arguments = self._row_arguments(features, logits, shift, into=into)
+        arguments = self._row_arguments(features, logits, self._shift, into=into)
         self._kernels.launch(
             "predict_shift", arguments, blocks=batch_size, threads=threads, dtype=dtype
         )
@@ -315,8 +321,7 @@ class ShiftStep:
         """Predict a batch that has been learned from again, see `gain_core.step.revise`."""
         if not self._revises:
             return
-        shift = (self._revised[0], self._revised[1])
-        arguments = self._row_arguments(features, logits, shift, into=into)
+        arguments = self._row_arguments(features, logits, self._revised, into=into)
         self._kernels.launch(
             "revise_shift",
             (*arguments, into.prediction.finite),
@@ -332,12 +337,12 @@ class ShiftStep:
             self._kernels.copy(trips, into.trips)
 
     def _row_arguments(
-        self, features: Array, logits: Array, shift: tuple[Array, ...], *, into: PredictionBlock
+        self, features: Array, logits: Array, shift: Array, *, into: PredictionBlock
     ) -> tuple[Any, ...]:
         """What a prediction is made from, and into."""
         made, columns = into.prediction, features.shape[1]
         sizes = (np.int32(self._config.num_iters), np.int32(self._num_classes), np.int32(columns))
-        inputs = (features, logits, *shift, self._scalars, self._log_floor)
+        inputs = (features, logits, shift, self._scalars, self._log_floor)
         matrices = (made.probs, made.log_probs, made.source_log_probs)
         return (*inputs, *sizes, *matrices, made.strength, made.gain, into.row_finite)
 
@@ -346,7 +351,7 @@ class ShiftStep:
         batch_size, dtype = probs.shape[0], self._like.dtype
         num_classes = np.int32(self._num_classes)
         rows = (probs, source, finite)
-        head = (self._vector, self._row_squares)
+        head = (self._shift, self._scalars, self._row_squares)
         sums = self._in_place.sums
         about = (sums.window_logits[REFERENCE_WINDOW], sums.window_count[REFERENCE_WINDOW:])
         before = (*about, self._newest, self._settings)
@@ -358,9 +363,10 @@ class ShiftStep:
             dtype=dtype,
         )
         sizes = (np.int32(batch_size), num_classes)
+        now = (self._shift, self._scalars, self._settings)
         self._kernels.launch(
             "shift_sums",
-            (*rows, row_sums, *sizes, self._waiting, self._totals, self._newest),
+            (*rows, *now, row_sums, *sizes, self._waiting, self._totals, self._newest),
             **column_blocks(self._num_classes + _TOTALS),
             dtype=dtype,
         )
