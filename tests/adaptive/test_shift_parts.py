@@ -166,6 +166,7 @@ def draw_sums(rng, num_classes):
     frame = rng.normal(size=num_classes)
     share = rng.dirichlet(np.full(num_classes, rng.choice([0.1, 3.0, 30.0])), size=5)
     reach = rng.uniform(1.0, 3.0, size=5)
+    counted = rng.choice([0.0, 30.0, 3000.0])
     arrays = {
         "window_count": counts,
         "window_logits": counts[:, None] * (mean - np.mean(mean, axis=1, keepdims=True)),
@@ -173,6 +174,8 @@ def draw_sums(rng, num_classes):
         "window_mass": counts[:, None] * share,
         "window_lean": counts * reach * rng.uniform(-0.1, 0.4, size=5),
         "window_range": counts * reach,
+        "share_mass": counted * share[-1],
+        "share_count": np.array(counted),
         "step_power": np.array(1000.0 * rng.uniform(0.4, 1.0) * np.sum(deviations[-1] ** 2)),
         "step_count": np.array(1000.0),
         "last_logits": frame - np.mean(frame),
@@ -194,7 +197,7 @@ def test_one_step_from_any_sums(make_graph, num_classes):
     prototypes, batches = make_stream("unequal", num_classes)
     graph, pair = make_graph(prototypes, TRACKED, asymmetry=(0.0, 0.3)), (0.0, 0.3)
     prepared = prepare_prototypes(prototypes, TRACKED, asymmetry=pair)
-    stretched, moved, partly = 0, 0, 0
+    stretched, moved, partly, expected = 0, 0, 0, 0
     for index in range(200):
         state = state_from_arrays(draw_sums(rng, num_classes), prototypes=prepared, config=TRACKED)
         z, raw = (array.astype(np.float64) for array in batches[index % NUM_BATCHES])
@@ -208,9 +211,11 @@ def test_one_step_from_any_sums(make_graph, num_classes):
         stretched += int(np.max(np.abs(state.shift.stretch - 1.0)) > 0.1)
         moved += int(np.max(np.abs(state.shift.vector)) > 0.1)
         partly += int(0.0 < state.shift.independence < 1.0)
+        expected += int(np.max(np.abs(state.shift.log_prior)) > 0.1)
     assert 20 < stretched < 180
     assert 20 < moved < 180
     assert partly > 10
+    assert 20 < expected < 180
 
 
 def test_deviations_alone_are_matched_and_held_back_by_the_guard(make_graph):

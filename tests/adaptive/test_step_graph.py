@@ -222,7 +222,7 @@ def test_a_stream_with_bad_batches_equals_one_without_them(make_graph, preset):
             graph.step(features=z, logits=raw)["probs"], expected.probs, rtol=0, atol=FREE_PROBS
         )
         strengths.append(expected.strength)
-    assert_corrected(strengths, share=0.5)
+    assert_corrected(strengths, share=0.4)
     assert graph.state["state.frames"] == single.frames
 
 

@@ -260,7 +260,7 @@ def test_a_revision_is_a_prediction_with_a_shift_on_the_way():
     kept = every_array(before), every_array(halfway)
     revised = revise(first, before=before, after=halfway, config=TRACKED)
     middle = between(before.shift, halfway.shift)
-    for name in ("vector", "stretch", "variance"):
+    for name in ("vector", "stretch", "log_prior", "variance"):
         both = getattr(before.shift, name) + getattr(after.shift, name)
         assert_allclose(getattr(middle, name), 0.5 * both, rtol=1e-12)
     wanted = predict(features, raw, replace(after, shift=middle), config=TRACKED)

@@ -111,6 +111,7 @@ def assert_state_matches(state: ShiftState, oracle: ShiftOracle, tolerance: floa
     assert_close(state.shift.independence, oracle.iota, 10.0 * tolerance, "independence")
     assert_close(state.shift.vector, oracle.beta, tolerance, "vector")
     assert_close(state.shift.stretch, oracle.stretch, tolerance, "stretch")
+    assert_close(state.shift.log_prior, oracle.log_prior, tolerance, "log_prior")
     assert_close(state.shift.variance, oracle.v, tolerance, "variance")
     assert_close(state.shift.trust, oracle.trust, tolerance, "trust")
     count, agreement, confidence = oracle.guard_sums()

@@ -185,6 +185,22 @@ def test_a_prior_alone_corrects_unless_the_guard_holds(host_kernels, turn):
     assert_array_equal(gain.predict(features, logits).strength, 0.0)
 
 
+def test_a_prior_that_was_learned_alone_corrects(host_kernels):
+    """Nothing is left of shift and deviations, so that predictions have the prior only."""
+    world = tailed_world(num_batches=70, seed=5)
+    config = replace(TRACKED, shrinkage=1e6, match_scale=False)
+    gain, plain = both(host_kernels, world, config)
+    step_both(gain, plain, batches_of(world))
+    assert_states_close(gain.state, plain.state, FLOAT64.sums)
+    assert_array_equal(gain.state.shift.vector, np.zeros(10))
+    assert_array_equal(gain.state.shift.stretch, np.ones(10))
+    assert np.max(np.abs(gain.state.shift.log_prior)) > 0.3
+    features, logits = batches_of(world)[0]
+    result, expected = gain.predict(features, logits), plain.predict(features, logits)
+    assert np.any(expected.strength > 0)
+    assert_allclose(result.probs, expected.probs, rtol=0, atol=FLOAT64.probs)
+
+
 def test_frames_of_which_some_follow_take_a_part_of_the_prior(host_kernels):
     world = tailed_world(num_batches=150, seed=5)
     features, logits = (np.concatenate(arrays) for arrays in zip(*batches_of(world), strict=True))

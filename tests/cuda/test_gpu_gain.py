@@ -9,6 +9,7 @@ import pytest
 from gaussian_world import gaussian_world
 from numpy.testing import assert_allclose, assert_array_equal
 from scaled_world import scaled_world
+from tailed_world import ASYMMETRY, tailed_world
 from taught_gain import every_array
 
 from gain_core import PRESETS, Gain, GaussianState, Prediction
@@ -22,6 +23,7 @@ CONFIGS = {
     **PRESETS,
     "tracked-floor": replace(PRESETS["tracked"], prob_floor=1e-3),
     "tracked-no-mixture-test": replace(PRESETS["tracked"], mixture_test=False),
+    "tracked-no-class-prior": replace(PRESETS["tracked"], class_prior=False),
     "tracked-shift-alone": replace(PRESETS["tracked"], mixture_test=False, match_scale=False),
 }
 EVERY = [pytest.param(config, id=name) for name, config in CONFIGS.items()]
@@ -106,6 +108,23 @@ def test_batch_is_revised_as_far_as_frames_are_independent(cupy, held):
         moved = float(cupy.max(cupy.abs(result.probs - first.probs)))
         assert moved == 0.0 if held > 1 else moved > 0.0
     assert_allclose(gain.state.last.logits.get(), plain.state.last.logits, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("update_every", [1, 40])
+@pytest.mark.parametrize(("dtype", "atol"), [(np.float64, 1e-8), (np.float32, 1e-3)])
+def test_classes_that_come_often_are_expected(cupy, dtype, atol, update_every):
+    world = tailed_world(num_batches=90, seed=5)
+    options = {"asymmetry": ASYMMETRY, "update_every": update_every}
+    head = world.prototypes.astype(np.float32).astype(np.float64)
+    gain, plain = CudaGain(cupy.asarray(head.astype(dtype)), **options), Gain(head, **options)
+    for features, logits, _ in world.batches:
+        rounded = [array.astype(np.float32).astype(np.float64) for array in (features, logits)]
+        result = gain.step(*(cupy.asarray(array.astype(dtype)) for array in rounded))
+        assert_allclose(result.probs.get(), plain.step(*rounded).probs, rtol=0, atol=atol)
+    assert np.max(np.abs(plain.state.shift.log_prior)) > 0.5
+    mine, theirs = gain.state, plain.state
+    assert_allclose(mine.shift.log_prior.get(), theirs.shift.log_prior, rtol=0, atol=10 * atol)
+    assert_allclose(mine.sums.share_mass.get(), theirs.sums.share_mass, rtol=atol, atol=atol)
 
 
 def test_one_class_stays_at_the_source(cupy):

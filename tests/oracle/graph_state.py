@@ -19,6 +19,7 @@ def derived(state: GainState) -> dict[str, Any]:
         return {
             "shift": shift.vector,
             "shift_stretch": shift.stretch,
+            "shift_log_prior": shift.log_prior,
             "shift_variance": shift.variance,
         }
     return {name: getattr(state.geometry, name) for name in ("centers", "variance", "center_norms")}
@@ -30,10 +31,16 @@ def assert_tensors_close(
     """Every tensor of the sums and, unless `sums_only`, what predictions read, over 1 + its peak.
 
     `tensors` are a file's, by the names of its inputs. The lean, a difference of two sums, counts
-    in units of their sum, the range.
+    in units of their sum, the range; the shares, whose weights are such leans on their way through a
+    steep ramp, in units of the frames.
     """
     expected = state_to_arrays(state) | ({} if sums_only else derived(state))
     for name, array in expected.items():
-        unit = expected["window_range"] if name == "window_lean" else array
+        units = {
+            "window_lean": "window_range",
+            "share_mass": "window_count",
+            "share_count": "window_count",
+        }
+        unit = expected[units.get(name, name)]
         difference = np.abs(tensors[f"state.{name}"] - array) / (1.0 + np.max(np.abs(unit)))
         assert np.max(difference) <= tolerance, name
