@@ -15,6 +15,7 @@ ABLATION = ("roadsigns_ablation.py", "--json", BENCHMARKS / "results" / "roadsig
 PHOTOS = ("photos.py",)
 HARD = ("hard_streams.py", "--json", BENCHMARKS / "results" / "hard_streams.json")
 EVALUATOR = ("evaluator.py", "--json", BENCHMARKS / "results" / "evaluator.json")
+WORLDS = ("random_worlds.py", "--json", BENCHMARKS / "results" / "random_worlds.json")
 PAIRS = ("adaptation.py", "--json", BENCHMARKS / "results" / "adaptation.json")
 MARKED = "before\n\n<!-- spread -->\nold\n<!-- /spread -->\n\nafter\n"
 
@@ -37,6 +38,7 @@ def run(script: str, *args: object) -> subprocess.CompletedProcess[str]:
         (PAIRS, "adaptation.md"),
         (HARD, "adaptation.md"),
         (EVALUATOR, "adaptation.md"),
+        (WORLDS, "adaptation.md"),
     ],
 )
 def test_the_page_shows_the_committed_result(command, name, tmp_path):

@@ -11,6 +11,13 @@ from gain_core import GainState, ShiftState, state_to_arrays
 
 __all__ = ["assert_tensors_close", "derived"]
 
+# Of tensors that are not told in units of their own.
+_UNITS = {
+    "window_lean": "window_range",
+    "share_mass": "window_count",
+    "share_count": "window_count",
+}
+
 
 def derived(state: GainState) -> dict[str, Any]:
     """What predictions read of a state."""
@@ -31,16 +38,11 @@ def assert_tensors_close(
     """Every tensor of the sums and, unless `sums_only`, what predictions read, over 1 + its peak.
 
     `tensors` are a file's, by the names of its inputs. The lean, a difference of two sums, counts
-    in units of their sum, the range; the shares, whose weights are such leans on their way through a
-    steep ramp, in units of the frames.
+    in units of their sum, the range; the shares, whose weights are such leans on the way through
+    a steep ramp, in units of the frames.
     """
     expected = state_to_arrays(state) | ({} if sums_only else derived(state))
     for name, array in expected.items():
-        units = {
-            "window_lean": "window_range",
-            "share_mass": "window_count",
-            "share_count": "window_count",
-        }
-        unit = expected[units.get(name, name)]
+        unit = expected[_UNITS.get(name, name)]
         difference = np.abs(tensors[f"state.{name}"] - array) / (1.0 + np.max(np.abs(unit)))
         assert np.max(difference) <= tolerance, name
