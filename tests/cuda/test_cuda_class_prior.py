@@ -13,7 +13,7 @@ from compared_steps import Tolerance, assert_step_matches
 from numpy.testing import assert_allclose, assert_array_equal
 from shift_oracle import ShiftOracle
 from tailed_world import ASYMMETRY, tailed_world
-from taught_gain import assert_bitwise, every_array
+from taught_gain import assert_bitwise, assert_states_close, every_array
 from waiting_steps import WaitingOracle
 
 from gain_core import PRESETS, Gain, predict
@@ -49,16 +49,6 @@ def both(host_kernels, world, config=TRACKED, *, dtype=np.float64, threads=2, **
     head, kernels = head_of(world), host_kernels(threads)
     gain = CudaGain(head.astype(dtype), config, kernels=kernels, **options)
     return gain, Gain(head, config, **options)
-
-
-def assert_states_close(result, expected, atol: float) -> None:
-    """Every array, by its largest entry."""
-    mine, theirs = every_array(result), every_array(expected)
-    assert mine.keys() == theirs.keys()
-    for name, wanted in theirs.items():
-        peak = 1.0 + np.max(np.abs(wanted), initial=0.0)
-        assert mine[name].shape == wanted.shape, name
-        assert_allclose(mine[name] / peak, wanted / peak, rtol=0, atol=atol, err_msg=name)
 
 
 def step_both(gain, plain, batches, *, atol=FLOAT64.probs) -> None:

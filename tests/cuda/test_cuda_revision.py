@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scaled_world import scaled_world
-from taught_gain import assert_bitwise, every_array
+from taught_gain import assert_bitwise, assert_states_close, every_array
 
 from gain_core import PRESETS, Gain, GainConfig, Prediction, predict
 from gain_runtime.cuda import CudaGain, shift_step
@@ -61,16 +61,6 @@ def assert_same(result: Prediction, expected: Prediction, atol: float) -> None:
     assert_allclose(result.gain, expected.gain, rtol=0, atol=10 * atol)
     assert_allclose(result.source_log_probs, expected.source_log_probs, rtol=0, atol=100 * atol)
     assert bool(result.finite)
-
-
-def assert_states_close(result, expected, atol: float = 1e-9) -> None:
-    """Every array, by its largest entry."""
-    mine, theirs = every_array(result), every_array(expected)
-    assert mine.keys() == theirs.keys()
-    for name, wanted in theirs.items():
-        peak = 1.0 + np.max(np.abs(wanted), initial=0.0)
-        assert mine[name].shape == wanted.shape, name
-        assert_allclose(mine[name] / peak, wanted / peak, rtol=0, atol=atol, err_msg=name)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scaled_world import scaled_world
-from tailed_world import ASYMMETRY, tailed_world
-from taught_gain import assert_bitwise, every_array, one_batch
+from taught_gain import assert_bitwise, assert_states_close, every_array, one_batch
 
 from gain_core import PRESETS, ConfigError, Gain, GainConfig, predict
 from gain_core.errors import NumericsError
@@ -25,16 +24,6 @@ TRACKED = PRESETS["tracked"]
 BOTH_OFF = replace(TRACKED, mixture_test=False, match_scale=False)
 # A mixture of many classes in few dimensions is less lopsided than a network's features.
 FLAT = (0.0, 0.2)
-
-
-def assert_states_close(result, expected, atol: float) -> None:
-    """Every array, by its largest entry."""
-    mine, theirs = every_array(result), every_array(expected)
-    assert mine.keys() == theirs.keys()
-    for name, wanted in theirs.items():
-        peak = 1.0 + np.max(np.abs(wanted), initial=0.0)
-        assert mine[name].shape == wanted.shape, name
-        assert_allclose(mine[name] / peak, wanted / peak, rtol=0, atol=atol, err_msg=name)
 
 
 def run_both(gain: CudaGain, plain: Gain, batches, *, atol: float, dtype=np.float64) -> int:
@@ -317,37 +306,3 @@ def test_blocks_of_more_than_one_warp(host_kernels, width, num_classes):
 def test_numbers_of_windows_are_the_rules():
     written = dict(re.findall(r"#define (\w*WINDOWS) (\d+)", kernel_source()))
     assert written == {"WINDOWS": str(NUM_WINDOWS), "SCALE_WINDOWS": str(NUM_SCALE_WINDOWS)}
-
-
-@pytest.mark.parametrize("update_every", [1, 40])
-@pytest.mark.parametrize(
-    ("dtype", "atol"),
-    [pytest.param(np.float64, 1e-8, id="float64"), pytest.param(np.float32, 1e-4, id="float32")],
-)
-def test_classes_that_come_often_are_expected(host_kernels, dtype, atol, update_every):
-    world = tailed_world(num_batches=90, seed=5)
-    batches = [(features, logits) for features, logits, _ in world.batches]
-    options = {"asymmetry": ASYMMETRY, "update_every": update_every}
-    gain = CudaGain(world.prototypes.astype(dtype), kernels=host_kernels(2), **options)
-    plain = Gain(world.prototypes, **options)
-    assert run_both(gain, plain, batches[:60], atol=atol, dtype=dtype) > 20
-    # A state that is loaded brings its shares along, and what follows from them.
-    loaded = CudaGain(world.prototypes.astype(dtype), kernels=host_kernels(4), **options)
-    loaded.load_state(gain.state, frames=gain.frames)
-    run_both(loaded, plain, batches[60:], atol=atol, dtype=dtype)
-    assert plain.state.sums.share_count > 100
-    assert np.max(np.abs(plain.state.shift.log_prior)) > 0.5
-    assert_states_close(loaded.state, plain.state, atol)
-    loaded.reset()
-    assert not np.any(loaded.state.sums.share_mass)
-    assert not np.any(loaded.state.shift.log_prior)
-
-
-def test_without_a_prior_on_the_classes_nothing_is_expected(host_kernels):
-    world = tailed_world(num_batches=60, seed=5)
-    config = replace(TRACKED, class_prior=False)
-    gain = CudaGain(world.prototypes, config, kernels=host_kernels(2), asymmetry=ASYMMETRY)
-    plain = Gain(world.prototypes, config, asymmetry=ASYMMETRY)
-    run_both(gain, plain, [(features, logits) for features, logits, _ in world.batches], atol=1e-8)
-    assert_states_close(gain.state, plain.state, 1e-8)
-    assert not np.any(gain.state.shift.log_prior)

@@ -11,7 +11,15 @@ from numpy.testing import assert_allclose
 
 from gain_core import Gain, GainConfig, GainState, Prediction, ShiftState
 
-__all__ = ["assert_bitwise", "assert_sound", "every_array", "learned", "one_batch", "taught"]
+__all__ = [
+    "assert_bitwise",
+    "assert_sound",
+    "assert_states_close",
+    "every_array",
+    "learned",
+    "one_batch",
+    "taught",
+]
 
 
 def every_array(state: GainState) -> dict[str, np.ndarray]:
@@ -34,6 +42,16 @@ def assert_bitwise(result: dict[str, np.ndarray], expected: dict[str, np.ndarray
     for name, value in expected.items():
         assert result[name].dtype == value.dtype, name
         assert result[name].tobytes() == value.tobytes(), name
+
+
+def assert_states_close(result: GainState, expected: GainState, atol: float = 1e-9) -> None:
+    """Every array, over one plus the largest entry that is expected."""
+    mine, theirs = every_array(result), every_array(expected)
+    assert mine.keys() == theirs.keys()
+    for name, wanted in theirs.items():
+        peak = 1.0 + np.max(np.abs(wanted), initial=0.0)
+        assert mine[name].shape == wanted.shape, name
+        assert_allclose(mine[name] / peak, wanted / peak, rtol=0, atol=atol, err_msg=name)
 
 
 def assert_sound(result: Prediction, state: GainState) -> None:
