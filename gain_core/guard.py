@@ -99,10 +99,12 @@ def combine_guard_sums(first: GuardSums, second: GuardSums, /) -> GuardSums:
 def observe(evidence: Evidence, /) -> GuardSums:
     """Sums over a batch; rows that were not accepted do not count."""
     xp = array_namespace(evidence.probs)
+    same = evidence.answered == xp.argmax(evidence.source_log_probs, axis=1)
+    agreed = xp.where(same, evidence.accepted, xp.zeros_like(evidence.accepted))
     confidence = xp.exp(xp.max(evidence.source_log_probs, axis=1))
     return GuardSums(
         count=xp.sum(evidence.accepted),
-        agreement=xp.sum(evidence.agreed),
+        agreement=xp.sum(agreed),
         confidence=xp.sum(confidence * evidence.accepted),
     )
 

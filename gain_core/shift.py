@@ -9,8 +9,8 @@ over five memories, each a third as long as the next, are combined from the long
 a shorter memory moves the estimate only as far as its difference exceeds its own noise, so the
 estimate is steady in calm and fast after a jump. The shortest are asked only where a frame says
 nothing of the next one. The deviations of the classes' logits, which a domain changes as well, are
-brought back to their ratios in the same way. There the shares of the classes so far are expected of
-the next frames too, see `class_prior`.
+brought back to their ratios in the same way. Where frames say nothing of each other the shares of
+the classes so far are expected of the next ones, see `class_prior`.
 `docs/method.md` has the derivation.
 """
 
@@ -266,8 +266,8 @@ def shift_posteriors(source_log_probs: Array, shift: Shift, /) -> tuple[Array, A
         classes that come here has to be worth it.
     """
     xp = array_namespace(source_log_probs)
-    logits = centered(source_log_probs, xp=xp) - shift.vector
-    log_proposal = log_softmax(logits * shift.stretch + shift.log_prior, xp=xp)
+    logits = _unshifted(source_log_probs, shift, xp=xp)
+    log_proposal = log_softmax(logits + shift.log_prior, xp=xp)
     spread = xp.sqrt(1.0 + (math.pi / 4.0) * shift.variance)
     return log_proposal, log_softmax(log_proposal / spread + shift.log_prior, xp=xp)
 
@@ -284,8 +284,7 @@ def unprejudiced(source_log_probs: Array, shift: Shift, /, *, adapts: Array) -> 
         Whether anything is proposed; else this is s.
     """
     xp = array_namespace(source_log_probs)
-    logits = centered(source_log_probs, xp=xp) - shift.vector
-    log_probs = log_softmax(logits * shift.stretch, xp=xp)
+    log_probs = log_softmax(_unshifted(source_log_probs, shift, xp=xp), xp=xp)
     return xp.exp(xp.where(adapts, log_probs, source_log_probs))
 
 
@@ -335,16 +334,17 @@ def accumulate_shift(
     about = logits - sums.window_logits[REFERENCE_WINDOW, :] / xp.maximum(count, tiny)
     known = xp.where(count > 0, evidence.accepted, xp.zeros_like(own))
     highest, lowest = xp.max(about, axis=1), xp.min(about, axis=1)
+    num_accepted, mass = xp.sum(evidence.accepted), xp.sum(evidence.probs, axis=0)
     counted = _counted(sums, prototypes=prototypes, config=config)
     added = ShiftSums(
-        window_count=xp.sum(evidence.accepted, keepdims=True),
+        window_count=xp.reshape(num_accepted, (1,)),
         window_logits=xp.sum(logits, axis=0, keepdims=True),
         window_powers=xp.sum(logits * logits, axis=0, keepdims=True),
-        window_mass=xp.sum(evidence.probs, axis=0, keepdims=True),
+        window_mass=mass[None, :],
         window_lean=xp.sum((highest + lowest) * known, keepdims=True),
         window_range=xp.sum((highest - lowest) * known, keepdims=True),
-        share_mass=counted * xp.sum(evidence.probs, axis=0),
-        share_count=counted * xp.sum(evidence.accepted),
+        share_mass=counted * mass,
+        share_count=counted * num_accepted,
         step_power=0.5 * xp.sum(xp.sum(steps * steps, axis=1) * pairs),
         step_count=xp.sum(pairs),
         scale_numerator=xp.sum(weighted * own),
@@ -612,6 +612,11 @@ def scale_of(sums: ShiftSums, /) -> Array:
 def centered(log_probs: Array, *, xp: Namespace) -> Array:
     """Less the mean over classes, which no softmax sees."""
     return log_probs - xp.mean(log_probs, axis=1, keepdims=True)
+
+
+def _unshifted(source_log_probs: Array, shift: Shift, *, xp: Namespace) -> Array:
+    """The source's centred logits (B, K) with the shift taken out, their deviations matched."""
+    return (centered(source_log_probs, xp=xp) - shift.vector) * shift.stretch
 
 
 def _within(observed: Array, pattern: Array) -> Array:

@@ -46,8 +46,8 @@ class Evidence:
         log s; read by the shift and its guard only.
     reliability : array, (B,)
         zeta, the source's probability of the adapted class.
-    agreed : array, (B,)
-        1 where the class that was answered is the source's; read by the guard only.
+    answered : array, (B,) integer
+        The class of the largest p*; read by the guard only.
     accepted : array, (B,)
         1, or 0 for the rows of a batch that held a value that is not finite; all else in such
         rows is zero.
@@ -58,7 +58,7 @@ class Evidence:
     probs: Array
     source_log_probs: Array
     reliability: Array
-    agreed: Array
+    answered: Array
     accepted: Array
 
 
@@ -196,7 +196,7 @@ def concatenate(batches: Sequence[Evidence], /) -> Evidence:
         probs=xp.concat([batch.probs for batch in batches], axis=0),
         source_log_probs=xp.concat([batch.source_log_probs for batch in batches], axis=0),
         reliability=xp.concat([batch.reliability for batch in batches], axis=0),
-        agreed=xp.concat([batch.agreed for batch in batches], axis=0),
+        answered=xp.concat([batch.answered for batch in batches], axis=0),
         accepted=xp.concat([batch.accepted for batch in batches], axis=0),
     )
 

@@ -246,26 +246,24 @@ def collect(
         num_columns=like.shape[0],
         like=like,
     )
-    same = xp.argmax(probs, axis=1) == xp.argmax(source_log_probs, axis=1)
+    answered = chosen = xp.argmax(probs, axis=1)
     if isinstance(state, ShiftState) and expects_classes(config, num_classes=like.shape[0]):
         probs = unprejudiced(source_log_probs, state.shift, adapts=may_adapt(state))
-    chosen = xp.argmax(probs, axis=1, keepdims=True)
-    source = xp.take_along_axis(source_log_probs, chosen, axis=1)
+        chosen = xp.argmax(probs, axis=1)
+    source = xp.take_along_axis(source_log_probs, chosen[:, None], axis=1)
     reliability = xp.exp(source[:, 0])
     keep = prediction.finite
     rows = xp.where(keep, rows, xp.zeros_like(rows))
     probs = xp.where(keep, probs, xp.zeros_like(probs))
     reliability = xp.where(keep, reliability, xp.zeros_like(reliability))
-    nothing = xp.zeros_like(reliability)
-    accepted = xp.where(keep, xp.ones_like(reliability), nothing)
     return Evidence(
         features=rows,
         responsibilities=reliability[:, None] * probs,
         probs=probs,
         source_log_probs=xp.where(keep, source_log_probs, xp.zeros_like(source_log_probs)),
         reliability=reliability,
-        agreed=xp.where(same, accepted, nothing),
-        accepted=accepted,
+        answered=answered,
+        accepted=xp.where(keep, xp.ones_like(reliability), xp.zeros_like(reliability)),
     )
 
 

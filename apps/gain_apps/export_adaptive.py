@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from gain_apps.defaults import UPDATE_EVERY, WARM_UP
+from gain_apps.export_target import refuse_existing
 from gain_core.config import GainConfig
-from gain_core.errors import ArtifactError, ConfigError
+from gain_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from gain_export.adaptive import AdaptiveReport
@@ -76,11 +77,7 @@ def check_adaptive_arguments(args: argparse.Namespace) -> None:
         return
     _config(args)
     _awaited(args)
-    path = _target(args.output or args.target)
-    if path.is_dir():
-        raise ArtifactError(f"{path}: expected a file to write, got a folder; remove or rename it")
-    if path.exists() and not args.force:
-        raise ArtifactError(f"{path}: exists already; --force replaces it")
+    refuse_existing(_target(args.output or args.target), force=args.force)
 
 
 def check_adaptive_source(args: argparse.Namespace) -> None:

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gain_core.errors import ArtifactError, ConfigError
+from gain_apps.export_target import refuse_existing
+from gain_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from gain_export.precision import PrecisionReport
@@ -79,10 +80,8 @@ def check_precision_arguments(args: argparse.Namespace) -> None:
     if args.precision == "fp32":
         return
     path = precision_target(args)
-    if path.is_dir():
-        raise ArtifactError(f"{path}: expected a file to write, got a folder; remove or rename it")
-    if path.exists() and not args.force and not _takes_existing(args):
-        raise ArtifactError(f"{path}: exists already; --force replaces it")
+    taken = path.exists() and not args.force and _takes_existing(args)
+    refuse_existing(path, force=args.force or taken)
 
 
 def check_precision_source(args: argparse.Namespace) -> None:

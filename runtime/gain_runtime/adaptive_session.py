@@ -352,7 +352,7 @@ class AdaptiveSession(Closing):
             source_log_probs=np.zeros_like(rows["probs"]),
             responsibilities=reliability[:, None] * rows["probs"],
             reliability=reliability,
-            agreed=np.zeros_like(reliability),
+            answered=np.argmax(rows["probs"], axis=1),
             accepted=np.ones_like(reliability),
         )
 

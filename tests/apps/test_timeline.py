@@ -58,17 +58,23 @@ def test_picture_is_drawn_on_close(tmp_path: Path, known: bool) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["timeline.png"]
 
 
-def test_curves_state_the_accuracies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def labels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Those of the curves, in the order in which they are drawn."""
     from matplotlib.axes import Axes
 
-    labels: list[str] = []
+    found: list[str] = []
     plot = Axes.plot
 
     def recording(self: Axes, *args: object, **kwargs: object) -> object:
-        labels.append(str(kwargs.get("label")))
+        found.append(str(kwargs.get("label")))
         return plot(self, *args, **kwargs)
 
     monkeypatch.setattr(Axes, "plot", recording)
+    return found
+
+
+def test_curves_state_the_accuracies(labels: list[str], tmp_path: Path) -> None:
     timeline = Timeline()
     for index in range(60):
         timeline.append(result(index, truth=index % 3, source=0, adapted=index % 3))
@@ -80,19 +86,9 @@ def test_curves_state_the_accuracies(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @pytest.mark.parametrize("right", [1279, 1283, 1160])
 def test_picture_and_table_print_the_same_numbers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, right: int
+    labels: list[str], tmp_path: Path, right: int
 ) -> None:
     """100 * 1279 / 2000 is 63.95, and 100 * (1279 / 2000) a little less: rounded apart."""
-    from matplotlib.axes import Axes
-
-    labels: list[str] = []
-    plot = Axes.plot
-
-    def recording(self: Axes, *args: object, **kwargs: object) -> object:
-        labels.append(str(kwargs.get("label")))
-        return plot(self, *args, **kwargs)
-
-    monkeypatch.setattr(Axes, "plot", recording)
     timeline, board = Timeline(), ScoreBoard()
     source, adapted = np.log([0.5, 0.3, 0.2]), np.log([0.75, 0.15, 0.1])
     for index in range(2000):

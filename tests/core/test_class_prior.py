@@ -13,7 +13,7 @@ from tailed_world import ASYMMETRY, tailed_world
 
 from gain_core import Gain, GainConfig, class_prior, predict
 from gain_core.class_prior import MOST_SHARE, SHARE_NOISE, SHARE_POWER, log_class_prior
-from gain_core.guard import GuardSums
+from gain_core.guard import GuardSums, observe
 from gain_core.shift import SHARE_MEMORY, ShiftSums
 from gain_core.step import add_up, advance_shift, collect
 
@@ -149,8 +149,10 @@ def test_the_guard_watches_what_is_answered():
         result = predict(features, logits, gain.state, config=TRACKED)
         evidence = collect(features, result, gain.state, config=TRACKED)
         source = np.argmax(result.source_log_probs, axis=1)
-        assert_array_equal(evidence.agreed, np.argmax(result.probs, axis=1) == source)
-        apart += int(np.sum(evidence.agreed != (np.argmax(evidence.probs, axis=1) == source)))
+        agreed = np.argmax(result.probs, axis=1) == source
+        assert_array_equal(evidence.answered == source, agreed)
+        assert observe(evidence).agreement == np.sum(agreed)
+        apart += int(np.sum(agreed != (np.argmax(evidence.probs, axis=1) == source)))
     assert apart > 0
 
 

@@ -82,14 +82,15 @@ class _Draws:
     ----------
     independence : Value or None, (1,)
         iota; None where it is always zero.
-    many : Value or None, (1,)
-        How surely the longest memory shows many classes; None where none is tested.
+    expecting : Value or None, (1,)
+        How far the classes' shares are expected of the next frames: iota times how surely the
+        longest memory shows many classes; None where they never are.
     inverse, certain : Value, (J,)
         1/n_eff of the means, and of the deviations: one where a memory looks like one class.
     """
 
     independence: Value | None
-    many: Value | None
+    expecting: Value | None
     inverse: Value
     certain: Value
 
@@ -117,12 +118,10 @@ def estimate(sums: Mapping[str, Value], /, *, head: Head, config: GainConfig) ->
         stretch = _stretch(moments, draws, head=head, config=config)
     else:
         stretch = expand(vector.tape.constant(1.0), (1, head.num_classes))
-    if expects_classes(config, num_classes=head.num_classes):
-        assert draws.independence is not None
-        assert draws.many is not None
-        log_prior = draws.independence * draws.many * _log_class_prior(sums, head.num_classes)
-    else:
+    if draws.expecting is None:
         log_prior = expand(vector.tape.constant(0.0), (head.num_classes,))
+    else:
+        log_prior = draws.expecting * _log_class_prior(sums, head.num_classes)
     found = {
         "shift": squeeze(vector),
         "shift_stretch": squeeze(stretch),
@@ -160,16 +159,18 @@ def _draws(
     """How many draws every memory holds: by the labels, the asymmetry and the steps."""
     inverse = moments.diversity
     if head.asymmetry is None:
-        return _Draws(independence=None, many=None, inverse=inverse, certain=inverse)
+        return _Draws(independence=None, expecting=None, inverse=inverse, certain=inverse)
     asymmetry = asymmetry_of(sums)
     single = single_class(asymmetry, SHIFT_RAMP, head.asymmetry)
     inverse = maximum(inverse, single)
     certain = maximum(inverse, single_class(asymmetry, SCALE_RAMP, head.asymmetry))
-    many = minimum(1.0 - _row(single, NUM_WINDOWS - 1), 1.0)
-    independence = None
+    independence = expecting = None
     if may_be_independent(config, num_classes=head.num_classes):
         independence = _independence(moments, sums)
-    return _Draws(independence=independence, many=many, inverse=inverse, certain=certain)
+        if expects_classes(config, num_classes=head.num_classes):
+            many = minimum(1.0 - _row(single, NUM_WINDOWS - 1), 1.0)
+            expecting = independence * many
+    return _Draws(independence=independence, expecting=expecting, inverse=inverse, certain=certain)
 
 
 def _log_class_prior(sums: Mapping[str, Value], num_classes: int) -> Value:

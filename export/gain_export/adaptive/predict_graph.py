@@ -25,7 +25,7 @@ from gain_export.adaptive.expressions import (
     where,
 )
 from gain_export.adaptive.head_graph import Head
-from gain_export.adaptive.shift_graph import shift_posteriors
+from gain_export.adaptive.shift_graph import Proposed, shift_posteriors
 
 __all__ = [
     "PREDICTION_NAMES",
@@ -55,10 +55,8 @@ class PredictionValues:
     label_column : Value, (B, 1)
     centered : Value or None, (B, K)
         The source's log-probabilities less their mean over classes, for the shift only.
-    unprejudiced : Value or None, (B, K)
-        Logits of q_0, what is proposed without the prior on the classes; for the shift only.
-    adapts : Value or None, () bool
-        Whether anything is proposed; for the shift only.
+    proposed : Proposed or None
+        What the shift proposes.
     """
 
     answer: Mapping[str, Value]
@@ -66,8 +64,7 @@ class PredictionValues:
     finite: Value
     label_column: Value
     centered: Value | None
-    unprejudiced: Value | None
-    adapts: Value | None
+    proposed: Proposed | None
 
 
 def predict(
@@ -101,13 +98,12 @@ def predict(
     tape = rows.tape
     source = tape.apply("LogSoftmax", logits, name="source_log_probs", axis=-1)
     checked = [logits]
-    centered = logits_without = adapts = None
+    centered = proposed = None
     if config.proposal == "shift":
         centered = source - total(source, axis=1) / float(head.num_classes)
         proposed = shift_posteriors(centered, state, num_classes=head.num_classes, config=config)
         log_proposal, evaluator = proposed.log_proposal, proposed.evaluator
-        started = adapts = proposed.adapts
-        logits_without = proposed.unprejudiced
+        started = proposed.adapts
     else:
         started = state["sample_count"] > 0.0
         distances, norms = _distances(rows, state, started=started)
@@ -128,8 +124,7 @@ def predict(
         finite=tape.apply("Equal", bad, 0.0, name="finite"),
         label_column=label_column,
         centered=centered,
-        unprejudiced=logits_without,
-        adapts=adapts,
+        proposed=proposed,
     )
 
 

@@ -59,6 +59,7 @@ __all__ = [
     "GUARD_SUMS",
     "LAST_FRAME",
     "SHIFT_SUMS",
+    "Proposed",
     "added_sums",
     "between",
     "learn_shift",
@@ -168,12 +169,10 @@ def added_sums(
     probs = prediction.answer["probs"]
     expects = expects_classes(config, num_classes=head.num_classes)
     if expects:
-        assert prediction.unprejudiced is not None
-        assert prediction.adapts is not None
+        proposed = prediction.proposed
+        assert proposed is not None
         # A softmax of log s is s.
-        probs = softmax(
-            where(prediction.adapts, prediction.unprejudiced, prediction.source_log_probs)
-        )
+        probs = softmax(where(proposed.adapts, proposed.unprejudiced, prediction.source_log_probs))
         label = arg_max(probs)
     size = tape.apply("Shape", logits, start=0, end=1)
     count = cast(size, TensorProto.FLOAT)

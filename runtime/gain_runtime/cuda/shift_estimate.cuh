@@ -77,17 +77,16 @@ __device__ inline real reach_of(int window, const real* fresh, real first, real 
     return (real)window < first ? independence : (real)1;
 }
 
-// What the classes' shares, which differ from equal ones by `square`, say of the frames to come.
-__device__ inline Expected expected_of(const real* fresh, const real* settings, int num_classes,
-                                       real square, real independence, real many) {
-    real tiny = settings[TINY], count = at_least(fresh[SHARE_COUNT], tiny);
-    Expected expected = {(real)1 / count, (real)0, (real)0};
-    if (!(settings[CLASSES_EXPECTED] > (real)0) || !(fresh[SHARE_COUNT] > (real)0))
-        return expected;
-    real noise = (real)1 / count + settings[SHARE_NOISE] / (real)num_classes;
-    expected.kept = at_least((real)1 - noise / at_least(square, tiny), (real)0);
+// What the classes' shares, which differ from equal ones by `square`, say of the frames to come:
+// how `expected`, which knows its count, goes on.
+__device__ inline void expect_shares(const real* fresh, const real* settings, int num_classes,
+                                     real square, real independence, real many,
+                                     Expected& expected) {
+    expected.kept = expected.power = (real)0;
+    if (!(settings[CLASSES_EXPECTED] > (real)0) || !(fresh[SHARE_COUNT] > (real)0)) return;
+    real noise = expected.inverse_count + settings[SHARE_NOISE] / (real)num_classes;
+    expected.kept = at_least((real)1 - noise / at_least(square, settings[TINY]), (real)0);
     expected.power = settings[SHARE_POWER] * independence * many;
-    return expected;
 }
 
 // Scatter, number of draws and how far labels explain each window's mean; the independence.
@@ -96,10 +95,10 @@ __device__ inline real judge_windows(Memories memories, const real* known, const
                                      Window (&windows)[WINDOWS], Expected& expected) {
     for (int j = 0; j < WINDOWS; ++j)
         windows[j].inverse_count = (real)1 / at_least(fresh[WINDOW_COUNT + j], settings[TINY]);
-    real inverse_shares = (real)1 / at_least(fresh[SHARE_COUNT], settings[TINY]);
+    expected.inverse_count = (real)1 / at_least(fresh[SHARE_COUNT], settings[TINY]);
     Reals<3 * WINDOWS + 1> sums = {};
     for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {
-        real excess = memories.share[k] * inverse_shares - (real)1 / (real)num_classes;
+        real excess = memories.share[k] * expected.inverse_count - (real)1 / (real)num_classes;
         sums.v[3 * WINDOWS] += excess * excess;
         for (int j = 0; j < WINDOWS; ++j) {
             size_t at = (size_t)j * num_classes + k;
@@ -129,8 +128,8 @@ __device__ inline real judge_windows(Memories memories, const real* known, const
     }
     real independence = independence_of(fresh, windows[WINDOWS - 1].spread, settings);
     count_draws(fresh, known, settings, windows);
-    expected = expected_of(fresh, settings, num_classes, sums.v[3 * WINDOWS], independence,
-                           windows[WINDOWS - 1].many);
+    expect_shares(fresh, settings, num_classes, sums.v[3 * WINDOWS], independence,
+                  windows[WINDOWS - 1].many, expected);
     for (int j = 0; j < WINDOWS; ++j) {
         Window& window = windows[j];
         // Views of one thing, in any memory: their deviations are rounding's or a sensor's.

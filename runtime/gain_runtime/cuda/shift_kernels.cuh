@@ -10,6 +10,11 @@ __device__ inline real decay_of(int window, const real* totals, const real* sett
     return exp(settings[WINDOW_RATE + window] * totals[COUNT]);
 }
 
+// The same of the classes' shares.
+__device__ inline real share_decay_of(const real* totals, const real* settings) {
+    return exp(settings[SHARE_RATE] * totals[COUNT]);
+}
+
 // The way from the one end of a ramp to the other, none to all of it.
 __device__ inline real way_along(real value, real begins, real ends) {
     return at_most(at_least((value - begins) / (ends - begins), (real)0), (real)1);
@@ -280,7 +285,7 @@ __device__ inline void refresh(const real* scalars, const real* totals, const re
         fresh[lean] = (scalars[lean] * decay + totals[LEAN]) * kept;
         fresh[range] = (scalars[range] * decay + totals[RANGE]) * kept;
     }
-    real share_decay = exp(settings[SHARE_RATE] * totals[COUNT]);
+    real share_decay = share_decay_of(totals, settings);
     fresh[SHARE_COUNT] = (scalars[SHARE_COUNT] * share_decay + weight * totals[COUNT]) * kept;
     real longest = decay_of(WINDOWS - 1, totals, settings);
     fresh[STEP_POWER] = (scalars[STEP_POWER] * longest + totals[STEPS]) * kept;
@@ -307,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_forget(
     for (int j = 0; j < WINDOWS; ++j) decay[j] = decay_of(j, totals, settings);
     // The state's sums are those that every waiting batch was predicted with.
     real weight = counted(scalars, asymmetry, settings);
-    real share_decay = exp(settings[SHARE_RATE] * totals[COUNT]);
+    real share_decay = share_decay_of(totals, settings);
     int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
     for (int k = first; k < num_classes; k += stride) {
         real logits = waiting[k], powers = waiting[num_classes + k];
