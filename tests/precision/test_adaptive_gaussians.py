@@ -70,6 +70,7 @@ def test_the_file_follows_the_float32_one(
     exact, _, _ = stream(roadsigns, tmp_path / "a.onnx", config, pixel_values)
     lowered, _, state = stream(converted[precision].path, tmp_path / "b.onnx", config, pixel_values)
     # Integer kernels round otherwise from processor to processor: 0.948 has been seen.
-    assert np.mean(exact.argmax(axis=1) == lowered.argmax(axis=1)) >= 0.93
+    least = 0.93 if precision == "int8" else 0.95
+    assert np.mean(exact.argmax(axis=1) == lowered.argmax(axis=1)) >= least
     assert np.abs(exact - lowered).mean() < atol / 10
     assert all(np.all(np.isfinite(array)) for array in state.values())
