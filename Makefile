@@ -23,8 +23,9 @@ demo: $(DEMO_VENV)/.ready
 	@echo '  frames.jsonl      one line per frame; summary.json: the table above'
 	@echo '  roadsigns.gain.onnx, state.safetensors: the artifact, and what was learned'
 
+# A process for each core, of one thread; the tests of a file share what they set up.
 test: $(VENV)/.ready
-	$(VENV)/bin/python -m pytest
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 check: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
