@@ -280,7 +280,7 @@ def test_a_state_of_zeros_gives_the_source_to_the_last_bit(make_graph, preset):
 
 
 def test_few_ways_lead_through_arithmetic_alone(make_graph):
-    """TensorRT for RTX 1.7 follows every one of them; where halvings multiply them it never ends."""
+    """TensorRT for RTX 1.7 follows every one; where halvings multiply them a build never ends."""
     graph = make_graph(np.eye(4, 6), PRESETS["tracked"])
     model = onnx.load(graph.path)
     revise = next(item.g for item in model.graph.node[-1].attribute if item.name == "then_branch")
