@@ -258,9 +258,10 @@ def _strength(start: Value, evidence: Value, *, gain: Value, num_iters: int) -> 
     # It is added to by a reduction, for TensorRT for RTX 1.7: that follows every way through
     # elementwise nodes, and where one halving leads to the next on two, 2^24 of them.
     middle = where(gain > _expected(start + 0.5 * evidence, evidence), 0.75, 0.25)
-    for quarter in (0.5**power for power in range(3, num_iters + 2)):
+    for power in range(3, num_iters + 2):
         above = gain > _expected(start + middle * evidence, evidence)
-        middle = total(beside(middle, where(above, quarter, -quarter)), axis=1)
+        change = where(above, 0.5**power, -(0.5**power))
+        middle = total(beside(middle, change), axis=1)
     inner = where(at_one >= 0.0, 1.0, middle)
     return where(at_zero > 0.0, inner, 0.0)
 
