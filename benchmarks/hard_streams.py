@@ -35,6 +35,7 @@ METHODS = ("source", DEFAULT, MEASURED, "neo-continual", "recentre")
 BATCH_SIZE = 64
 NUM_SEEDS = 5
 ONE_CLASS_FRAMES = 10_000
+AFTERWARDS_FRAMES = 3_000
 PARKED_FRAMES = 640
 ROUNDS = 10
 # Share of the classes that the head does not know.
@@ -91,10 +92,21 @@ def after_one_class(world: World, rng: np.random.Generator) -> Iterator[Stretch]
     yield from shuffled(world, rng)
 
 
-def shuffled(world: World, rng: np.random.Generator) -> Iterator[Stretch]:
+def before_one_class(world: World, rng: np.random.Generator) -> Iterator[Stretch]:
+    """Every image of every domain, and then frames of one class; only these count."""
+    yield from shuffled(world, rng, counts=False)
+    left = AFTERWARDS_FRAMES
+    for stretch in one_class(world, rng):
+        yield stretch._replace(images=stretch.images[:left])
+        left -= len(stretch.images)
+        if left <= 0:
+            return
+
+
+def shuffled(world: World, rng: np.random.Generator, *, counts: bool = True) -> Iterator[Stretch]:
     """One domain after the other."""
     for domain in range(len(world.store.domains)):
-        yield Stretch(domain, rng.permutation(len(world.labels)))
+        yield Stretch(domain, rng.permutation(len(world.labels)), counts)
 
 
 def long_tailed(world: World, rng: np.random.Generator) -> Iterator[Stretch]:
@@ -112,6 +124,7 @@ STREAMS: dict[str, Callable[[World, np.random.Generator], Iterator[Stretch]]] = 
     "a parked camera before each domain": parked,
     "10,000 frames of one class": one_class,
     "all classes after 10,000 frames of one": after_one_class,
+    "3,000 frames of one class after all classes": before_one_class,
 }
 NOVEL = next(iter(STREAMS))
 

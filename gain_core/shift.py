@@ -4,13 +4,14 @@ The correction lives in the K logits alone. A domain shift moves the mean of the
 so does a run of one class. What the classes seen explain is taken out, and what is left is
 shrunk towards no shift at all by how many independent draws of a class stand behind it. Frames
 of many classes stick out of their mean on one side, each in the logit of its own class, and
-frames of one class scatter about it evenly: where they do, the memory is one draw. Means
-over five memories, each a third as long as the next, are combined from the longest to the shortest:
-a shorter memory moves the estimate only as far as its difference exceeds its own noise, so the
-estimate is steady in calm and fast after a jump. The shortest are asked only where a frame says
-nothing of the next one. The deviations of the classes' logits, which a domain changes as well, are
-brought back to their ratios in the same way. Where frames say nothing of each other the shares of
-the classes so far are expected of the next ones, see `class_prior`.
+frames of one class scatter about it evenly: where they do, the memory is one draw, unless the
+newest labels tell a mixture that a corruption hides. Means over five memories, each a third as
+long as the next, are combined from the longest to the shortest: a shorter memory moves the estimate
+only as far as its difference exceeds its own noise, so the estimate is steady in calm and fast
+after a jump. The shortest are asked only where a frame says nothing of the next one. The deviations
+of the classes' logits, which a domain changes as well, are brought back to their ratios in the same
+way. Where frames say nothing of each other the shares of the classes so far are expected of the
+next ones, see `class_prior`.
 `docs/method.md` has the derivation.
 """
 
@@ -76,6 +77,11 @@ SHIFT_RAMP = (0.12, 0.22)
 SCALE_RAMP = (0.25, 0.45)
 # The same for the classes to be counted: it takes a shortest memory that shows many.
 SHARE_RAMP = (0.4, 0.6)
+# The memory whose labels say whether few classes are seen now, and the 1/n_eff from where on they
+# do and are sure of it: a mixture's spread over the classes once its shift is taken out, also where
+# a corruption leaves so little of the classes that its frames scatter like those of one.
+NEWEST_WINDOW = 1
+FEW_RAMP = (0.06, 0.12)
 # The classes' shares are remembered so many times longer than the longest of the other memories:
 # domains, which have each its own mistakes, come and go faster than what a place shows.
 SHARE_MEMORY = 4.0
@@ -437,13 +443,14 @@ def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainCo
     inverse_draws = certain = diversity
     log_prior = xp.zeros_like(prototypes.thresholds)
     if tests_mixtures(config, num_classes=num_classes):
-        asymmetry = asymmetry_of(sums)
-        single = _single(asymmetry, SHIFT_RAMP, prototypes)
+        single, alone = _single_classes(
+            sums, diversity, independence, prototypes=prototypes, config=config
+        )
         inverse_draws = xp.maximum(diversity, single)
         if expects_classes(config, num_classes=num_classes):
             expected = log_class_prior(sums.share_mass, sums.share_count)
             log_prior = independence * (1.0 - single[-1]) * expected
-        certain = xp.maximum(inverse_draws, _single(asymmetry, SCALE_RAMP, prototypes))
+        certain = xp.maximum(inverse_draws, alone)
     seen = sums.window_count > 0
     reach = _reach(seen, independence, FIRST_SHIFT_WINDOW)
     margin = config.shrinkage * (1.0 - SLACK * independence)
@@ -558,6 +565,36 @@ def _single(asymmetry: Array, ramp: tuple[float, float], prototypes: Prototypes)
     begins, ends = ramp
     way = (asymmetry - single - begins * gap) / ((ends - begins) * gap)
     return 1.0 - xp.clip(way, 0.0, 1.0)
+
+
+def _single_classes(
+    sums: ShiftSums,
+    diversity: Array,
+    independence: Array,
+    /,
+    *,
+    prototypes: Prototypes,
+    config: GainConfig,
+) -> tuple[Array, Array]:
+    """How surely each memory (J,) shows one class, for the means and for the deviations.
+
+    The asymmetry says so, and among independent frames the newest labels have a say, by their
+    1/n_eff of `diversity` (J,). If they are of few classes too, all memories are of one: the longer
+    ones still show the mixture that came before. If they are of many, and many were counted, a
+    corruption hides them.
+    """
+    xp = array_namespace(diversity)
+    asymmetry = asymmetry_of(sums)
+    means = _single(asymmetry, SHIFT_RAMP, prototypes)
+    deviations = _single(asymmetry, SCALE_RAMP, prototypes)
+    if not may_be_independent(config, num_classes=prototypes.shape[0]):
+        return means, deviations
+    begins, ends = FEW_RAMP
+    few = xp.clip((diversity[NEWEST_WINDOW] - begins) / (ends - begins), 0.0, 1.0)
+    counted = xp.clip(sums.share_count / config.half_life, 0.0, 1.0)
+    shown = 1.0 - independence * (1.0 - few) * counted
+    newest = independence * few * means[NEWEST_WINDOW]
+    return xp.maximum(shown * means, newest), shown * deviations
 
 
 def _reach(seen: Array, independence: Array, first: int) -> Array:

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from changing_world import ASYMMETRY, changing_world
 from gaussian_world import gaussian_world
 from graph_state import assert_tensors_close, derived
 from numpy.testing import assert_allclose, assert_array_equal
@@ -120,6 +121,20 @@ def test_stream_stays_with_the_core(make_graph, kind, num_classes, config, updat
         assert_array_equal(graph.state["state.shift_stretch"], 1.0)
 
 
+@pytest.mark.parametrize("parts", [(70, 40, 0), (100, 0, 20)], ids=["one", "hidden"])
+def test_the_newest_labels_say_what_they_say_in_the_core(make_graph, parts):
+    """One class after many, and a mixture which a corruption hides."""
+    world = changing_world(parts=parts, seed=2)
+    graph = make_graph(world.prototypes, TRACKED, asymmetry=ASYMMETRY)
+    double = Gain(world.prototypes, TRACKED, asymmetry=ASYMMETRY)
+    for z, raw, _ in world.batches:
+        z, raw = z.astype(np.float32), raw.astype(np.float32)
+        result, expected = graph.step(features=z, logits=raw), double.step(z, raw)
+        assert_allclose(result["probs"], expected.probs, rtol=0, atol=FREE_PROBS)
+    assert (double.state.shift.trust < 0.01) == (parts[1] > 0)
+    assert_tensors_close(graph.state, double.state, tolerance=FREE_STATE)
+
+
 @pytest.mark.parametrize(
     ("kind", "num_classes", "pair", "ramp", "stretches"),
     [
@@ -152,7 +167,7 @@ def test_on_the_way_from_one_class_to_a_mixture(
         furthest = max(furthest, np.max(np.abs(graph.state["state.shift_stretch"] - 1.0)))
         told_apart = max(told_apart, np.max(np.abs(plain.step(z, raw).probs - expected.probs)))
     assert between >= 6
-    assert np.mean(np.concatenate(strengths) > 0.0) > 0.4
+    assert np.mean(np.concatenate(strengths) > 0.0) > 0.3
     assert told_apart > 0.05
     assert (furthest > 0.15) == stretches
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from changing_world import changing_world
 from compared_steps import Tolerance, assert_step_matches
 from numpy.testing import assert_allclose, assert_array_equal
 from shift_oracle import ShiftOracle
@@ -241,3 +242,21 @@ def test_blocks_of_more_than_one_warp(host_kernels):
     result, expected = wide.step(*batches[-1]), narrow.step(*batches[-1])
     assert_allclose(result.probs, expected.probs, rtol=0, atol=1e-12)
     assert_states_close(wide.state, narrow.state, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "atol"),
+    [
+        pytest.param(np.float64, FLOAT64.probs, id="float64"),
+        pytest.param(np.float32, FLOAT32.probs, id="float32"),
+    ],
+)
+@pytest.mark.parametrize("parts", [(70, 40, 0), (100, 0, 20)], ids=["one", "hidden"])
+def test_the_newest_labels_say_what_they_say_in_the_core(host_kernels, dtype, atol, parts):
+    """One class after many, and a mixture which a corruption hides."""
+    world = changing_world(parts=parts, seed=2)
+    gain, plain = both(host_kernels, world, dtype=dtype)
+    batches = [tuple(array.astype(dtype) for array in pair) for pair in batches_of(world)]
+    step_both(gain, plain, batches, atol=atol)
+    assert (plain.state.shift.trust < 0.01) == (parts[1] > 0)
+    assert_states_close(gain.state, plain.state, atol)

@@ -16,7 +16,7 @@ from taught_gain import assert_bitwise, assert_states_close, every_array, one_ba
 
 from gain_core import PRESETS, ConfigError, Gain, GainConfig, predict
 from gain_core.errors import NumericsError
-from gain_core.shift import NUM_SCALE_WINDOWS, NUM_WINDOWS, asymmetry_of
+from gain_core.shift import NEWEST_WINDOW, NUM_SCALE_WINDOWS, NUM_WINDOWS, asymmetry_of
 from gain_runtime.cuda import CudaGain, kernel_source
 from gain_runtime.cuda.prediction_block import PredictionBlock, layout_of
 
@@ -304,5 +304,9 @@ def test_blocks_of_more_than_one_warp(host_kernels, width, num_classes):
 
 
 def test_numbers_of_windows_are_the_rules():
-    written = dict(re.findall(r"#define (\w*WINDOWS) (\d+)", kernel_source()))
-    assert written == {"WINDOWS": str(NUM_WINDOWS), "SCALE_WINDOWS": str(NUM_SCALE_WINDOWS)}
+    written = dict(re.findall(r"#define (\w*WINDOWS?) (\d+)", kernel_source()))
+    assert written == {
+        "WINDOWS": str(NUM_WINDOWS),
+        "SCALE_WINDOWS": str(NUM_SCALE_WINDOWS),
+        "NEWEST_WINDOW": str(NEWEST_WINDOW),
+    }

@@ -43,6 +43,9 @@ STEPS = (0.65, 0.8)
 # For the classes to be counted; how much longer their shares last; what equal shares differ by, in
 # units of 1/K; the power of the shares, and what a share is bounded by.
 COUNTED = (0.4, 0.6)
+# The memory whose labels are asked whether they are few, and where its 1 / n_eff says so.
+NEWEST = 1
+FEW = (0.06, 0.12)
 SHARES_LAST = 4.0
 EQUAL_SHARES = 0.05
 SHARES_POWER = 2.0
@@ -322,7 +325,7 @@ class ShiftOracle:
             step = moved - self.beta
             power = float(np.dot(step, step))
             alike = 1.0 - spread / max(LEAST_SPREAD * power, LEAST_POWER)
-            inverse_draws = max(draws, self.single_class(window, *MEANS))
+            inverse_draws = max(draws, self._one_class(window))
             noise = (spread + power) * max(inverse_draws, alike)
             kept = max(1.0 - margin * noise / max(power, LEAST_POWER), 0.0)
             kept *= self.iota if window in HASTY_MEANS else 1.0
@@ -334,7 +337,7 @@ class ShiftOracle:
         if self.config.match_scale:
             self.stretch = self._stretch()
         if self._expects_classes():
-            many = 1.0 - self.single_class(NUM_WINDOWS - 1, *MEANS)
+            many = 1.0 - self._one_class(NUM_WINDOWS - 1)
             self.log_prior = self.iota * many * self._log_shares()
 
     def _expects_classes(self) -> bool:
@@ -385,6 +388,22 @@ class ShiftOracle:
         way = (self.asymmetry(window) - self.single) / self.gap
         return 1.0 - min(max((way - begins) / (ends - begins), 0.0), 1.0)
 
+    def _one_class(self, window: int) -> float:
+        """How surely a memory's mean is of one class, by its scatter and by the newest labels."""
+        seen_now = self.iota * self._few() * self.single_class(NEWEST, *MEANS)
+        return max(self.single_class(window, *MEANS) * (1.0 - self._hidden()), seen_now)
+
+    def _few(self) -> float:
+        """How surely the newest labels are of few classes."""
+        _, _, _, diversity = self._moments(NEWEST)
+        begins, ends = FEW
+        return min(max((diversity - begins) / (ends - begins), 0.0), 1.0)
+
+    def _hidden(self) -> float:
+        """How surely an even scatter hides a mixture, of which enough frames were counted."""
+        _, counted = self.share_sums()
+        return self.iota * (1.0 - self._few()) * min(counted / self.config.half_life, 1.0)
+
     def _stretch(self) -> Floats:
         """exp(-z) for log deviations z beyond the head's own, the logits' power as it was."""
         z = np.zeros(self.K)
@@ -404,7 +423,7 @@ class ShiftOracle:
     def _deviations(self, window: int) -> tuple[Floats, float]:
         """Variances of the classes' logits, and 1 / n_eff of them."""
         mean, _, _, diversity = self._moments(window)
-        certain = max(diversity, self.single_class(window, *DEVIATIONS))
+        certain = max(diversity, self.single_class(window, *DEVIATIONS) * (1.0 - self._hidden()))
         views, sums = self._views(), self.window_sums(window)
         return sums.powers / sums.count - mean**2, views * max(certain, 1.0 - 1.0 / views)
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from gain_core import GainConfig
 from gain_core.class_prior import MOST_SHARE, SHARE_NOISE, SHARE_POWER
 from gain_core.shift import (
+    FEW_RAMP,
     FIRST_SCALE_WINDOW,
     FIRST_SHIFT_WINDOW,
     LEAST_POWER,
     LEAST_SPREAD,
     LEAST_VARIANCE,
+    NEWEST_WINDOW,
     NUM_SCALE_WINDOWS,
     NUM_WINDOWS,
     SCALE_NOISE,
@@ -161,16 +163,29 @@ def _draws(
     if head.asymmetry is None:
         return _Draws(independence=None, expecting=None, inverse=inverse, certain=inverse)
     asymmetry = asymmetry_of(sums)
-    single = single_class(asymmetry, SHIFT_RAMP, head.asymmetry)
-    inverse = maximum(inverse, single)
-    certain = maximum(inverse, single_class(asymmetry, SCALE_RAMP, head.asymmetry))
+    means = single_class(asymmetry, SHIFT_RAMP, head.asymmetry)
+    deviations = single_class(asymmetry, SCALE_RAMP, head.asymmetry)
     independence = expecting = None
     if may_be_independent(config, num_classes=head.num_classes):
         independence = _independence(moments, sums)
+        few = _few_classes(moments)
+        counted = minimum(sums["share_count"] * (1.0 / config.half_life), 1.0)
+        shown = 1.0 - independence * (1.0 - few) * counted
+        newest = independence * few * _row(means, NEWEST_WINDOW)
+        means, deviations = maximum(shown * means, newest), shown * deviations
         if expects_classes(config, num_classes=head.num_classes):
-            many = minimum(1.0 - _row(single, NUM_WINDOWS - 1), 1.0)
+            many = minimum(1.0 - _row(means, NUM_WINDOWS - 1), 1.0)
             expecting = independence * many
+    inverse = maximum(inverse, means)
+    certain = maximum(inverse, deviations)
     return _Draws(independence=independence, expecting=expecting, inverse=inverse, certain=certain)
+
+
+def _few_classes(moments: _Moments) -> Value:
+    """How surely the newest labels are of few classes, (1,)."""
+    begins, ends = FEW_RAMP
+    way = (_row(moments.diversity, NEWEST_WINDOW) - begins) / (ends - begins)
+    return minimum(maximum(way, 0.0), 1.0)
 
 
 def _log_class_prior(sums: Mapping[str, Value], num_classes: int) -> Value:

@@ -4,6 +4,8 @@
 // The longest memories, from which the ratios of the deviations are taken.
 #define SCALE_WINDOWS 3
 #define SHORTEST_SCALE (WINDOWS - SCALE_WINDOWS)
+// The one whose labels say whether few classes are seen now.
+#define NEWEST_WINDOW 1
 
 // Products of N differences with each other.
 #define PAIRS(N) ((N) * ((N) + 1) / 2)
@@ -50,23 +52,43 @@ __device__ inline real independence_of(const real* fresh, real spread, const rea
     return way_along(ratio, settings[STEP_BEGINS], settings[STEP_ENDS]);
 }
 
-// The number of draws behind each window, which comes with what its labels say of that: one where
-// the asymmetry of its frames and of longer ones' is that of one class.
-__device__ inline void count_draws(const real* fresh, const real* known, const real* settings,
-                                   Window (&windows)[WINDOWS]) {
+// Whether each window shows one class, by the asymmetry of its frames and of longer ones': `many`
+// is for the means, the answer for the deviations is how far from one class they are.
+__device__ inline Reals<WINDOWS> tell_mixtures(const real* fresh, const real* known,
+                                               const real* settings,
+                                               Window (&windows)[WINDOWS]) {
+    Reals<WINDOWS> sure = {};
     real least = (real)0, gap = known[1] - known[0];
     for (int j = WINDOWS - 1; j >= 0; --j) {
-        Window& window = windows[j];
-        window.scale_draws = window.inverse_draws;
-        if (!(settings[MIXTURE_TESTED] > (real)0)) continue;
         real here = leaning(j, fresh, settings);
         least = j == WINDOWS - 1 ? here : at_most(here, least);
         real asymmetry = (least - known[0]) / gap;
-        real many = way_along(asymmetry, settings[SHIFT_BEGINS], settings[SHIFT_ENDS]);
-        real sure = way_along(asymmetry, settings[SCALE_BEGINS], settings[SCALE_ENDS]);
-        window.many = many;
-        window.inverse_draws = at_least(window.inverse_draws, (real)1 - many);
-        window.scale_draws = at_least(window.inverse_draws, (real)1 - sure);
+        windows[j].many = way_along(asymmetry, settings[SHIFT_BEGINS], settings[SHIFT_ENDS]);
+        sure.v[j] = way_along(asymmetry, settings[SCALE_BEGINS], settings[SCALE_ENDS]);
+    }
+    return sure;
+}
+
+// The number of draws behind each window, which comes with what its labels say of that: one where
+// its frames are of one class. Among independent ones the newest labels have a say: few classes
+// there are few in longer windows too, and many after a mixture that was counted are many although
+// they scatter evenly.
+__device__ inline void count_draws(const real* fresh, const real* known, const real* settings,
+                                   real independence, Window (&windows)[WINDOWS]) {
+    for (int j = 0; j < WINDOWS; ++j) windows[j].scale_draws = windows[j].inverse_draws;
+    if (!(settings[MIXTURE_TESTED] > (real)0)) return;
+    Reals<WINDOWS> sure = tell_mixtures(fresh, known, settings, windows);
+    real few = way_along(windows[NEWEST_WINDOW].inverse_draws, settings[FEW_BEGINS],
+                         settings[FEW_ENDS]);
+    real counted = at_most(fresh[SHARE_COUNT] / settings[HALF_LIFE], (real)1);
+    real shown = (real)1 - independence * ((real)1 - few) * counted;
+    real newest = independence * few * ((real)1 - windows[NEWEST_WINDOW].many);
+    for (int j = 0; j < WINDOWS; ++j) {
+        Window& window = windows[j];
+        real single = at_least(shown * ((real)1 - window.many), newest);
+        window.many = (real)1 - single;
+        window.inverse_draws = at_least(window.inverse_draws, single);
+        window.scale_draws = at_least(window.inverse_draws, shown * ((real)1 - sure.v[j]));
     }
 }
 
@@ -127,7 +149,7 @@ __device__ inline real judge_windows(Memories memories, const real* known, const
         views = at_least(held_still / at_least(window.spread, settings[TINY]), views);
     }
     real independence = independence_of(fresh, windows[WINDOWS - 1].spread, settings);
-    count_draws(fresh, known, settings, windows);
+    count_draws(fresh, known, settings, independence, windows);
     expect_shares(fresh, settings, num_classes, sums.v[3 * WINDOWS], independence,
                   windows[WINDOWS - 1].many, expected);
     for (int j = 0; j < WINDOWS; ++j) {

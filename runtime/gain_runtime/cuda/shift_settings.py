@@ -47,6 +47,8 @@ def shift_settings(config: GainConfig, *, num_classes: int) -> list[float]:
         float(shift_rules.expects_classes(config, num_classes=num_classes)),
         forgetting / (shift_rules.SHARE_MEMORY * config.half_life),
         *shift_rules.SHARE_RAMP,
+        config.half_life,
+        *shift_rules.FEW_RAMP,
         class_prior.SHARE_NOISE,
         class_prior.SHARE_POWER,
         class_prior.MOST_SHARE,
