@@ -77,11 +77,11 @@ SHIFT_RAMP = (0.12, 0.22)
 SCALE_RAMP = (0.25, 0.45)
 # The same for the classes to be counted: it takes a shortest memory that shows many.
 SHARE_RAMP = (0.4, 0.6)
-# The memory whose labels say whether few classes are seen now, and the 1/n_eff from where on they
-# do and are sure of it: a mixture's spread over the classes once its shift is taken out, also where
-# a corruption leaves so little of the classes that its frames scatter like those of one.
+# The memory whose labels say whether few classes are seen now. Of N frames of a mixture, 1/n_eff is
+# 1/N by chance, and this over K more because a network errs and prefers some classes, also where a
+# corruption leaves so little of them that frames scatter like those of one. Twice that is few.
 NEWEST_WINDOW = 1
-FEW_RAMP = (0.06, 0.12)
+FEW_SHARE = 0.8
 # The classes' shares are remembered so many times longer than the longest of the other memories:
 # domains, which have each its own mistakes, come and go faster than what a place shows.
 SHARE_MEMORY = 4.0
@@ -589,8 +589,10 @@ def _single_classes(
     deviations = _single(asymmetry, SCALE_RAMP, prototypes)
     if not may_be_independent(config, num_classes=prototypes.shape[0]):
         return means, deviations
-    begins, ends = FEW_RAMP
-    few = xp.clip((diversity[NEWEST_WINDOW] - begins) / (ends - begins), 0.0, 1.0)
+    tiny = scalar(TINY, like=diversity, xp=xp)
+    chance = 1.0 / xp.maximum(sums.window_count[NEWEST_WINDOW], tiny)
+    mixed = chance + FEW_SHARE / prototypes.shape[0]
+    few = xp.clip(diversity[NEWEST_WINDOW] / mixed - 1.0, 0.0, 1.0)
     counted = xp.clip(sums.share_count / config.half_life, 0.0, 1.0)
     shown = 1.0 - independence * (1.0 - few) * counted
     newest = independence * few * means[NEWEST_WINDOW]

@@ -13,7 +13,7 @@ from shift_oracle import ShiftOracle
 
 from gain_core import Gain, GainConfig, prepare_prototypes
 from gain_core.shift import (
-    FEW_RAMP,
+    FEW_SHARE,
     NEWEST_WINDOW,
     NUM_WINDOWS,
     ShiftSums,
@@ -72,7 +72,8 @@ def trust_of(
 EVEN = (0.0,) * NUM_WINDOWS
 # A mixture until a while ago: the longest memory still shows it.
 ONCE = (0.0, 0.0, 0.0, 0.0, 1.0)
-BEGINS, ENDS = FEW_RAMP
+BEGINS = 1.0 / COUNT + FEW_SHARE / K
+ENDS = 2.0 * BEGINS
 
 
 # --- one class after many ---

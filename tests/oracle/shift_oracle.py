@@ -43,9 +43,10 @@ STEPS = (0.65, 0.8)
 # For the classes to be counted; how much longer their shares last; what equal shares differ by, in
 # units of 1/K; the power of the shares, and what a share is bounded by.
 COUNTED = (0.4, 0.6)
-# The memory whose labels are asked whether they are few, and where its 1 / n_eff says so.
+# The memory whose labels are asked whether they are few: more than twice what chance leaves of a
+# mixture's, and so much over K.
 NEWEST = 1
-FEW = (0.06, 0.12)
+ERRING = 0.8
 SHARES_LAST = 4.0
 EQUAL_SHARES = 0.05
 SHARES_POWER = 2.0
@@ -396,8 +397,8 @@ class ShiftOracle:
     def _few(self) -> float:
         """How surely the newest labels are of few classes."""
         _, _, _, diversity = self._moments(NEWEST)
-        begins, ends = FEW
-        return min(max((diversity - begins) / (ends - begins), 0.0), 1.0)
+        mixed = 1.0 / self.window_sums(NEWEST).count + ERRING / self.K
+        return min(max(diversity - mixed, 0.0), mixed) / mixed
 
     def _hidden(self) -> float:
         """How surely an even scatter hides a mixture, of which enough frames were counted."""

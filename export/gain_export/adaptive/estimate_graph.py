@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gain_core import GainConfig
 from gain_core.class_prior import MOST_SHARE, SHARE_NOISE, SHARE_POWER
 from gain_core.shift import (
-    FEW_RAMP,
+    FEW_SHARE,
     FIRST_SCALE_WINDOW,
     FIRST_SHIFT_WINDOW,
     LEAST_POWER,
@@ -168,7 +168,7 @@ def _draws(
     independence = expecting = None
     if may_be_independent(config, num_classes=head.num_classes):
         independence = _independence(moments, sums)
-        few = _few_classes(moments)
+        few = _few_classes(moments, sums, num_classes=head.num_classes)
         counted = minimum(sums["share_count"] * (1.0 / config.half_life), 1.0)
         shown = 1.0 - independence * (1.0 - few) * counted
         newest = independence * few * _row(means, NEWEST_WINDOW)
@@ -181,10 +181,11 @@ def _draws(
     return _Draws(independence=independence, expecting=expecting, inverse=inverse, certain=certain)
 
 
-def _few_classes(moments: _Moments) -> Value:
+def _few_classes(moments: _Moments, sums: Mapping[str, Value], *, num_classes: int) -> Value:
     """How surely the newest labels are of few classes, (1,)."""
-    begins, ends = FEW_RAMP
-    way = (_row(moments.diversity, NEWEST_WINDOW) - begins) / (ends - begins)
+    chance = 1.0 / maximum(_row(sums["window_count"], NEWEST_WINDOW), TINY)
+    mixed = chance + FEW_SHARE / num_classes
+    way = _row(moments.diversity, NEWEST_WINDOW) / mixed - 1.0
     return minimum(maximum(way, 0.0), 1.0)
 
 

@@ -74,12 +74,13 @@ __device__ inline Reals<WINDOWS> tell_mixtures(const real* fresh, const real* kn
 // there are few in longer windows too, and many after a mixture that was counted are many although
 // they scatter evenly.
 __device__ inline void count_draws(const real* fresh, const real* known, const real* settings,
-                                   real independence, Window (&windows)[WINDOWS]) {
+                                   real independence, int num_classes,
+                                   Window (&windows)[WINDOWS]) {
     for (int j = 0; j < WINDOWS; ++j) windows[j].scale_draws = windows[j].inverse_draws;
     if (!(settings[MIXTURE_TESTED] > (real)0)) return;
     Reals<WINDOWS> sure = tell_mixtures(fresh, known, settings, windows);
-    real few = way_along(windows[NEWEST_WINDOW].inverse_draws, settings[FEW_BEGINS],
-                         settings[FEW_ENDS]);
+    real mixed = windows[NEWEST_WINDOW].inverse_count + settings[FEW_SHARE] / (real)num_classes;
+    real few = way_along(windows[NEWEST_WINDOW].inverse_draws, mixed, mixed + mixed);
     real counted = at_most(fresh[SHARE_COUNT] / settings[HALF_LIFE], (real)1);
     real shown = (real)1 - independence * ((real)1 - few) * counted;
     real newest = independence * few * ((real)1 - windows[NEWEST_WINDOW].many);
@@ -149,7 +150,7 @@ __device__ inline real judge_windows(Memories memories, const real* known, const
         views = at_least(held_still / at_least(window.spread, settings[TINY]), views);
     }
     real independence = independence_of(fresh, windows[WINDOWS - 1].spread, settings);
-    count_draws(fresh, known, settings, independence, windows);
+    count_draws(fresh, known, settings, independence, num_classes, windows);
     expect_shares(fresh, settings, num_classes, sums.v[3 * WINDOWS], independence,
                   windows[WINDOWS - 1].many, expected);
     for (int j = 0; j < WINDOWS; ++j) {

@@ -48,7 +48,7 @@ def shift_settings(config: GainConfig, *, num_classes: int) -> list[float]:
         forgetting / (shift_rules.SHARE_MEMORY * config.half_life),
         *shift_rules.SHARE_RAMP,
         config.half_life,
-        *shift_rules.FEW_RAMP,
+        shift_rules.FEW_SHARE,
         class_prior.SHARE_NOISE,
         class_prior.SHARE_POWER,
         class_prior.MOST_SHARE,
