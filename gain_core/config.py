@@ -40,8 +40,9 @@ class GainConfig:
         Count a memory as one draw where its frames' logits are as symmetric about their mean as
         those of a single class are ("shift").
     independence_test : bool
-        Ask the shortest memories, and predict a batch with what it taught, as far as frames are
-        independent of those before them ("shift"); needs `mixture_test`. Off, they never are.
+        Ask the shortest memories and the newest labels, and predict a batch with what it taught, as
+        far as frames are independent of those before them ("shift"); needs `mixture_test`. Off,
+        they never are.
     match_scale : bool
         Bring the deviations of the classes' logits to the ratios they have on the source's domain
         ("shift").

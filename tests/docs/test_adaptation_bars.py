@@ -110,11 +110,21 @@ def test_recurring_and_jumping_domains_measured(cells, page):
     assert f"**kept** on {words[len(kept)]} of {words[len(beds)]} beds" in text
     ahead = [f"{-change:.1f}" for change in behind["cifar_vit"]]
     assert f"ahead on `cifar_vit` (by {ahead[0]} and {ahead[1]})" in text
-    assert max(round(abs(change), 2) for change in behind["vit_k36"]) <= 0.1
-    assert "level on `vit_k36` (within 0.1 points)" in text
+    assert max(round(abs(change), 2) for change in behind["vit_k36"]) <= 0.2
+    assert "level on `vit_k36` (within 0.2 points)" in text
     for rows in beds.values():
         for row in rows:
             assert min(won(row, MEASURED, over=name) for name in RIVALS if name != "recentre") > 0.0
+
+
+def test_recurring_and_jumping_domains_in_the_mean_over_beds(cells, page):
+    text = promise(page, "better than each of them on recurring", 1)
+    ahead = []
+    for stream in ("recurring domains", "CDC"):
+        rows = [row for key, row in cells.items() if key.endswith(f", {stream}")]
+        for name in RIVALS:
+            ahead.append(sum(won(row, MEASURED, over=name) for row in rows) / len(rows))
+    assert f"In the mean over beds, at least {min(ahead):.1f} points ahead of each" in text
 
 
 def test_recurring_and_jumping_domains_not_measured(cells, page):
