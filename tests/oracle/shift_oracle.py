@@ -424,7 +424,8 @@ class ShiftOracle:
     def _deviations(self, window: int) -> tuple[Floats, float]:
         """Variances of the classes' logits, and 1 / n_eff of them."""
         mean, _, _, diversity = self._moments(window)
-        certain = max(diversity, self.single_class(window, *DEVIATIONS) * (1.0 - self._hidden()))
+        scattering = self.single_class(window, *DEVIATIONS) * (1.0 - self._hidden())
+        certain = max(diversity, self._one_class(window), scattering)
         views, sums = self._views(), self.window_sums(window)
         return sums.powers / sums.count - mean**2, views * max(certain, 1.0 - 1.0 / views)
 
