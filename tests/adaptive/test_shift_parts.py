@@ -32,6 +32,7 @@ SUMS = 3e-6
 # Beyond that, what they say may differ by what this many roundings of every sum make of it.
 ROUNDINGS = 2.0
 NUM_BATCHES = 90
+MIDDLE = range(NUM_BATCHES // 3, 2 * NUM_BATCHES // 3)
 
 TRACKED = GainConfig()
 SWITCHES = {
@@ -59,7 +60,7 @@ def make_stream(kind, num_classes, *, seed=2):
     for index, (z, logits, _) in enumerate(world.batches):
         if kind == "unequal":
             logits = ratios * (logits - np.mean(logits, axis=1, keepdims=True))
-        elif NUM_BATCHES // 3 <= index < 2 * NUM_BATCHES // 3:
+        elif index in MIDDLE:
             center = 1.2 * world.prototypes[0]
             z = center + 0.8 * rng.normal(size=z.shape)
             logits = z @ world.prototypes.T
@@ -155,19 +156,21 @@ def test_on_the_way_from_one_class_to_a_mixture(
     begins, ends = (single + share * (mixed - single) for share in ramp)
     prepared = prepare_prototypes(prototypes, TRACKED, asymmetry=pair)
     between, furthest, told_apart, strengths = 0, 0.0, 0.0, []
-    for z, raw in batches:
+    for index, (z, raw) in enumerate(batches):
         before, first = double.state, double.predict(z, raw)
         result, expected = graph.step(features=z, logits=raw), double.step(z, raw)
         assert_as_close_as_the_sums_allow(
             result, graph.state, double.state, first=first, before=before, prototypes=prepared
         )
         asymmetry = asymmetry_of(double.state.sums)
-        strengths.append(expected.strength)
+        # Where one class follows many the source answers.
+        if kind != "one-class" or index not in MIDDLE:
+            strengths.append(expected.strength)
         between += int(np.any((asymmetry > begins) & (asymmetry < ends)))
         furthest = max(furthest, np.max(np.abs(graph.state["state.shift_stretch"] - 1.0)))
         told_apart = max(told_apart, np.max(np.abs(plain.step(z, raw).probs - expected.probs)))
     assert between >= 6
-    assert np.mean(np.concatenate(strengths) > 0.0) > 0.3
+    assert np.mean(np.concatenate(strengths) > 0.0) > 0.4
     assert told_apart > 0.05
     assert (furthest > 0.15) == stretches
 

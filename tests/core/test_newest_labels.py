@@ -11,7 +11,7 @@ from compared_steps import Tolerance, assert_step_matches
 from numpy.testing import assert_allclose
 from shift_oracle import ShiftOracle
 
-from gain_core import Gain, GainConfig, prepare_prototypes
+from gain_core import Gain, GainConfig, Prediction, prepare_prototypes
 from gain_core.shift import (
     FEW_SHARE,
     NEWEST_WINDOW,
@@ -69,6 +69,12 @@ def trust_of(
     return float(estimate_shift(sums, prototypes=prototypes, config=config).trust)
 
 
+def shares_right(result: Prediction, labels: np.ndarray) -> list[float]:
+    """Of a batch, the source's and the adapted answers."""
+    answers = (result.source_log_probs, result.probs)
+    return [float(np.mean(np.argmax(rows, axis=1) == labels)) for rows in answers]
+
+
 EVEN = (0.0,) * NUM_WINDOWS
 # A mixture until a while ago: the longest memory still shows it.
 ONCE = (0.0, 0.0, 0.0, 0.0, 1.0)
@@ -107,12 +113,7 @@ def test_one_class_after_many_stays_with_the_source(seed):
         result = gain.step(features, logits)
         if index == world.single.start:
             assert gain.state.shift.trust > 0.5
-        right.append(
-            [
-                np.mean(np.argmax(rows, axis=1) == labels)
-                for rows in (result.source_log_probs, result.probs)
-            ]
-        )
+        right.append(shares_right(result, labels))
     source, adapted = np.mean(right[world.single], axis=0)
     assert adapted > source - 0.01
     assert gain.state.shift.trust < 0.02
@@ -147,12 +148,7 @@ def test_a_mixture_that_a_corruption_hides_is_still_corrected(seed):
     for features, logits, labels in world.batches:
         result = gain.step(features, logits)
         even.append(asymmetry_of(gain.state.sums)[NEWEST_WINDOW] / ASYMMETRY[1])
-        right.append(
-            [
-                np.mean(np.argmax(rows, axis=1) == labels)
-                for rows in (result.source_log_probs, result.probs)
-            ]
-        )
+        right.append(shares_right(result, labels))
     # By its frames alone the domain would be taken for one class, as it is by half of them here.
     assert np.mean(even[world.hidden]) < 0.2
     assert gain.state.shift.trust > 0.98
