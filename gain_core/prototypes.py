@@ -18,6 +18,7 @@ from gain_core._checks import (
 )
 from gain_core._typing import Array, Namespace
 from gain_core.config import GainConfig
+from gain_core.departure import beside_head
 from gain_core.errors import ArrayError, ConfigError, NumericsError
 
 __all__ = ["DEFAULT_ASYMMETRY", "Prototypes", "prepare_prototypes", "unit_rows"]
@@ -53,6 +54,8 @@ class Prototypes:
         by class where features scatter alike in all directions.
     asymmetry : array, (2,)
         Of the source's frames of one class, and of all classes; see `ShiftSums`.
+    beside : array, (D, M)
+        Projections of the features beside the head's rows, see `beside_head`.
     """
 
     centered: Array
@@ -62,6 +65,7 @@ class Prototypes:
     thresholds: Array
     log_lengths: Array
     asymmetry: Array
+    beside: Array
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -159,6 +163,7 @@ def _constants(rows: Array, *, bias: Array, asymmetry: Array) -> Prototypes:
         thresholds=_thresholds(bias, row_squares),
         log_lengths=_log_lengths(row_squares),
         asymmetry=asymmetry,
+        beside=beside_head(centered),
     )
 
 

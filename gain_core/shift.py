@@ -18,8 +18,9 @@ next ones, see `class_prior`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
+import numpy as np
 from array_api_compat import array_namespace, device
 
 from gain_core._checks import scalar
@@ -27,6 +28,7 @@ from gain_core._logspace import log_softmax
 from gain_core._typing import Array, Namespace
 from gain_core.class_prior import log_class_prior
 from gain_core.config import GainConfig
+from gain_core.departure import BESIDE_DIMS, LEAST_SCATTER, MOST_POWER, departed, squared_move
 from gain_core.prototypes import Prototypes
 from gain_core.statistics import Evidence
 
@@ -82,6 +84,9 @@ SHARE_RAMP = (0.4, 0.6)
 # corruption leaves so little of them that frames scatter like those of one. Twice that is few.
 NEWEST_WINDOW = 1
 FEW_SHARE = 0.8
+# The memory that the newest one's means are compared with, to see whether a mixture has given way
+# to one class.
+MOVED_FROM_WINDOW = 3
 # The classes' shares are remembered so many times longer than the longest of the other memories:
 # domains, which have each its own mistakes, come and go faster than what a place shows.
 SHARE_MEMORY = 4.0
@@ -128,6 +133,15 @@ class ShiftSums:
         the shortest memory showed a mixture before the batch, by `SHARE_RAMP`.
     share_count : array, ()
         Sum of w.
+    window_beside : array, (J, M)
+        Sum of u = S^T z, the features beside the head's rows, see `beside_head`; zeros where
+        there is no room beside them.
+    window_beside_power : array, (J,)
+        Sum of |u|^2.
+    newest_source : array, (K,)
+        Sum of s, with the half-life of memory `NEWEST_WINDOW`.
+    departure : array, ()
+        How surely a mixture has given way to one class, see `departed`. No sum: 0 of a batch.
     step_power, step_count : array, ()
         Sums of |x - x'|^2 / 2 and of 1 over frames that follow one another, x' being the frame
         before; forgotten as the longest memory.
@@ -143,6 +157,10 @@ class ShiftSums:
     window_range: Array
     share_mass: Array
     share_count: Array
+    window_beside: Array
+    window_beside_power: Array
+    newest_source: Array
+    departure: Array
     step_power: Array
     step_count: Array
     scale_numerator: Array
@@ -209,6 +227,10 @@ def empty_sums(num_classes: int, *, like: Array) -> ShiftSums:
         window_range=zeros(NUM_WINDOWS),
         share_mass=zeros(num_classes),
         share_count=zeros(),
+        window_beside=zeros(NUM_WINDOWS, BESIDE_DIMS),
+        window_beside_power=zeros(NUM_WINDOWS),
+        newest_source=zeros(num_classes),
+        departure=zeros(),
         step_power=zeros(),
         step_count=zeros(),
         scale_numerator=zeros(),
@@ -342,6 +364,8 @@ def accumulate_shift(
     highest, lowest = xp.max(about, axis=1), xp.min(about, axis=1)
     num_accepted, mass = xp.sum(evidence.accepted), xp.sum(evidence.probs, axis=0)
     counted = _counted(sums, prototypes=prototypes, config=config)
+    beside = _beside(evidence.features, prototypes.beside)
+    source = xp.exp(evidence.source_log_probs) * evidence.accepted[:, None]
     added = ShiftSums(
         window_count=xp.reshape(num_accepted, (1,)),
         window_logits=xp.sum(logits, axis=0, keepdims=True),
@@ -351,6 +375,10 @@ def accumulate_shift(
         window_range=xp.sum((highest - lowest) * known, keepdims=True),
         share_mass=counted * mass,
         share_count=counted * num_accepted,
+        window_beside=xp.sum(beside, axis=0, keepdims=True),
+        window_beside_power=xp.sum(xp.sum(beside * beside, axis=1), keepdims=True),
+        newest_source=xp.sum(source, axis=0),
+        departure=xp.zeros_like(num_accepted),
         step_power=0.5 * xp.sum(xp.sum(steps * steps, axis=1) * pairs),
         step_count=xp.sum(pairs),
         scale_numerator=xp.sum(weighted * own),
@@ -390,7 +418,7 @@ def forget_and_add(old: ShiftSums, added: ShiftSums, /, *, config: GainConfig) -
     decay = xp.exp(rate * count)
     scale_decay = xp.exp(count * (-math.log(2.0) / config.scale_half_life))
     share_decay = xp.exp(count * (-math.log(2.0) / (SHARE_MEMORY * config.half_life)))
-    return ShiftSums(
+    sums = ShiftSums(
         window_count=old.window_count * decay + added.window_count,
         window_logits=old.window_logits * decay[:, None] + added.window_logits,
         window_powers=old.window_powers * decay[:, None] + added.window_powers,
@@ -399,11 +427,19 @@ def forget_and_add(old: ShiftSums, added: ShiftSums, /, *, config: GainConfig) -
         window_range=old.window_range * decay + added.window_range,
         share_mass=old.share_mass * share_decay + added.share_mass,
         share_count=old.share_count * share_decay + added.share_count,
+        window_beside=old.window_beside * decay[:, None] + added.window_beside,
+        window_beside_power=old.window_beside_power * decay + added.window_beside_power,
+        newest_source=old.newest_source * decay[NEWEST_WINDOW] + added.newest_source,
+        departure=old.departure,
         step_power=old.step_power * decay[-1] + added.step_power,
         step_count=old.step_count * decay[-1] + added.step_count,
         scale_numerator=old.scale_numerator * scale_decay + added.scale_numerator,
         scale_denominator=old.scale_denominator * scale_decay + added.scale_denominator,
     )
+    if not may_be_independent(config, num_classes=old.share_mass.shape[0]):
+        return sums
+    counted = _mixture_counted(sums, config=config)
+    return replace(sums, departure=_departure(sums, counted=counted, release=decay[NEWEST_WINDOW]))
 
 
 def estimate_shift(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainConfig) -> Shift:
@@ -483,6 +519,52 @@ def _counted(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainConfig) 
         return nothing
     mixture = 1.0 - _single(asymmetry_of(sums)[0], SHARE_RAMP, prototypes)
     return xp.where(sums.window_count[0] > 0, mixture, nothing)
+
+
+def _beside(features: Array, sketch: Array, /) -> Array:
+    """u (B, M), the features (B, D) beside the head's rows.
+
+    Zeros of features of another number, and where a square would fill a memory with infinity.
+    """
+    xp = array_namespace(features)
+    if features.shape[1] != sketch.shape[0]:
+        shape = (features.shape[0], sketch.shape[1])
+        return xp.zeros(shape, dtype=features.dtype, device=device(features))
+    with np.errstate(over="ignore", invalid="ignore"):
+        beside = features @ sketch
+        return xp.where(beside * beside < MOST_POWER, beside, xp.zeros_like(beside))
+
+
+def _departure(sums: ShiftSums, /, *, counted: Array, release: Array) -> Array:
+    """How surely a mixture has given way to one class, (), with `departure` as it was before."""
+    xp = array_namespace(sums.window_count)
+    tiny = scalar(TINY, like=sums.window_count, xp=xp)
+    zero = xp.zeros_like(tiny)
+    counts = xp.maximum(sums.window_count, tiny)
+    newest, reference = NEWEST_WINDOW, MOVED_FROM_WINDOW
+    count = counts[newest]
+
+    def move(total: Array, power: Array) -> tuple[Array, Array, Array]:
+        mean = total / counts[:, None]
+        length = xp.sum(mean[reference, :] * mean[reference, :])
+        scatter = xp.maximum(power[reference] / counts[reference] - length, zero)
+        moved = squared_move(mean[newest, :], mean[reference, :], scatter=scatter, count=count)
+        return moved, scatter, length
+
+    logits, _, _ = move(sums.window_logits, xp.sum(sums.window_powers, axis=1))
+    beside, scatter, length = move(sums.window_beside, sums.window_beside_power)
+    num_classes = sums.share_mass.shape[0]
+    labels = sums.newest_source / count
+    return departed(
+        sums.departure,
+        move=logits,
+        beside=beside,
+        known=scatter > LEAST_SCATTER * length,
+        concentration=xp.sum(labels * labels) - 1.0 / num_classes,
+        mixed=1.0 / count + FEW_SHARE / num_classes,
+        counted=counted,
+        release=release,
+    )
 
 
 def _shrunken(
@@ -580,8 +662,8 @@ def _single_classes(
 
     The asymmetry says so, and among independent frames the newest labels have a say, by their
     1/n_eff of `diversity` (J,). If they are of few classes too, all memories are of one: the longer
-    ones still show the mixture that came before. If they are of many, and many were counted, a
-    corruption hides them.
+    ones still show the mixture that came before. So they are once that has given way to one class.
+    If they are of many, and many were counted, a corruption hides them.
     """
     xp = array_namespace(diversity)
     asymmetry = asymmetry_of(sums)
@@ -593,10 +675,16 @@ def _single_classes(
     chance = 1.0 / xp.maximum(sums.window_count[NEWEST_WINDOW], tiny)
     mixed = chance + FEW_SHARE / prototypes.shape[0]
     few = xp.clip(diversity[NEWEST_WINDOW] / mixed - 1.0, 0.0, 1.0)
-    counted = xp.clip(sums.share_count / config.half_life, 0.0, 1.0)
+    counted = _mixture_counted(sums, config=config)
     shown = 1.0 - independence * (1.0 - few) * counted
-    newest = independence * few * means[NEWEST_WINDOW]
+    newest = independence * xp.maximum(few * means[NEWEST_WINDOW], sums.departure)
     return xp.maximum(shown * means, newest), shown * deviations
+
+
+def _mixture_counted(sums: ShiftSums, /, *, config: GainConfig) -> Array:
+    """How far a mixture is known, (): the frames counted over those of the longest memory."""
+    xp = array_namespace(sums.share_count)
+    return xp.clip(sums.share_count / config.half_life, 0.0, 1.0)
 
 
 def _reach(seen: Array, independence: Array, first: int) -> Array:

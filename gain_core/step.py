@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from array_api_compat import array_namespace, is_numpy_namespace
@@ -572,9 +572,11 @@ def _merged_shifts(
     prototypes: Array | Prototypes,
     config: GainConfig,
 ) -> ShiftState:
-    """Sums add up; of the two guards' holds the longer stays, and no frame follows another."""
+    """Sums add up; of departures and guards' holds the larger stays; no frame follows another."""
     xp = array_namespace(first.shift.vector)
     sums = combine_sums(first.sums, second.sums)
+    departure = xp.maximum(first.sums.departure, second.sums.departure)
+    sums = replace(sums, departure=departure)
     joined = {
         item.name: getattr(first.guard, item.name) + getattr(second.guard, item.name)
         for item in fields(Guard)
@@ -645,7 +647,7 @@ def checked_rows(features: Array, state: GainState, /, *, config: GainConfig) ->
     if isinstance(state, GaussianState):
         rows = matrix_like("features", features, num_columns=like.shape[1], like=like)
     else:
-        # The shift reads no feature; only their number and whether they are finite count.
+        # Features of any number will do for a shift, which reads them only beside the head's rows.
         columns = features.shape[-1] if getattr(features, "ndim", 0) == 2 else 0
         rows = matrix_like("features", features, num_columns=columns, like=like)
     rows = detached(rows, xp=xp)

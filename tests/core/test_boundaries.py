@@ -138,7 +138,7 @@ def test_arrays_that_do_not_fit_are_named(name, features, logits, message):
 
 @pytest.mark.parametrize("config", PRESETS[1:])
 def test_features_of_another_width_are_named(config):
-    """Of Gaussians; a shift reads no feature."""
+    """Of Gaussians; a shift takes any."""
     gain = taught(config)
     with pytest.raises(ArrayError, match=r"^features: .*\(B, 4\).*\(2, 5\)"):
         gain.step(np.zeros((2, 5)), np.zeros((2, 6)))

@@ -21,6 +21,7 @@ from gain_core import (
     state_to_arrays,
     update,
 )
+from gain_core.departure import BESIDE_DIMS
 
 NAMES = ("tracked", "balanced", "paper", "paper-l2")
 PRESETS = [pytest.param(GainConfig.preset(name), id=name) for name in NAMES]
@@ -232,9 +233,9 @@ def test_a_shifts_memory_does_not_depend_on_the_features():
         gain = Gain(np.eye(K, D, dtype=np.float32))
         gain.step(np.zeros((4, D), dtype=np.float32), np.zeros((4, K), dtype=np.float32))
         assert gain.state.nbytes == sum(value.nbytes for value in every_array(gain.state).values())
-        # Logits, powers and mass in five memories, the classes' shares, the last frame, the shift,
-        # the stretch and the prior.
-        assert gain.state.nbytes < 20.2 * K * 4
+        # Logits, powers and mass in five memories, the classes' shares, the newest labels, the last
+        # frame, the shift, the stretch and the prior; and projections in five memories.
+        assert gain.state.nbytes < (21.2 * K + 5 * (BESIDE_DIMS + 1)) * 4
 
 
 # --- the empty batch ---

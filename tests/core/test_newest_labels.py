@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose
 from shift_oracle import ShiftOracle
 
 from gain_core import Gain, GainConfig, Prediction, prepare_prototypes
+from gain_core.departure import BESIDE_DIMS
 from gain_core.shift import (
     FEW_SHARE,
     NEWEST_WINDOW,
@@ -34,6 +35,7 @@ def trust_of(
     ways: tuple[float, ...],
     counted: float = 0.0,
     step: float = 1.0,
+    departure: float = 0.0,
     config: GainConfig = TRACKED,
 ) -> float:
     """Of memories whose mean has moved far.
@@ -61,6 +63,10 @@ def trust_of(
         window_range=count,
         share_mass=np.full(K, counted / K),
         share_count=np.asarray(counted),
+        window_beside=np.zeros((NUM_WINDOWS, BESIDE_DIMS)),
+        window_beside_power=np.zeros(NUM_WINDOWS),
+        newest_source=COUNT * share[NEWEST_WINDOW],
+        departure=np.asarray(departure),
         step_power=np.asarray(COUNT * step * K * variance),
         step_count=np.asarray(COUNT),
         scale_numerator=np.asarray(0.0),
@@ -118,6 +124,15 @@ def test_one_class_after_many_stays_with_the_source(seed):
     assert adapted > source - 0.01
     assert gain.state.shift.trust < 0.02
     assert np.max(np.abs(gain.state.shift.vector)) < 0.05
+
+
+def test_a_departure_empties_every_memory_of_the_mixture():
+    """Whatever the labels and the scatter say."""
+    known = {"inverse_draws": 0.01, "ways": (1.0,) * NUM_WINDOWS, "counted": TRACKED.half_life}
+    assert trust_of(**known) > 0.9
+    assert trust_of(**known, departure=1.0) == 0.0
+    assert 0.0 < trust_of(**known, departure=0.3) < 0.9
+    assert trust_of(**known, departure=1.0, step=0.3) > 0.9
 
 
 # --- many that look like one ---

@@ -95,6 +95,8 @@ def assert_state_matches(state: ShiftState, oracle: ShiftOracle, tolerance: floa
             "window_mass": sums.mass,
             "window_lean": sums.lean,
             "window_range": sums.range,
+            "window_beside": sums.beside,
+            "window_beside_power": sums.beside_power,
         }
         for name, wanted in expected.items():
             assert_close(getattr(state.sums, name)[window], wanted, tolerance, name)
@@ -104,6 +106,9 @@ def assert_state_matches(state: ShiftState, oracle: ShiftOracle, tolerance: floa
     power, count = oracle.step_sums()
     assert_close(state.sums.step_power, power, tolerance, "step_power")
     assert_close(state.sums.step_count, count, tolerance, "step_count")
+    assert_close(state.sums.newest_source, oracle.source_sums(), tolerance, "newest_source")
+    # Where the move beside the head is small, the quotient of the two is as steep as it is large.
+    assert_close(state.sums.departure, oracle.departure, 100.0 * tolerance, "departure")
     assert bool(state.last.known) == (oracle.last is not None)
     last = np.zeros(oracle.K) if oracle.last is None else oracle.last
     assert_close(state.last.logits, last, tolerance, "last frame")
@@ -136,7 +141,7 @@ def run(
     strengths = []
     for index, (features, logits, _) in enumerate(world.batches):
         z, raw = features.astype(dtype), logits.astype(dtype)
-        result, expected = predict(z, raw, state, config=config), oracle.predict(logits)
+        result, expected = predict(z, raw, state, config=config), oracle.predict(logits, features)
         assert result.probs.dtype == dtype
         assert_step_matches(result, expected, tolerance, prob_floor=config.prob_floor)
         if led:
@@ -263,7 +268,7 @@ def test_gain_learns_when_and_what_the_oracle_does(name, update_every):
     revised = 0.0
     for features, logits, _ in world.batches:
         first = oracle.predict(logits)
-        expected = told.step(logits)
+        expected = told.step(logits, features)
         revised = max(revised, float(np.max(np.abs(expected.probs - first.probs))))
         assert_step_matches(gain.step(features, logits), expected, FLOAT64, prob_floor=0.0)
         assert gain.frames == oracle.learned
@@ -281,7 +286,7 @@ def test_a_stream_that_trips_the_guard_twice(dtype, update_every):
     told = WaitingOracle(oracle, update_every)
     tolerance = FLOAT64 if dtype == np.float64 else FLOAT32
     for features, logits, _ in world.batches:
-        expected = told.step(logits)
+        expected = told.step(logits, features)
         result = gain.step(features.astype(dtype), logits.astype(dtype))
         assert_step_matches(result, expected, tolerance, prob_floor=0.0)
         assert (gain.state.guard.hold, gain.state.guard.trips) == (oracle.hold, oracle.trips)
@@ -310,7 +315,7 @@ def test_posteriors_are_the_oracles():
     oracle = ShiftOracle(world.prototypes, config, asymmetry=LEANS)
     for features, logits, _ in world.batches[:39]:
         gain.step(features, logits)
-        oracle.step(logits)
+        oracle.step(logits, features=features)
     features, logits, _ = world.batches[39]
     log_proposal, log_evaluator = posteriors(features, logits, gain.state, config=config)
     expected = oracle.predict(logits)

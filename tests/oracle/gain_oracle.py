@@ -28,7 +28,10 @@ LEAST_EVIDENCE_OF_SCALE = 1e-9
 
 @dataclass
 class OracleStep:
-    """What one batch gets: the prediction and everything it was made of."""
+    """What one batch gets: the prediction and everything it was made of.
+
+    Of the tracked shift also the features that came with it, if any did.
+    """
 
     probs: Floats
     log_probs: Floats
@@ -38,6 +41,7 @@ class OracleStep:
     evidence: Floats
     log_proposal: Floats
     log_evaluator: Floats
+    features: Floats | None = None
 
 
 def log_softmax(scores: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,16 +33,26 @@ def derived(state: GainState) -> dict[str, Any]:
 
 
 def assert_tensors_close(
-    tensors: Mapping[str, Any], state: GainState, /, *, tolerance: float, sums_only: bool = False
+    tensors: Mapping[str, Any],
+    state: GainState,
+    /,
+    *,
+    tolerance: float,
+    sums_only: bool = False,
+    apart: Collection[str] = (),
 ) -> None:
     """Every tensor of the sums and, unless `sums_only`, what predictions read, over 1 + its peak.
+
+    Those named in `apart` are left to the caller.
 
     `tensors` are a file's, by the names of its inputs. The lean, a difference of two sums, counts
     in units of their sum, the range; the shares, whose weights are such leans on the way through
     a steep ramp, in units of the frames.
     """
     expected = state_to_arrays(state) | ({} if sums_only else derived(state))
-    for name, array in expected.items():
+    for name in expected.keys() - set(apart):
         unit = expected[_UNITS.get(name, name)]
-        difference = np.abs(tensors[f"state.{name}"] - array) / (1.0 + np.max(np.abs(unit)))
+        difference = np.abs(tensors[f"state.{name}"] - expected[name]) / (
+            1.0 + np.max(np.abs(unit))
+        )
         assert np.max(difference) <= tolerance, name

@@ -47,6 +47,17 @@ COUNTED = (0.4, 0.6)
 # mixture's, and so much over K.
 NEWEST = 1
 ERRING = 0.8
+# What the newest means are compared with; squared moves, over the scatter and over the move beside
+# the head's rows, where classes begin to have changed and where they have; how many random
+# directions that is seen in, and where there is no room for them; how many times fewer classes than
+# of a mixture keep one class there.
+MOVED_FROM = 3
+MOVES = (0.1, 0.2)
+BESIDE = (1.6, 2.0)
+DIRECTIONS = 64
+LEAST_ROOM = 16
+ROUNDING = 1e-4
+KEEPS = 3.0
 SHARES_LAST = 4.0
 EQUAL_SHARES = 0.05
 SHARES_POWER = 2.0
@@ -74,7 +85,8 @@ class Frame:
 
     `p` is the proposal without the prior. `lean` and `range` are of the frame about the mean of
     what came before it, 0 where nothing did. `before` is the x of the frame that it follows, if it
-    follows one. `counted` is how far its label counts among the classes' shares.
+    follows one. `counted` is how far its label counts among the classes' shares. `beside` are its
+    features in random directions that the head does not read.
     """
 
     born: int
@@ -87,6 +99,8 @@ class Frame:
     range: float
     before: Floats | None
     counted: float
+    beside: Floats
+    s: Floats
 
 
 class Window(NamedTuple):
@@ -98,6 +112,8 @@ class Window(NamedTuple):
     mass: Floats
     lean: float
     range: float
+    beside: Floats
+    beside_power: float
 
 
 @dataclass
@@ -137,6 +153,8 @@ class ShiftOracle:
         self.thresholds = np.zeros(self.K)
         if bias is not None:
             self.thresholds = self._thresholds(_less_mean(np.asarray(bias, dtype=np.float64)))
+        self.directions = self._directions()
+        self.departure = 0.0
         self.learned = 0
         self.frames: list[Frame] = []
         self.watched: list[Watched] = []
@@ -157,14 +175,30 @@ class ShiftOracle:
         along = float(np.dot(bias, direction)) / length if length > 0 else 0.0
         return max(along, 0.0) * direction
 
-    def step(self, logits: npt.ArrayLike, *waiting: OracleStep | None) -> OracleStep:
+    def _directions(self) -> Floats:
+        """Random directions (D, M) without what the head's rows span."""
+        dims = self.c.shape[1]
+        if dims - (self.K - 1) < LEAST_ROOM:
+            return np.zeros((dims, DIRECTIONS))
+        signs = 2.0 * np.random.RandomState(0).randint(0, 2, size=(dims, DIRECTIONS)) - 1.0
+        _, lengths, basis = np.linalg.svd(self.c, full_matrices=False)
+        for row in basis[lengths > 1e-6 * max(lengths)]:
+            signs = signs - np.outer(row, row @ signs)
+        return signs / math.sqrt(DIRECTIONS)
+
+    def step(
+        self,
+        logits: npt.ArrayLike,
+        *waiting: OracleStep | None,
+        features: npt.ArrayLike | None = None,
+    ) -> OracleStep:
         """Predict one batch, learn from it and what waited before it, and predict it once more.
 
         The second time by the guard as it is then, and by a shift on the way to the new one, as
         far along it as frames are independent. Where that is never tested, the first prediction
         stands.
         """
-        first = self.predict(logits)
+        first = self.predict(logits, features)
         beta, stretch, log_prior, v = self.beta, self.stretch, self.log_prior, self.v
         self.update(*waiting, first)
         if not self._tests_steps():
@@ -178,10 +212,11 @@ class ShiftOracle:
         self.beta, self.stretch, self.log_prior, self.v = after
         return second
 
-    def predict(self, logits: npt.ArrayLike) -> OracleStep:
+    def predict(self, logits: npt.ArrayLike, features: npt.ArrayLike | None = None) -> OracleStep:
         """The prediction of every row of a batch; the state does not change."""
         rows = [self._predict_row(log_softmax(row)) for row in np.asarray(logits, dtype=np.float64)]
-        return OracleStep(*(np.stack(column) for column in zip(*rows, strict=True)))
+        given = None if features is None else np.asarray(features, dtype=np.float64)
+        return OracleStep(*(np.stack(column) for column in zip(*rows, strict=True)), given)
 
     def _predict_row(self, log_s: Floats) -> Sequence[Any]:
         log_proposal = log_softmax(self._unshifted(log_s) + self.log_prior)
@@ -220,13 +255,26 @@ class ShiftOracle:
             if result is None:
                 self.last = None
                 continue
-            for p, log_s in zip(result.probs, result.source_log_probs, strict=True):
-                self._remember(p, log_s, mean, counted)
+            beside = self._beside(result)
+            for p, log_s, u in zip(result.probs, result.source_log_probs, beside, strict=True):
+                self._remember(p, log_s, mean, counted, u)
         self._guard(num_frames)
         self.windows = [self._window(window) for window in range(NUM_WINDOWS)]
+        self.departure = self._departure(num_frames)
         self._estimate()
 
-    def _remember(self, p: Floats, log_s: Floats, mean: Floats | None, counted: float) -> None:
+    def _beside(self, result: OracleStep) -> Floats:
+        """The batch's features in the random directions; nothing of another number of features."""
+        rows = result.features
+        if rows is None or rows.shape[1] != len(self.directions):
+            return np.zeros((len(result.probs), DIRECTIONS))
+        if self.config.normalise:
+            rows = np.stack([row / np.linalg.norm(row) for row in rows])
+        return rows @ self.directions
+
+    def _remember(
+        self, p: Floats, log_s: Floats, mean: Floats | None, counted: float, beside: Floats
+    ) -> None:
         """Keep what one frame leaves behind, for the sums and for the guard."""
         answered, source = int(np.argmax(p)), int(np.argmax(log_s))
         # A prior that learned from what it said itself would confirm itself.
@@ -236,7 +284,7 @@ class ShiftOracle:
         x = _less_mean(log_s)
         own, zeta = float(x[k] - self.beta[k]), math.exp(log_s[k])
         lean, span = _lean_and_range(x, mean)
-        follows = (lean, span, self.last, counted)
+        follows = (lean, span, self.last, counted, beside, np.exp(log_s))
         self.frames.append(Frame(self.learned, x, p, zeta, own, self.power[k], *follows))
         self.last = x
         agreed = float(answered == source)
@@ -274,14 +322,46 @@ class ShiftOracle:
         """All frames, each with its weight."""
         if not self.frames:
             nothing = np.zeros(self.K)
-            return Window(0.0, nothing, nothing, nothing, 0.0, 0.0)
-        half_life = self.config.half_life / RATIO ** (NUM_WINDOWS - 1 - window)
-        weights = self._weights(self.frames, half_life)
+            return Window(0.0, nothing, nothing, nothing, 0.0, 0.0, np.zeros(DIRECTIONS), 0.0)
+        weights = self._weights(self.frames, self._half_life(window))
         x = np.stack([frame.x for frame in self.frames])
         p = np.stack([frame.p for frame in self.frames])
         lean = float(weights @ np.array([frame.lean for frame in self.frames]))
         span = float(weights @ np.array([frame.range for frame in self.frames]))
-        return Window(np.sum(weights), weights @ x, weights @ x**2, weights @ p, lean, span)
+        beside = np.stack([frame.beside for frame in self.frames])
+        power = float(np.sum(weights @ beside**2))
+        logits = (np.sum(weights), weights @ x, weights @ x**2, weights @ p)
+        return Window(*logits, lean, span, weights @ beside, power)
+
+    def source_sums(self) -> Floats:
+        """What the source says of the newest frames."""
+        if not self.frames:
+            return np.zeros(self.K)
+        weights = self._weights(self.frames, self._half_life(NEWEST))
+        return weights @ np.stack([frame.s for frame in self.frames])
+
+    def _half_life(self, window: int) -> float:
+        """Of a memory, in frames."""
+        return float(self.config.half_life) / RATIO ** (NUM_WINDOWS - 1 - window)
+
+    def _departure(self, num_frames: int) -> float:
+        """How surely one class has come after a mixture, now that so many frames were learned."""
+        if not self.frames or not self._tests_steps():
+            return 0.0
+        newest, before = self.window_sums(NEWEST), self.window_sums(MOVED_FROM)
+        move, _, _ = _moved_by(newest.x, before.x, newest, before, np.sum(before.powers))
+        powers = before.beside_power
+        beside, scatter, length = _moved_by(newest.beside, before.beside, newest, before, powers)
+        changed = 0.0
+        if scatter > ROUNDING * length:
+            changed = _ramp(move, MOVES) * _ramp(move / max(beside, LEAST_POWER), BESIDE)
+        q = self.source_sums() / newest.count
+        mixed = 1.0 / newest.count + ERRING / self.K
+        few = min(max(KEEPS * (float(np.dot(q, q)) - 1.0 / self.K) / mixed - 1.0, 0.0), 1.0)
+        left = max(few, 0.5 ** (num_frames / self._half_life(NEWEST)))
+        _, counted = self.share_sums()
+        known = min(counted / self.config.half_life, 1.0)
+        return max(changed * few * known, self.departure * (1.0 - changed * (1.0 - few)) * left)
 
     def scale_sums(self) -> tuple[float, float]:
         """Numerator and denominator of own = a |c_k|^2 fitted with the weights zeta."""
@@ -391,7 +471,8 @@ class ShiftOracle:
 
     def _one_class(self, window: int) -> float:
         """How surely a memory's mean is of one class, by its scatter and by the newest labels."""
-        seen_now = self.iota * self._few() * self.single_class(NEWEST, *MEANS)
+        seen_now = self._few() * self.single_class(NEWEST, *MEANS)
+        seen_now = self.iota * max(seen_now, self.departure)
         return max(self.single_class(window, *MEANS) * (1.0 - self._hidden()), seen_now)
 
     def _few(self) -> float:
@@ -468,6 +549,23 @@ def _lean_and_range(x: Floats, mean: Floats | None) -> tuple[float, float]:
         return 0.0, 0.0
     highest, lowest = max(x - mean), min(x - mean)
     return float(highest + lowest), float(highest - lowest)
+
+
+def _moved_by(
+    first: Floats, second: Floats, newest: Window, before: Window, power: float
+) -> tuple[float, float, float]:
+    """Squared distance of two means over the scatter, less chance's; the scatter; |mean|^2."""
+    mean = second / before.count
+    length = float(np.dot(mean, mean))
+    scatter = max(power / before.count - length, 0.0)
+    step = first / newest.count - mean
+    moved = float(np.dot(step, step)) / max(scatter, LEAST_POWER)
+    return moved - 1.0 / newest.count, scatter, length
+
+
+def _ramp(value: float, ends: tuple[float, float]) -> float:
+    """From 0 at the first of them to 1 at the second."""
+    return min(max((value - ends[0]) / (ends[1] - ends[0]), 0.0), 1.0)
 
 
 def _at_least(squares: Floats, least: float = LEAST_POWER) -> Floats:

@@ -20,12 +20,16 @@ class WaitingOracle:
         self.update_every = update_every
         self.waiting: list[OracleStep] = []
 
-    def step(self, logits: npt.NDArray[np.floating[Any]]) -> OracleStep:
+    def step(
+        self,
+        logits: npt.NDArray[np.floating[Any]],
+        features: npt.NDArray[np.floating[Any]] | None = None,
+    ) -> OracleStep:
         """A batch that waits has its first prediction, one that is learned from its second."""
         rows = sum(len(step.probs) for step in self.waiting) + len(logits)
         if rows < self.update_every:
-            self.waiting.append(self.oracle.predict(logits))
+            self.waiting.append(self.oracle.predict(logits, features))
             return self.waiting[-1]
-        result = self.oracle.step(logits, *self.waiting)
+        result = self.oracle.step(logits, *self.waiting, features=features)
         self.waiting = []
         return result
