@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 ADAPTIVE_PREFIX = PREFIX + "adaptive."
-ADAPTIVE_SCHEMA_VERSION = "6"
+ADAPTIVE_SCHEMA_VERSION = "7"
 # Initializers of a tracked shift: values a class, in files where they are not zero, and a pair.
 THRESHOLDS, LOG_LENGTHS = "gain/thresholds", "gain/log_lengths"
 ASYMMETRY = "gain/asymmetry"

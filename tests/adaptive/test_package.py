@@ -170,7 +170,7 @@ def test_a_plain_artifact_is_not_loaded_as_adaptive(make_artifact):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("schema", "2", "schema 6, got 2"),
+        ("schema", "2", "schema 7, got 2"),
         ("config", "{}}", "malformed"),
         ("config", '{"half_life": -1.0}', "half_life"),
         ("input", "sound", "malformed"),

@@ -21,7 +21,15 @@ from gain_core import (
     state_to_arrays,
     update,
 )
-from gain_core.shift import SCALE_RAMP, SHIFT_RAMP, ShiftSums, asymmetry_of, estimate_shift
+from gain_core.departure import BESIDE_DIMS
+from gain_core.shift import (
+    NEWEST_WINDOW,
+    SCALE_RAMP,
+    SHIFT_RAMP,
+    ShiftSums,
+    asymmetry_of,
+    estimate_shift,
+)
 from gain_core.step import revise
 from gain_runtime.adaptive_session import AdaptiveSession
 
@@ -44,14 +52,14 @@ SWITCHES = {
 }
 
 
-def make_stream(kind, num_classes, *, seed=2):
+def make_stream(kind, num_classes, *, feature_dim=10, seed=2):
     """A head, and batches in float32 whose logits have moved.
 
     `unequal` deviations have other ratios than the source's; `one-class` shows nothing else in its
     middle third.
     """
     world = gaussian_world(
-        num_classes, 10, num_batches=NUM_BATCHES, batch_sizes=(16, 3, 9), seed=seed
+        num_classes, feature_dim, num_batches=NUM_BATCHES, batch_sizes=(16, 3, 9), seed=seed
     )
     rng = np.random.default_rng(seed)
     offset = 2.0 * rng.normal(size=num_classes)
@@ -74,7 +82,17 @@ def said(state, *, first, before):
     return derived(state) | {"probs": probs}
 
 
-def assert_as_close_as_the_sums_allow(result, tensors, state, *, first, before, prototypes):
+def rounded(sums, rng):
+    """Every sum moved by one float32 rounding, up or down at random."""
+    moved = {}
+    for item in fields(ShiftSums):
+        array = np.asarray(getattr(sums, item.name))
+        unit = sums.window_range if item.name == "window_lean" else array
+        moved[item.name] = array + 2.0**-24 * rng.choice([-1.0, 1.0], size=array.shape) * unit
+    return ShiftSums(**moved)
+
+
+def assert_as_close_as_the_sums_allow(result, tensors, state, *, z, first, before, prototypes):
     """A file's step against float64, as close as float32 can know it from these sums.
 
     A memory's variance is its mean square less its squared mean, the lean a difference of two
@@ -83,23 +101,34 @@ def assert_as_close_as_the_sums_allow(result, tensors, state, *, first, before, 
     deviations and the revised probabilities by hundreds of roundings in one state, by none in
     another. How far is found here by rounding every sum of the state, up or down at random.
     """
-    assert_tensors_close(tensors, state, tolerance=SUMS, sums_only=True)
+    assert_tensors_close(tensors, state, tolerance=SUMS, sums_only=True, apart=["departure"])
+    departed = tensors["state.departure"]
+    assert_departed_as_the_sums_allow(departed, state, z, first, before, prototypes=prototypes)
     expected = said(state, first=first, before=before)
     moved = dict.fromkeys(expected, 0.0)
     rng = np.random.default_rng(0)
     for _ in range(16):
-        sums = {}
-        for item in fields(ShiftSums):
-            array = np.asarray(getattr(state.sums, item.name))
-            unit = state.sums.window_range if item.name == "window_lean" else array
-            sums[item.name] = array + 2.0**-24 * rng.choice([-1.0, 1.0], size=array.shape) * unit
-        shift = estimate_shift(ShiftSums(**sums), prototypes=prototypes, config=TRACKED)
+        shift = estimate_shift(rounded(state.sums, rng), prototypes=prototypes, config=TRACKED)
         for name, array in said(replace(state, shift=shift), first=first, before=before).items():
             moved[name] = max(moved[name], np.max(np.abs(array - expected[name])))
     for name, array in expected.items():
         found = result["probs"] if name == "probs" else tensors[f"state.{name}"]
         bound = SUMS * (1.0 + np.max(np.abs(array))) + ROUNDINGS * moved[name]
         assert np.max(np.abs(found - array)) <= bound, name
+
+
+def assert_departed_as_the_sums_allow(departed, state, z, first, before, *, prototypes):
+    """The same of the departure, no sum but the end of ramps: what rounding makes of the sums."""
+    expected, rng = state.sums.departure, np.random.default_rng(1)
+    bound, difference = SUMS * (1.0 + expected), np.abs(departed - expected)
+    if difference <= bound:
+        return
+    moved = 0.0
+    for _ in range(16):
+        other = replace(before, sums=rounded(before.sums, rng))
+        other = update(z, first, other, prototypes=prototypes, config=TRACKED)
+        moved = max(moved, np.abs(other.sums.departure - expected))
+    assert difference <= bound + ROUNDINGS * moved
 
 
 @pytest.mark.parametrize("update_every", [1, 16])
@@ -160,7 +189,7 @@ def test_on_the_way_from_one_class_to_a_mixture(
         before, first = double.state, double.predict(z, raw)
         result, expected = graph.step(features=z, logits=raw), double.step(z, raw)
         assert_as_close_as_the_sums_allow(
-            result, graph.state, double.state, first=first, before=before, prototypes=prepared
+            result, graph.state, double.state, z=z, first=first, before=before, prototypes=prepared
         )
         asymmetry = asymmetry_of(double.state.sums)
         # Where one class follows many the source answers.
@@ -175,7 +204,7 @@ def test_on_the_way_from_one_class_to_a_mixture(
     assert (furthest > 0.15) == stretches
 
 
-def draw_sums(rng, num_classes):
+def draw_sums(rng, num_classes, *, room):
     """Sums such as streams leave, of memories that have nothing to do with each other."""
     counts = np.array([90.0, 180.0, 370.0, 740.0, 1400.0])
     mean = rng.normal(size=(5, num_classes)) * rng.choice([0.3, 1.0, 3.0])
@@ -184,7 +213,10 @@ def draw_sums(rng, num_classes):
     frame = rng.normal(size=num_classes)
     share = rng.dirichlet(np.full(num_classes, rng.choice([0.1, 3.0, 30.0])), size=5)
     reach = rng.uniform(1.0, 3.0, size=5)
-    counted = rng.choice([0.0, 30.0, 3000.0])
+    counted = rng.choice([0.0, 30.0, 3000.0, 3000.0, 3000.0])
+    # Beside the head's rows, of features whose variance there is about one in each direction.
+    beside = rng.normal(size=(5, BESIDE_DIMS)) * rng.choice([0.03, 0.1, 0.3]) * room
+    newest = rng.dirichlet(np.full(num_classes, rng.choice([0.1, 3.0, 30.0])))
     arrays = {
         "window_count": counts,
         "window_logits": counts[:, None] * (mean - np.mean(mean, axis=1, keepdims=True)),
@@ -194,6 +226,10 @@ def draw_sums(rng, num_classes):
         "window_range": counts * reach,
         "share_mass": counted * share[-1],
         "share_count": np.array(counted),
+        "window_beside": counts[:, None] * beside,
+        "window_beside_power": counts * (BESIDE_DIMS * 0.8 * room + np.sum(beside**2, axis=1)),
+        "newest_source": counts[NEWEST_WINDOW] * newest,
+        "departure": np.array(rng.choice([0.0, 0.0, 0.0, rng.uniform()])),
         "step_power": np.array(1000.0 * rng.uniform(0.4, 1.0) * np.sum(deviations[-1] ** 2)),
         "step_count": np.array(1000.0),
         "last_logits": frame - np.mean(frame),
@@ -209,31 +245,36 @@ def draw_sums(rng, num_classes):
     return {name: array.astype(np.float32).astype(np.float64) for name, array in arrays.items()}
 
 
+@pytest.mark.parametrize("feature_dim", [10, 40], ids=["no-room", "room"])
 @pytest.mark.parametrize("num_classes", [3, 12])
-def test_one_step_from_any_sums(make_graph, num_classes):
+def test_one_step_from_any_sums(make_graph, num_classes, feature_dim):
     rng = np.random.default_rng(num_classes)
-    prototypes, batches = make_stream("unequal", num_classes)
+    prototypes, batches = make_stream("unequal", num_classes, feature_dim=feature_dim)
     graph, pair = make_graph(prototypes, TRACKED, asymmetry=(0.0, 0.3)), (0.0, 0.3)
     prepared = prepare_prototypes(prototypes, TRACKED, asymmetry=pair)
-    stretched, moved, partly, expected = 0, 0, 0, 0
+    stretched, moved, partly, expected, changed = 0, 0, 0, 0, 0
     for index in range(200):
-        state = state_from_arrays(draw_sums(rng, num_classes), prototypes=prepared, config=TRACKED)
+        state = state_from_arrays(
+            draw_sums(rng, num_classes, room=feature_dim > 30), prototypes=prepared, config=TRACKED
+        )
         z, raw = (array.astype(np.float64) for array in batches[index % NUM_BATCHES])
         graph.load(state)
         result = graph.step(features=z.astype(np.float32), logits=raw.astype(np.float32))
         first, before = predict(z, raw, state, config=TRACKED), state
         state = update(z, first, state, prototypes=prepared, config=TRACKED)
         assert_as_close_as_the_sums_allow(
-            result, graph.state, state, first=first, before=before, prototypes=prepared
+            result, graph.state, state, z=z, first=first, before=before, prototypes=prepared
         )
         stretched += int(np.max(np.abs(state.shift.stretch - 1.0)) > 0.1)
         moved += int(np.max(np.abs(state.shift.vector)) > 0.1)
         partly += int(0.0 < state.shift.independence < 1.0)
         expected += int(np.max(np.abs(state.shift.log_prior)) > 0.1)
+        changed += int(0.0 < state.sums.departure < 1.0)
     assert 20 < stretched < 180
     assert 20 < moved < 180
     assert partly > 10
     assert 20 < expected < 180
+    assert changed > 20
 
 
 def test_deviations_alone_are_matched_and_held_back_by_the_guard(make_graph):

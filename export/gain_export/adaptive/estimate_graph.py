@@ -44,7 +44,7 @@ from gain_export.adaptive.expressions import (
 )
 from gain_export.adaptive.head_graph import Head
 
-__all__ = ["INDEPENDENCE", "asymmetry_of", "estimate", "single_class"]
+__all__ = ["INDEPENDENCE", "asymmetry_of", "estimate", "mixture_counted", "single_class"]
 
 # What an estimate says beside the state, in files whose frames can be independent.
 INDEPENDENCE = "independence"
@@ -169,9 +169,9 @@ def _draws(
     if may_be_independent(config, num_classes=head.num_classes):
         independence = _independence(moments, sums)
         few = _few_classes(moments, sums, num_classes=head.num_classes)
-        counted = minimum(sums["share_count"] * (1.0 / config.half_life), 1.0)
+        counted = mixture_counted(sums, config=config)
         shown = 1.0 - independence * (1.0 - few) * counted
-        newest = independence * few * _row(means, NEWEST_WINDOW)
+        newest = independence * maximum(few * _row(means, NEWEST_WINDOW), sums["departure"])
         means, deviations = maximum(shown * means, newest), shown * deviations
         if expects_classes(config, num_classes=head.num_classes):
             many = minimum(1.0 - _row(means, NUM_WINDOWS - 1), 1.0)
@@ -179,6 +179,11 @@ def _draws(
     inverse = maximum(inverse, means)
     certain = maximum(inverse, deviations)
     return _Draws(independence=independence, expecting=expecting, inverse=inverse, certain=certain)
+
+
+def mixture_counted(sums: Mapping[str, Value], /, *, config: GainConfig) -> Value:
+    """How far a mixture is known, (): the frames counted over those of the longest memory."""
+    return minimum(sums["share_count"] * (1.0 / config.half_life), 1.0)
 
 
 def _few_classes(moments: _Moments, sums: Mapping[str, Value], *, num_classes: int) -> Value:

@@ -11,7 +11,16 @@ from onnx import TensorProto
 from gain_core import GainConfig, Prototypes
 from gain_core._typing import Array
 from gain_core.shift import tests_mixtures
-from gain_export.adaptive.expressions import Tape, Value, cast, sqrt, taken, total, where
+from gain_export.adaptive.expressions import (
+    PREFIX,
+    Tape,
+    Value,
+    cast,
+    sqrt,
+    taken,
+    total,
+    where,
+)
 from gain_runtime.adaptive_artifact import ASYMMETRY, LOG_LENGTHS, THRESHOLDS
 
 __all__ = ["Head", "prepare_head", "unit_rows"]
@@ -37,6 +46,9 @@ class Head:
     asymmetry : pair of Value or None, (1,)
         Of the source's frames of one class, and what those of all classes have more; None where
         no memory is tested.
+    beside : Value or None, (D, M)
+        Projections of the features beside the rows; None where there is no room, and where
+        nothing is kept of them.
     num_classes, feature_dim : int
     """
 
@@ -47,6 +59,7 @@ class Head:
     thresholds: Value | None
     log_lengths: Value | None
     asymmetry: tuple[Value, Value] | None
+    beside: Value | None
     num_classes: int
     feature_dim: int
 
@@ -79,7 +92,7 @@ def prepare_head(
     config : GainConfig
         `normalise` scales the rows to unit length.
     constants : Prototypes
-        The same head's; what has one value a class is taken from it.
+        The same head's; what has one value a class is taken from it, and the random projections.
 
     Returns
     -------
@@ -103,18 +116,19 @@ def prepare_head(
         mean=mean,
         column_squares=total(rows * rows, axis=0),
         row_squares=total(centered * centered, axis=1),
-        thresholds=_class_values(tape, THRESHOLDS, constants.thresholds, used=shifts),
-        log_lengths=_class_values(
+        thresholds=_constant(tape, THRESHOLDS, constants.thresholds, used=shifts),
+        log_lengths=_constant(
             tape, LOG_LENGTHS, constants.log_lengths, used=shifts and config.match_scale
         ),
         asymmetry=_asymmetry(tape, constants.asymmetry) if tests else None,
+        beside=_constant(tape, PREFIX + "beside", constants.beside, used=shifts),
         num_classes=num_classes,
         feature_dim=feature_dim,
     )
 
 
-def _class_values(tape: Tape, name: str, values: Array, *, used: bool) -> Value | None:
-    """One constant a class; None where all are zero, or nothing reads it."""
+def _constant(tape: Tape, name: str, values: Array, *, used: bool) -> Value | None:
+    """One constant; None where it is zero throughout, or nothing reads it."""
     array = np.asarray(values)
     return tape.named_constant(name, array) if used and np.any(array) else None
 

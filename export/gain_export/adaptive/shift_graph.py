@@ -20,6 +20,7 @@ from gain_core.guard import (
     GuardSums,
 )
 from gain_core.shift import (
+    NEWEST_WINDOW,
     NUM_WINDOWS,
     REFERENCE_WINDOW,
     SHARE_MEMORY,
@@ -29,8 +30,15 @@ from gain_core.shift import (
     LastFrame,
     ShiftSums,
     expects_classes,
+    may_be_independent,
 )
-from gain_export.adaptive.estimate_graph import asymmetry_of, estimate, single_class
+from gain_export.adaptive.departure_graph import beside_sums, departure
+from gain_export.adaptive.estimate_graph import (
+    asymmetry_of,
+    estimate,
+    mixture_counted,
+    single_class,
+)
 from gain_export.adaptive.expressions import (
     Value,
     arg_max,
@@ -139,6 +147,7 @@ def between(
 
 
 def added_sums(
+    rows: Value,
     prediction: PredictionValues,
     state: Mapping[str, Value],
     last: Mapping[str, Value],
@@ -151,6 +160,8 @@ def added_sums(
 
     Parameters
     ----------
+    rows : Value, (B, D)
+        Features, normalised if the config says so.
     prediction : PredictionValues
     state : mapping of str to Value
         The one it was predicted with.
@@ -198,6 +209,9 @@ def added_sums(
         "window_range": reach,
         "share_mass": counted * squeeze(mass),
         "share_count": squeeze(counted * count),
+        **beside_sums(rows, head=head),
+        "newest_source": total(exp(prediction.source_log_probs), axis=0, keep=False),
+        "departure": tape.constant(0.0),
         **_steps(logits, last, size=size),
         "scale_numerator": total(weighted * own),
         "scale_denominator": total(weighted * power),
@@ -275,7 +289,7 @@ def learn_shift(
     """
     guard, tripped = _watch(added, state, num_classes=head.num_classes)
     kept = where(tripped, 0.0, 1.0)
-    sums = _forget_and_add(added, state, kept=kept, config=config)
+    sums = _forget_and_add(added, state, kept=kept, head=head, config=config)
     last = {field: added[field] for field in LAST_FRAME}
     return sums | last | guard | estimate(sums, head=head, config=config)
 
@@ -305,7 +319,12 @@ def _watch(
 
 
 def _forget_and_add(
-    added: Mapping[str, Value], state: Mapping[str, Value], *, kept: Value, config: GainConfig
+    added: Mapping[str, Value],
+    state: Mapping[str, Value],
+    *,
+    kept: Value,
+    head: Head,
+    config: GainConfig,
 ) -> dict[str, Value]:
     """Decay every memory by the number of new frames, then add them; all times `kept`, 0 or 1."""
     tape = state["window_count"].tape
@@ -319,6 +338,7 @@ def _forget_and_add(
     share_rate = -math.log(2.0) / (SHARE_MEMORY * config.half_life)
     share_decay = exp(squeeze(count) * share_rate) * kept
     wide, longest = column(decay), squeeze(taken(decay, [NUM_WINDOWS - 1]))
+    newest = squeeze(taken(decay, [NEWEST_WINDOW]))
     factors = {
         "window_count": decay,
         "window_logits": wide,
@@ -328,9 +348,18 @@ def _forget_and_add(
         "window_range": decay,
         "share_mass": share_decay,
         "share_count": share_decay,
+        "window_beside": wide,
+        "window_beside_power": decay,
+        "newest_source": newest,
+        "departure": kept,
         "step_power": longest,
         "step_count": longest,
         "scale_numerator": scale_decay,
         "scale_denominator": scale_decay,
     }
-    return {field: state[field] * factors[field] + added[field] * kept for field in SHIFT_SUMS}
+    sums = {field: state[field] * factors[field] + added[field] * kept for field in SHIFT_SUMS}
+    if may_be_independent(config, num_classes=head.num_classes):
+        # Of sums over no frame it is zero, so a guard that trips drops it as well.
+        counted = mixture_counted(sums, config=config)
+        sums["departure"] = departure(sums, counted=counted, release=newest, head=head)
+    return sums

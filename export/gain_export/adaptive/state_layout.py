@@ -9,6 +9,7 @@ from typing import Literal
 from onnx import TensorProto, TypeProto, helper
 
 from gain_core import GainConfig
+from gain_core.departure import BESIDE_DIMS
 from gain_core.guard import GuardSums
 from gain_core.shift import NUM_WINDOWS, LastFrame, ShiftSums
 
@@ -90,7 +91,7 @@ def state_layout(
 
 def _shift_layout(num_classes: int, *, waits: bool) -> tuple[StateTensor, ...]:
     """Of the tracked shift: what waits are sums, however many frames that is."""
-    J, K = NUM_WINDOWS, num_classes
+    J, K, M = NUM_WINDOWS, num_classes, BESIDE_DIMS
     tensors = [
         StateTensor(field="window_count", shape=(J,), meaning="sum of 1; 0 means no history"),
         StateTensor(field="window_logits", shape=(J, K), meaning="sum of the centred log s"),
@@ -100,6 +101,10 @@ def _shift_layout(num_classes: int, *, waits: bool) -> tuple[StateTensor, ...]:
         StateTensor(field="window_range", shape=(J,), meaning="sum of max y - min y"),
         StateTensor(field="share_mass", shape=(K,), meaning="sum of w q_0, by class"),
         StateTensor(field="share_count", shape=(), meaning="sum of w"),
+        StateTensor(field="window_beside", shape=(J, M), meaning="sum of u, features beside head"),
+        StateTensor(field="window_beside_power", shape=(J,), meaning="sum of |u|^2"),
+        StateTensor(field="newest_source", shape=(K,), meaning="sum of s, of the newest frames"),
+        StateTensor(field="departure", shape=(), meaning="1 where one class came after many"),
         StateTensor(field="step_power", shape=(), meaning="sum of half a step's squared length"),
         StateTensor(field="step_count", shape=(), meaning="number of these steps"),
         StateTensor(field="scale_numerator", shape=(), meaning="regression for the scale a"),

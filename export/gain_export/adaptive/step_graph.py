@@ -96,7 +96,7 @@ def write_step(
     prediction = predict(rows, logits, state, head=head, config=config, revised=revised)
     accepted = tape.value(UPDATE) & prediction.finite
     if shifts:
-        choice = _ShiftChoice(prediction, state, accepted, layout, head, config)
+        choice = _ShiftChoice(rows, prediction, state, accepted, layout, head, config)
         after = choice.write(awaited, revised=revised)
         if revised:
             iota = after[INDEPENDENCE]
@@ -126,6 +126,7 @@ def write_step(
 class _ShiftChoice:
     """The conditional of a file with a tracked shift."""
 
+    rows: Value
     prediction: PredictionValues
     state: Mapping[str, Value]
     accepted: Value
@@ -185,7 +186,9 @@ class _ShiftChoice:
 
     def _added(self, last: Mapping[str, Value]) -> dict[str, Value]:
         """What this batch adds, `last` being the frame before it."""
-        return added_sums(self.prediction, self.state, last, head=self.head, config=self.config)
+        return added_sums(
+            self.rows, self.prediction, self.state, last, head=self.head, config=self.config
+        )
 
     def _learned(self, added: Mapping[str, Value]) -> dict[str, Value]:
         """The new state."""
