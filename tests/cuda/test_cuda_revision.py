@@ -16,6 +16,7 @@ from scaled_world import scaled_world
 from taught_gain import assert_bitwise, assert_states_close, every_array
 
 from gain_core import PRESETS, Gain, GainConfig, Prediction, predict
+from gain_core.departure import BESIDE_DIMS
 from gain_runtime.cuda import CudaGain, shift_step
 from gain_runtime.cuda.shift_settings import shift_settings
 
@@ -327,4 +328,4 @@ def test_lengths_of_arrays_are_the_kernels(host_libraries):
     settings = len(shift_settings(GainConfig(), num_classes=3))
     written = [shift_step._SCALARS, shift_step._FRESH, shift_step._TOTALS, settings]
     assert list(lengths) == written
-    assert shift_step._ROW_SUMS == 2 + shift_step._TOTALS
+    assert shift_step._ROW_SUMS == 2 + shift_step._TOTALS + BESIDE_DIMS

@@ -16,7 +16,13 @@ from taught_gain import assert_bitwise, assert_states_close, every_array, one_ba
 
 from gain_core import PRESETS, ConfigError, Gain, GainConfig, predict
 from gain_core.errors import NumericsError
-from gain_core.shift import NEWEST_WINDOW, NUM_SCALE_WINDOWS, NUM_WINDOWS, asymmetry_of
+from gain_core.shift import (
+    MOVED_FROM_WINDOW,
+    NEWEST_WINDOW,
+    NUM_SCALE_WINDOWS,
+    NUM_WINDOWS,
+    asymmetry_of,
+)
 from gain_runtime.cuda import CudaGain, kernel_source
 from gain_runtime.cuda.prediction_block import PredictionBlock, layout_of
 
@@ -309,4 +315,5 @@ def test_numbers_of_windows_are_the_rules():
         "WINDOWS": str(NUM_WINDOWS),
         "SCALE_WINDOWS": str(NUM_SCALE_WINDOWS),
         "NEWEST_WINDOW": str(NEWEST_WINDOW),
+        "MOVED_FROM_WINDOW": str(MOVED_FROM_WINDOW),
     }

@@ -4,15 +4,14 @@
 // The longest memories, from which the ratios of the deviations are taken.
 #define SCALE_WINDOWS 3
 #define SHORTEST_SCALE (WINDOWS - SCALE_WINDOWS)
-// The one whose labels say whether few classes are seen now.
-#define NEWEST_WINDOW 1
 
 // Products of N differences with each other.
 #define PAIRS(N) ((N) * ((N) + 1) / 2)
 
-// Columns (5, K) of the state, and the classes' shares (K,).
+// Columns (5, K) of the state, the classes' shares and the newest labels (K,), and the features
+// beside the head's rows (5, 64).
 struct Memories {
-    const real *logits, *powers, *mass, *share;
+    const real *logits, *powers, *mass, *share, *source, *beside;
 };
 
 // The prior on the classes: what share of them a count is, what is kept of how they differ, and
@@ -69,21 +68,64 @@ __device__ inline Reals<WINDOWS> tell_mixtures(const real* fresh, const real* kn
     return sure;
 }
 
+// How far the newest window has moved from a longer one: squared steps of the mean logits and of
+// the mean features beside the head's rows, and the latter's squared length before; then the sum
+// of squares of the newest labels.
+struct Moves {
+    real logits, beside, length, labels;
+};
+
+// Of the newest frames, a squared `step` in units of the scatter, less what chance leaves.
+__device__ inline real squared_move(real step, real scatter, real inverse_count, real tiny) {
+    return step / at_least(scatter, tiny) - inverse_count;
+}
+
+// How far a mixture is known: the frames counted over those of the longest window.
+__device__ inline real mixture_counted(const real* fresh, const real* settings) {
+    return at_most(fresh[SHARE_COUNT] / settings[HALF_LIFE], (real)1);
+}
+
+// How surely a mixture has given way to one class after the waiting frames: gain_core/departure.py.
+__device__ inline real departed(const real* scalars, const real* totals, const real* fresh,
+                                const real* settings, Moves moves, int num_classes,
+                                const Window (&windows)[WINDOWS]) {
+    // A guard that has tripped drops it with the sums.
+    if (fresh[FRESH_TRIPPED] > (real)0) return (real)0;
+    real before = scalars[DEPARTURE], tiny = settings[TINY];
+    if (!(settings[INDEPENDENCE_TESTED] > (real)0)) return before;
+    const Window &newest = windows[NEWEST_WINDOW], &longer = windows[MOVED_FROM_WINDOW];
+    real chance = newest.inverse_count, even = (real)1 / (real)num_classes;
+    real scatter = fresh[BESIDE_POWER + MOVED_FROM_WINDOW] * longer.inverse_count - moves.length;
+    scatter = at_least(scatter, (real)0);
+    real move = squared_move(moves.logits, longer.spread, chance, tiny);
+    real beside = squared_move(moves.beside, scatter, chance, tiny);
+    real changed = (real)0;
+    if (scatter > settings[LEAST_SCATTER] * moves.length)
+        changed = way_along(move, settings[MOVE_BEGINS], settings[MOVE_ENDS]) *
+                  way_along(move / at_least(beside, tiny), settings[BESIDE_BEGINS],
+                            settings[BESIDE_ENDS]);
+    real mixed = chance + settings[FEW_SHARE] * even;
+    real few = way_along(settings[HOLD] * (moves.labels - even), mixed, mixed + mixed);
+    real release = at_least(few, decay_of(NEWEST_WINDOW, totals, settings));
+    real kept = before * ((real)1 - changed * ((real)1 - few)) * release;
+    return at_least(changed * few * mixture_counted(fresh, settings), kept);
+}
+
 // The number of draws behind each window, which comes with what its labels say of that: one where
 // its frames are of one class. Among independent ones the newest labels have a say: few classes
 // there are few in longer windows too, and many after a mixture that was counted are many although
-// they scatter evenly.
+// they scatter evenly. All windows are of one class as far as a mixture has `departed`.
 __device__ inline void count_draws(const real* fresh, const real* known, const real* settings,
-                                   real independence, int num_classes,
+                                   real independence, real departed, int num_classes,
                                    Window (&windows)[WINDOWS]) {
     for (int j = 0; j < WINDOWS; ++j) windows[j].scale_draws = windows[j].inverse_draws;
     if (!(settings[MIXTURE_TESTED] > (real)0)) return;
     Reals<WINDOWS> sure = tell_mixtures(fresh, known, settings, windows);
     real mixed = windows[NEWEST_WINDOW].inverse_count + settings[FEW_SHARE] / (real)num_classes;
     real few = way_along(windows[NEWEST_WINDOW].inverse_draws, mixed, mixed + mixed);
-    real counted = at_most(fresh[SHARE_COUNT] / settings[HALF_LIFE], (real)1);
-    real shown = (real)1 - independence * ((real)1 - few) * counted;
-    real newest = independence * few * ((real)1 - windows[NEWEST_WINDOW].many);
+    real shown = (real)1 - independence * ((real)1 - few) * mixture_counted(fresh, settings);
+    real newest =
+        independence * at_least(few * ((real)1 - windows[NEWEST_WINDOW].many), departed);
     for (int j = 0; j < WINDOWS; ++j) {
         Window& window = windows[j];
         real single = at_least(shown * ((real)1 - window.many), newest);
@@ -112,17 +154,33 @@ __device__ inline void expect_shares(const real* fresh, const real* settings, in
     expected.power = settings[SHARE_POWER] * independence * many;
 }
 
-// Scatter, number of draws and how far labels explain each window's mean; the independence.
-__device__ inline real judge_windows(Memories memories, const real* known, const real* fresh,
-                                     const real* settings, int num_classes,
-                                     Window (&windows)[WINDOWS], Expected& expected) {
+// What the sums say of all windows: how far a frame says nothing of the next one, and how surely a
+// mixture has given way to one class.
+struct Judged {
+    real independence, departure;
+};
+
+// Scatter, number of draws and how far labels explain each window's mean.
+__device__ inline Judged judge_windows(Memories memories, const real* known, const real* scalars,
+                                       const real* totals, const real* fresh,
+                                       const real* settings, int num_classes,
+                                       Window (&windows)[WINDOWS], Expected& expected) {
     for (int j = 0; j < WINDOWS; ++j)
         windows[j].inverse_count = (real)1 / at_least(fresh[WINDOW_COUNT + j], settings[TINY]);
     expected.inverse_count = (real)1 / at_least(fresh[SHARE_COUNT], settings[TINY]);
-    Reals<3 * WINDOWS + 1> sums = {};
+    real newest_count = windows[NEWEST_WINDOW].inverse_count;
+    real longer_count = windows[MOVED_FROM_WINDOW].inverse_count;
+    enum { EXCESS = 3 * WINDOWS, LOGITS_STEP, BESIDE_STEP, BESIDE_LENGTH, LABELS, SUMS };
+    Reals<SUMS> sums = {};
     for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {
         real excess = memories.share[k] * expected.inverse_count - (real)1 / (real)num_classes;
-        sums.v[3 * WINDOWS] += excess * excess;
+        sums.v[EXCESS] += excess * excess;
+        real label = memories.source[k] * newest_count;
+        sums.v[LABELS] += label * label;
+        const real* logits = memories.logits + k;
+        real step = logits[(size_t)NEWEST_WINDOW * num_classes] * newest_count -
+                    logits[(size_t)MOVED_FROM_WINDOW * num_classes] * longer_count;
+        sums.v[LOGITS_STEP] += step * step;
         for (int j = 0; j < WINDOWS; ++j) {
             size_t at = (size_t)j * num_classes + k;
             real share = memories.mass[at] * windows[j].inverse_count;
@@ -131,6 +189,12 @@ __device__ inline real judge_windows(Memories memories, const real* known, const
             sums.v[WINDOWS + j] += mean * mean;
             sums.v[2 * WINDOWS + j] += memories.powers[at] * windows[j].inverse_count;
         }
+    }
+    for (int m = threadIdx.x; m < BESIDE_DIMS; m += blockDim.x) {
+        real before = memories.beside[MOVED_FROM_WINDOW * BESIDE_DIMS + m] * longer_count;
+        real step = memories.beside[NEWEST_WINDOW * BESIDE_DIMS + m] * newest_count - before;
+        sums.v[BESIDE_STEP] += step * step;
+        sums.v[BESIDE_LENGTH] += before * before;
     }
     sums = over_block(sums, Sum());
     real views = (real)1;
@@ -150,8 +214,11 @@ __device__ inline real judge_windows(Memories memories, const real* known, const
         views = at_least(held_still / at_least(window.spread, settings[TINY]), views);
     }
     real independence = independence_of(fresh, windows[WINDOWS - 1].spread, settings);
-    count_draws(fresh, known, settings, independence, num_classes, windows);
-    expect_shares(fresh, settings, num_classes, sums.v[3 * WINDOWS], independence,
+    Moves moves = {sums.v[LOGITS_STEP], sums.v[BESIDE_STEP], sums.v[BESIDE_LENGTH],
+                   sums.v[LABELS]};
+    real departure = departed(scalars, totals, fresh, settings, moves, num_classes, windows);
+    count_draws(fresh, known, settings, independence, departure, num_classes, windows);
+    expect_shares(fresh, settings, num_classes, sums.v[EXCESS], independence,
                   windows[WINDOWS - 1].many, expected);
     for (int j = 0; j < WINDOWS; ++j) {
         Window& window = windows[j];
@@ -160,7 +227,7 @@ __device__ inline real judge_windows(Memories memories, const real* known, const
         window.shift_reach = reach_of(j, fresh, settings[FIRST_SHIFT_WINDOW], independence);
         window.scale_reach = reach_of(j, fresh, settings[FIRST_SCALE_WINDOW], independence);
     }
-    return independence;
+    return Judged{independence, departure};
 }
 
 // Takes what the labels explain out of the means, into `moved` (5, K), which holds the explained
@@ -349,7 +416,7 @@ __device__ inline void go_between(const real* shift, real independence, int num_
 
 // What follows from the waiting frames beside the sums and the guard.
 struct Found {
-    real variance, trust, independence;
+    real variance, trust, independence, departure;
     bool moved;
 };
 
@@ -360,6 +427,7 @@ __device__ inline void settle(const real* fresh, const real* settings, Found fou
     real variance = scalars[VARIANCE];
     watch(fresh, totals, settings, scalars);
     for (int i = 0; i < FRESH_SCALE; ++i) scalars[i] = fresh[i];
+    scalars[DEPARTURE] = found.departure;
     scalars[VARIANCE] = found.variance;
     scalars[TRUST] = found.trust;
     scalars[INDEPENDENCE] = found.independence;
@@ -377,15 +445,18 @@ __device__ inline void settle(const real* fresh, const real* settings, Found fou
 // `shift` (3, K) is what predictions read, and `revised` (3, K) gets what a revision predicts with.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_estimate(
     const real* window_logits, const real* window_powers, const real* window_mass,
-    const real* share_mass, const real* thresholds, const real* log_lengths,
-    const real* asymmetry, const real* settings, const real* fresh, int num_classes, real* scalars,
-    real* totals, real* moved, real* logs, real* shift, real* revised) {
-    Memories memories = {window_logits, window_powers, window_mass, share_mass};
+    const real* share_mass, const real* newest_source, const real* window_beside,
+    const real* thresholds, const real* log_lengths, const real* asymmetry, const real* settings,
+    const real* fresh, int num_classes, real* scalars, real* totals, real* moved, real* logs,
+    real* shift, real* revised) {
+    Memories memories = {window_logits, window_powers, window_mass,
+                         share_mass,    newest_source, window_beside};
     Patterns patterns = {thresholds, log_lengths, asymmetry};
     Window windows[WINDOWS] = {};
     Expected expected;
-    real independence =
-        judge_windows(memories, asymmetry, fresh, settings, num_classes, windows, expected);
+    Judged judged = judge_windows(memories, asymmetry, scalars, totals, fresh, settings,
+                                  num_classes, windows, expected);
+    real independence = judged.independence;
     take_patterns(memories, patterns, settings, num_classes, windows, moved, logs);
     Reals<PAIRS(WINDOWS) + PAIRS(SCALE_WINDOWS)> products = {};
     bool matched = settings[SCALE_MATCHED] > (real)0;
@@ -429,6 +500,6 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_estimate(
     go_between(shift, independence, num_classes, revised);
     if (threadIdx.x != 0) return;
     bool anything = trust > (real)0 || found || expected.any();
-    Found said = {variance, trust, independence, anything};
+    Found said = {variance, trust, independence, judged.departure, anything};
     settle(fresh, settings, said, scalars, totals);
 }

@@ -185,15 +185,49 @@ __device__ inline Reals<2> step_and_total(Unprejudiced scores, const real* newes
     });
 }
 
-// What a row gives: `row_sums` (11, B) holds the mean of log s, then the row's `totals`, then the
-// log-sum-exp of its unprejudiced scores, which is read where classes are expected. The `reference`
-// (K,) is the sum of logits, over `reference_count` frames, that rows lean about; `newest` (K + 1,)
-// the x of the frame before the batch, and whether there was one.
+// Projections that a block finds of a row's features; BESIDE_DIMS / BESIDE_PART blocks take a row.
+#define BESIDE_PART 8
+// Where they stand in `row_sums`.
+#define FIRST_BESIDE (2 + TOTALS)
+
+// Of a row's features (D,), what some rows of `beside` (64, D) make: 0 where it was rejected. The
+// blocks behind the rows' own do this beside them, so that one launch has both.
+__device__ inline void project_beside(const real* features, const real* beside, bool accepted,
+                                      real most_power, int batch_size, int feature_dim,
+                                      real* row_sums) {
+    int block = blockIdx.x - batch_size, row = block % batch_size;
+    int first = block / batch_size * BESIDE_PART;
+    features += (size_t)row * feature_dim;
+    beside += (size_t)first * feature_dim;
+    Reals<BESIDE_PART> sums =
+        row_sums_of<BESIDE_PART>(feature_dim, [=](int d, real (&v)[BESIDE_PART]) {
+            for (int i = 0; i < BESIDE_PART; ++i)
+                v[i] += features[d] * beside[(size_t)i * feature_dim + d];
+        });
+    if (threadIdx.x != 0) return;
+    row_sums += (size_t)(FIRST_BESIDE + first) * batch_size + row;
+    for (int i = 0; i < BESIDE_PART; ++i) {
+        // A NaN, which an overflow may leave, is below nothing.
+        bool fits = accepted && sums.v[i] * sums.v[i] < most_power;
+        row_sums[(size_t)i * batch_size] = fits ? sums.v[i] : (real)0;
+    }
+}
+
+// What a row gives: `row_sums` (75, B) holds the mean of log s, then the row's `totals`, then the
+// log-sum-exp of its unprejudiced scores, which is read where classes are expected, then its
+// features beside the head's rows, where there are blocks for them. The `reference` (K,) is the sum
+// of logits, over `reference_count` frames, that rows lean about; `newest` (K + 1,) the x of the
+// frame before the batch, and whether there was one.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_rows(
     const real* probs, const real* source, const bool* finite, const real* shift,
     const real* scalars, const real* row_squares, const real* reference,
-    const real* reference_count, const real* newest, const real* settings, int num_classes,
-    real* row_sums) {
+    const real* reference_count, const real* newest, const real* settings, const real* features,
+    const real* beside, int batch_size, int num_classes, int feature_dim, real* row_sums) {
+    if ((int)blockIdx.x >= batch_size) {
+        project_beside(features, beside, finite[0], settings[MOST_POWER], batch_size, feature_dim,
+                       row_sums);
+        return;
+    }
     size_t row = (size_t)blockIdx.x * num_classes;
     const real *adapted = probs + row, *log_s = source + row;
     real count = at_least(reference_count[0], settings[TINY]);
@@ -234,30 +268,48 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_rows(
         values[1 + CONFIDENCE] = exp(head.first.value);
         values[1 + TOTALS] = expected ? learned.value + log(sums.v[1]) : (real)0;
     }
-    for (int i = 0; i < 2 + TOTALS; ++i) row_sums[(size_t)i * gridDim.x + blockIdx.x] = values[i];
+    for (int i = 0; i < 2 + TOTALS; ++i) row_sums[(size_t)i * batch_size + blockIdx.x] = values[i];
 }
 
-// Adds a batch to the frames that wait: columns of `waiting` (3, K), logits above their squares
-// above mass, then `totals` (9,); its last frame becomes the `newest` (K + 1,).
+// The sum of a row (B,) of `row_sums` and that of its squares.
+__device__ inline Reals<2> over_batch(const real* values, int batch_size) {
+    Reals<2> sums = {};
+    for (int b = 0; b < batch_size; ++b) {
+        sums.v[0] += values[b];
+        sums.v[1] += values[b] * values[b];
+    }
+    return sums;
+}
+
+// Adds a batch to the frames that wait: columns of `waiting` (4, K), logits above their squares
+// above mass above the source's, then `totals` (9,), then the first `beside_dims` columns of
+// `waiting_beside` (2, 64), features beside the head's rows above their squares: all of them or, if
+// nobody has found any, none. The batch's last frame becomes the `newest` (K + 1,).
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_sums(
     const real* probs, const real* source, const bool* finite, const real* shift,
     const real* scalars, const real* settings, const real* row_sums, int batch_size,
-    int num_classes, real* waiting, real* totals, real* newest) {
+    int num_classes, int beside_dims, real* waiting, real* waiting_beside, real* totals,
+    real* newest) {
     bool expected = settings[CLASSES_EXPECTED] > (real)0, adapt = adapts(scalars);
     Shift now = shift_of(shift, num_classes);
     const real* rests = row_sums + (size_t)(1 + TOTALS) * batch_size;
-    int stride = gridDim.x * blockDim.x;
-    for (int column = blockIdx.x * blockDim.x + threadIdx.x; column < num_classes + TOTALS;
-         column += stride) {
+    int stride = gridDim.x * blockDim.x, columns = num_classes + TOTALS + beside_dims;
+    for (int column = blockIdx.x * blockDim.x + threadIdx.x; column < columns; column += stride) {
         if (column == num_classes) newest[column] = finite[0] ? (real)1 : (real)0;
-        if (column >= num_classes) {
-            const real* values = row_sums + (size_t)(column - num_classes + 1) * batch_size;
-            real total = (real)0;
-            for (int b = 0; b < batch_size; ++b) total += values[b];
-            totals[column - num_classes] += total;
+        if (column >= num_classes + TOTALS) {
+            int m = column - num_classes - TOTALS;
+            Reals<2> sums =
+                over_batch(row_sums + (size_t)(FIRST_BESIDE + m) * batch_size, batch_size);
+            waiting_beside[m] += sums.v[0];
+            waiting_beside[BESIDE_DIMS + m] += sums.v[1];
             continue;
         }
-        real logits = (real)0, powers = (real)0, mass = (real)0, last = (real)0;
+        if (column >= num_classes) {
+            int i = column - num_classes;
+            totals[i] += over_batch(row_sums + (size_t)(1 + i) * batch_size, batch_size).v[0];
+            continue;
+        }
+        real logits = (real)0, powers = (real)0, mass = (real)0, said = (real)0, last = (real)0;
         for (int b = 0; finite[0] && b < batch_size; ++b) {
             size_t at = (size_t)b * num_classes + column;
             last = source[at] - row_sums[b];
@@ -266,24 +318,30 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_sums(
             Unprejudiced scores = {source + at - column, now.vector, now.stretch, row_sums[b],
                                    adapt};
             mass += expected ? exp(scores(column) - rests[b]) : probs[at];
+            said += exp(source[at]);
         }
         waiting[column] += logits;
         waiting[num_classes + column] += powers;
         waiting[2 * num_classes + column] += mass;
+        waiting[3 * num_classes + column] += said;
         newest[column] = last;
     }
 }
 
-// The state's sums with the waiting frames in them, by one thread of `shift_forget`.
+// The state's sums with the waiting frames in them, by one thread of `shift_forget`; those have the
+// power `beside`.
 __device__ inline void refresh(const real* scalars, const real* totals, const real* settings,
-                               real weight, bool tripped, const real (&guard)[3], real* fresh) {
+                               real weight, real beside, bool tripped, const real (&guard)[3],
+                               real* fresh) {
     real kept = tripped ? (real)0 : (real)1;
     for (int j = 0; j < WINDOWS; ++j) {
         real decay = decay_of(j, totals, settings);
         int count = WINDOW_COUNT + j, lean = WINDOW_LEAN + j, range = WINDOW_RANGE + j;
+        int power = BESIDE_POWER + j;
         fresh[count] = (scalars[count] * decay + totals[COUNT]) * kept;
         fresh[lean] = (scalars[lean] * decay + totals[LEAN]) * kept;
         fresh[range] = (scalars[range] * decay + totals[RANGE]) * kept;
+        fresh[power] = (scalars[power] * decay + beside) * kept;
     }
     real share_decay = share_decay_of(totals, settings);
     fresh[SHARE_COUNT] = (scalars[SHARE_COUNT] * share_decay + weight * totals[COUNT]) * kept;
@@ -300,12 +358,29 @@ __device__ inline void refresh(const real* scalars, const real* totals, const re
     for (int i = 0; i < 3; ++i) fresh[FRESH_GUARD + i] = guard[i];
 }
 
+// The same of the features beside the head's rows, `window` (5, 64), by one block; the power of the
+// waiting ones. Every thread of the block comes here.
+__device__ inline real forget_beside(const real (&decay)[WINDOWS], real kept, real* window,
+                                     real* waiting) {
+    real power = (real)0;
+    for (int m = threadIdx.x; m < BESIDE_DIMS; m += blockDim.x) {
+        for (int j = 0; j < WINDOWS; ++j) {
+            real* sum = window + j * BESIDE_DIMS + m;
+            *sum = (*sum * decay[j] + waiting[m]) * kept;
+        }
+        power += waiting[BESIDE_DIMS + m];
+        waiting[m] = waiting[BESIDE_DIMS + m] = (real)0;
+    }
+    return block_sum(power);
+}
+
 // Every window forgets, takes the waiting columns in, and those are emptied; the newest frame is
 // the state's last.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_forget(
     const real* scalars, const real* totals, const real* settings, const real* asymmetry,
     int num_classes, const real* newest, real* window_logits, real* window_powers,
-    real* window_mass, real* share_mass, real* waiting, real* last, real* fresh) {
+    real* window_mass, real* share_mass, real* newest_source, real* window_beside, real* waiting,
+    real* waiting_beside, real* last, real* fresh) {
     real guard[3], decay[WINDOWS];
     bool tripped = guard_trips(scalars, totals, settings, guard);
     real kept = tripped ? (real)0 : (real)1;
@@ -316,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_forget(
     int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
     for (int k = first; k < num_classes; k += stride) {
         real logits = waiting[k], powers = waiting[num_classes + k];
-        real mass = waiting[2 * num_classes + k];
+        real mass = waiting[2 * num_classes + k], said = waiting[3 * num_classes + k];
         for (int j = 0; j < WINDOWS; ++j) {
             size_t at = (size_t)j * num_classes + k;
             window_logits[at] = (window_logits[at] * decay[j] + logits) * kept;
@@ -324,12 +399,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_forget(
             window_mass[at] = (window_mass[at] * decay[j] + mass) * kept;
         }
         share_mass[k] = (share_mass[k] * share_decay + weight * mass) * kept;
-        waiting[k] = waiting[num_classes + k] = waiting[2 * num_classes + k] = (real)0;
+        newest_source[k] = (newest_source[k] * decay[NEWEST_WINDOW] + said) * kept;
+        for (int row = 0; row < 4; ++row) waiting[row * num_classes + k] = (real)0;
         last[k] = newest[k];
     }
-    if (first != 0) return;
+    if (blockIdx.x != 0) return;
+    real beside = forget_beside(decay, kept, window_beside, waiting_beside);
+    if (threadIdx.x != 0) return;
     last[num_classes] = newest[num_classes];
-    refresh(scalars, totals, settings, weight, tripped, guard, fresh);
+    refresh(scalars, totals, settings, weight, beside, tripped, guard, fresh);
 }
 
 // Classes whose shares are held at once.

@@ -2,6 +2,12 @@
 // shift_settings.py fills the settings in this order.
 
 #define WINDOWS 5
+// The memory whose labels say whether few classes are seen now, and the one that its means are
+// compared with.
+#define NEWEST_WINDOW 1
+#define MOVED_FROM_WINDOW 3
+// Projections of the features beside the head's rows.
+#define BESIDE_DIMS 64
 
 // Places in `scalars`, the state's numbers. Behind them, MOVED is whether the shift says
 // anything, and the last three are of a revision: whether there is anything to revise, the
@@ -10,11 +16,13 @@ enum {
     WINDOW_COUNT = 0,
     WINDOW_LEAN = WINDOWS,
     WINDOW_RANGE = 2 * WINDOWS,
-    SHARE_COUNT = 3 * WINDOWS,
+    BESIDE_POWER = 3 * WINDOWS,
+    SHARE_COUNT = 4 * WINDOWS,
     STEP_POWER,
     STEP_COUNT,
     SCALE_NUMERATOR,
     SCALE_DENOMINATOR,
+    DEPARTURE,
     VARIANCE,
     TRUST,
     INDEPENDENCE,
@@ -72,6 +80,13 @@ enum {
     SHARE_ENDS,
     HALF_LIFE,
     FEW_SHARE,
+    MOVE_BEGINS,
+    MOVE_ENDS,
+    BESIDE_BEGINS,
+    BESIDE_ENDS,
+    LEAST_SCATTER,
+    MOST_POWER,
+    HOLD,
     SHARE_NOISE,
     SHARE_POWER,
     MOST_SHARE,
@@ -88,5 +103,5 @@ enum {
 };
 
 // Places in `fresh`, the state's sums with the waiting frames in them, less than which the kernels
-// behind `shift_forget` need not know; the sums as in `scalars`.
+// behind `shift_forget` need not know; the sums as in `scalars`, where DEPARTURE is none.
 enum { FRESH_SCALE = SCALE_DENOMINATOR + 1, FRESH_TRIPPED, FRESH_GUARD, FRESH = FRESH_GUARD + 3 };

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gain_core import GainConfig, class_prior
+from gain_core import GainConfig, class_prior, departure
 from gain_core import guard as guard_rules
 from gain_core import shift as shift_rules
 
@@ -49,6 +49,11 @@ def shift_settings(config: GainConfig, *, num_classes: int) -> list[float]:
         *shift_rules.SHARE_RAMP,
         config.half_life,
         shift_rules.FEW_SHARE,
+        *departure.MOVE_RAMP,
+        *departure.BESIDE_RAMP,
+        departure.LEAST_SCATTER,
+        departure.MOST_POWER,
+        departure.HOLD,
         class_prior.SHARE_NOISE,
         class_prior.SHARE_POWER,
         class_prior.MOST_SHARE,

@@ -16,6 +16,7 @@ from array_api_compat import array_namespace, device
 
 from gain_core import GainConfig, GainState, Prediction, ShiftState, predict
 from gain_core._typing import Array
+from gain_core.departure import BESIDE_DIMS
 from gain_core.guard import Guard
 from gain_core.prototypes import Prototypes, unit_rows
 from gain_core.shift import (
@@ -47,9 +48,12 @@ from gain_runtime.device_buffers import DeviceArray
 __all__ = ["ShiftStep"]
 
 # Numbers of the state and of what waits, and rows of `row_sums`, as the kernels' enums have them.
-_SCALARS, _FRESH, _TOTALS, _ROW_SUMS = 3 * NUM_WINDOWS + 17, 3 * NUM_WINDOWS + 10, 9, 11
+_SCALARS, _FRESH, _TOTALS = 4 * NUM_WINDOWS + 18, 4 * NUM_WINDOWS + 10, 9
+_ROW_SUMS = 2 + _TOTALS + BESIDE_DIMS
 # Behind the numbers of the state, the first of those that follow from them.
 _MOVED = _SCALARS - 4
+# Projections of a row's features that a block finds.
+_BESIDE_PART = 8
 # Parts that the product over the classes is cut into, so that a device's cores all have work.
 _CLASSES_PER_CHUNK, _MOST_CHUNKS = 16, 128
 _WARP = 32
@@ -88,6 +92,10 @@ class ShiftStep:
         self._thresholds = as_contiguous(prototypes.thresholds)
         self._log_lengths = as_contiguous(prototypes.log_lengths)
         self._asymmetry = as_contiguous(prototypes.asymmetry)
+        # A row per projection, so that a block's threads read what lies side by side.
+        self._beside = as_contiguous(self._xp.matrix_transpose(prototypes.beside))
+        # Many heads leave no room beside their rows: then nothing is to be found there.
+        self._has_room = bool(self._xp.any(self._xp.abs(prototypes.beside) > 0))
         self._num_classes, self._feature_dim = prototypes.shape
         self._chunks = min(_MOST_CHUNKS, -(-self._num_classes // _CLASSES_PER_CHUNK))
         self._window_logits, self._window_powers, self._window_mass, self._moved = (
@@ -97,13 +105,15 @@ class ShiftStep:
         # Vector, stretch and the logarithm of the prior; the old ones on their way to the new.
         self._shift, self._revised = (self._zeros(3, self._num_classes) for _ in range(2))
         self._shift[1] = 1
-        self._share_mass = self._zeros(self._num_classes)
+        self._share_mass, self._newest_source = (self._zeros(self._num_classes) for _ in range(2))
+        self._window_beside = self._zeros(NUM_WINDOWS, BESIDE_DIMS)
         self._revises = may_be_independent(config, num_classes=self._num_classes)
         self._scalars = self._zeros(_SCALARS)
         # A frame's x, and whether there is one: the state's last, and, where any wait, the newest.
         self._last, self._newest = (self._zeros(self._num_classes + 1) for _ in range(2))
         self._in_place = self._named()
-        self._waiting = self._zeros(3, self._num_classes)
+        self._waiting = self._zeros(4, self._num_classes)
+        self._waiting_beside = self._zeros(2, BESIDE_DIMS)
         self._totals = self._zeros(_TOTALS)
         self._fresh = self._zeros(_FRESH)
         self._parts = self._zeros(self._chunks, NUM_WINDOWS, self._feature_dim)
@@ -125,9 +135,10 @@ class ShiftStep:
 
     def add(self, features: Array, prediction: Prediction, /) -> None:
         """See `DeviceStep`."""
+        features = self._normalised(self._fitting_features(features))
         batch_size = features.shape[0]
-        probs, source, finite = predicted_rows(prediction, batch_size, like=self._like)
-        self._enqueue_sums(probs, source, finite, self._empty(_ROW_SUMS, batch_size))
+        rows = predicted_rows(prediction, batch_size, like=self._like)
+        self._enqueue_sums(features, *rows, self._empty(_ROW_SUMS, batch_size))
 
     def step(self, features: Array, logits: Array, /, *, flush: bool) -> Prediction:
         """See `DeviceStep`."""
@@ -166,9 +177,10 @@ class ShiftStep:
         one = {"blocks": 1, "threads": row_threads(self._num_classes)}
         moved, head = self._moved, self._centered
         launch = self._kernels.launch
-        sums = (*windows, self._share_mass)
+        sums = (*windows, self._share_mass, self._newest_source, self._window_beside)
+        waiting = (self._waiting, self._waiting_beside)
         now = (*state, self._asymmetry, num_classes, self._newest)
-        forget = (*now, *sums, self._waiting, self._last, fresh)
+        forget = (*now, *sums, *waiting, self._last, fresh)
         launch("shift_forget", forget, **classes, dtype=like.dtype)
         sizes = (num_classes, feature_dim, chunks)
         project = (self._window_mass, head, fresh, settings, *sizes, self._parts)
@@ -183,14 +195,15 @@ class ShiftStep:
 
     def drop_waiting(self) -> None:
         """See `DeviceStep`."""
-        self._waiting[...] = 0
-        self._totals[...] = 0
+        for array in (self._waiting, self._waiting_beside, self._totals):
+            array[...] = 0
         self._newest[...] = self._last
 
     def reset(self) -> None:
         """See `DeviceStep`."""
         windows = (self._window_logits, self._window_powers, self._window_mass)
-        for array in (*windows, self._share_mass, self._shift, self._scalars, self._last):
+        sums = (*windows, self._share_mass, self._newest_source, self._window_beside)
+        for array in (*sums, self._shift, self._scalars, self._last):
             array[...] = 0
         self._shift[1] = 1
         self.drop_waiting()
@@ -225,8 +238,8 @@ class ShiftStep:
     def _named(self) -> ShiftState:
         """The state's arrays by name; they stay where they are, so this is asked for once."""
         numbers, w = self._scalars, NUM_WINDOWS
-        places = (numbers[place : place + 1].reshape(()) for place in range(3 * w, _MOVED))
-        share_count, step_power, step_count, numerator, denominator, *rest = places
+        places = (numbers[place : place + 1].reshape(()) for place in range(4 * w, _MOVED))
+        share_count, step_power, step_count, numerator, denominator, departure, *rest = places
         variance, trust, independence, count, agreement, confidence, hold, trips = rest
         sums = ShiftSums(
             window_count=numbers[:w],
@@ -237,6 +250,10 @@ class ShiftStep:
             window_range=numbers[2 * w : 3 * w],
             share_mass=self._share_mass,
             share_count=share_count,
+            window_beside=self._window_beside,
+            window_beside_power=numbers[3 * w : 4 * w],
+            newest_source=self._newest_source,
+            departure=departure,
             step_power=step_power,
             step_count=step_count,
             scale_numerator=numerator,
@@ -258,22 +275,30 @@ class ShiftStep:
         return ShiftState(sums=sums, last=last, shift=shift, guard=guard)
 
     def _checked(self, features: Array, logits: Array) -> tuple[Array, Array]:
-        """Both as the kernels read them; the shift reads no feature, whatever their number."""
-        columns = features.shape[-1] if getattr(features, "ndim", 0) == 2 else 0
-        features = fitting_matrix(
-            "features", features, num_rows=None, num_columns=columns, like=self._like
-        )
+        """Both as the kernels read them."""
+        fitting = self._fitting_features(features)
         logits = fitting_matrix(
             "logits",
             logits,
-            num_rows=features.shape[0],
+            num_rows=fitting.shape[0],
             num_columns=self._num_classes,
             like=self._like,
         )
-        if self._config.normalise:
-            # Squares that overflow make a row that is not finite.
-            features = as_contiguous(unit_rows(features, xp=self._xp))
-        return features, logits
+        return self._normalised(fitting), logits
+
+    def _fitting_features(self, features: Array) -> Array:
+        """Checked, whatever their number; other numbers than the head's have no part beside it."""
+        columns = features.shape[-1] if getattr(features, "ndim", 0) == 2 else 0
+        return fitting_matrix(
+            "features", features, num_rows=None, num_columns=columns, like=self._like
+        )
+
+    def _normalised(self, features: Array) -> Array:
+        """As the config says."""
+        if not self._config.normalise:
+            return features
+        # Squares that overflow make a row that is not finite.
+        return as_contiguous(unit_rows(features, xp=self._xp))
 
     def _prepare(self, batch_size: int, columns: int) -> _Recorded:
         """Memory of a batch size's own."""
@@ -291,8 +316,8 @@ class ShiftStep:
             result = recorded.result
             self._enqueue_prediction(recorded.features, recorded.logits, result)
             made = result.prediction
-            rows = (made.probs, made.source_log_probs, made.finite, recorded.row_sums)
-            self._enqueue_sums(*rows)
+            rows = (made.probs, made.source_log_probs, made.finite)
+            self._enqueue_sums(recorded.features, *rows, recorded.row_sums)
             if flush:
                 self.flush()
                 self._enqueue_revision(recorded.features, recorded.logits, result)
@@ -346,28 +371,32 @@ class ShiftStep:
         matrices = (made.probs, made.log_probs, made.source_log_probs)
         return (*inputs, *sizes, *matrices, made.strength, made.gain, into.row_finite)
 
-    def _enqueue_sums(self, probs: Array, source: Array, finite: Array, row_sums: Array) -> None:
+    def _enqueue_sums(
+        self, features: Array, probs: Array, source: Array, finite: Array, row_sums: Array
+    ) -> None:
         """Add a predicted batch to what waits."""
-        batch_size, dtype = probs.shape[0], self._like.dtype
-        num_classes = np.int32(self._num_classes)
+        dtype = self._like.dtype
+        batch_size, columns = features.shape
+        beside = BESIDE_DIMS if self._has_room and columns == self._feature_dim else 0
         rows = (probs, source, finite)
         head = (self._shift, self._scalars, self._row_squares)
         sums = self._in_place.sums
         about = (sums.window_logits[REFERENCE_WINDOW], sums.window_count[REFERENCE_WINDOW:])
         before = (*about, self._newest, self._settings)
+        shape = (np.int32(batch_size), np.int32(self._num_classes))
         self._kernels.launch(
             "shift_rows",
-            (*rows, *head, *before, num_classes, row_sums),
-            blocks=batch_size,
+            (*rows, *head, *before, features, self._beside, *shape, np.int32(columns), row_sums),
+            blocks=batch_size * (1 + beside // _BESIDE_PART),
             threads=row_threads(self._num_classes),
             dtype=dtype,
         )
-        sizes = (np.int32(batch_size), num_classes)
         now = (self._shift, self._scalars, self._settings)
+        waiting = (self._waiting, self._waiting_beside, self._totals, self._newest)
         self._kernels.launch(
             "shift_sums",
-            (*rows, *now, row_sums, *sizes, self._waiting, self._totals, self._newest),
-            **column_blocks(self._num_classes + _TOTALS),
+            (*rows, *now, row_sums, *shape, np.int32(beside), *waiting),
+            **column_blocks(self._num_classes + _TOTALS + beside),
             dtype=dtype,
         )
 
