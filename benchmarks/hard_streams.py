@@ -77,13 +77,16 @@ def parked(world: World, rng: np.random.Generator) -> Iterator[Stretch]:
         yield Stretch(domain, images)
 
 
-def one_class(world: World, rng: np.random.Generator, *, counts: bool = True) -> Iterator[Stretch]:
-    """Ten thousand frames of one class, through all domains in turn."""
+def one_class(
+    world: World, rng: np.random.Generator, *, counts: bool = True, first: int = 0
+) -> Iterator[Stretch]:
+    """Ten thousand frames of one class, through all domains in turn, beginning with `first`."""
     label = rng.choice(np.unique(world.labels))
     images = np.flatnonzero(world.labels == label)
     visits = -(-ONE_CLASS_FRAMES // len(images))
     for number in range(visits):
-        yield Stretch(number % len(world.store.domains), rng.permutation(images), counts)
+        domain = (first + number) % len(world.store.domains)
+        yield Stretch(domain, rng.permutation(images), counts)
 
 
 def after_one_class(world: World, rng: np.random.Generator) -> Iterator[Stretch]:
@@ -92,15 +95,22 @@ def after_one_class(world: World, rng: np.random.Generator) -> Iterator[Stretch]
     yield from shuffled(world, rng)
 
 
-def before_one_class(world: World, rng: np.random.Generator) -> Iterator[Stretch]:
+def before_one_class(
+    world: World, rng: np.random.Generator, *, first: int = 0
+) -> Iterator[Stretch]:
     """Every image of every domain, and then frames of one class; only these count."""
     yield from shuffled(world, rng, counts=False)
     left = AFTERWARDS_FRAMES
-    for stretch in one_class(world, rng):
+    for stretch in one_class(world, rng, first=first):
         yield stretch._replace(images=stretch.images[:left])
         left -= len(stretch.images)
         if left <= 0:
             return
+
+
+def before_one_class_here(world: World, rng: np.random.Generator) -> Iterator[Stretch]:
+    """The same, the class beginning in the last domain, before it goes through the others."""
+    yield from before_one_class(world, rng, first=len(world.store.domains) - 1)
 
 
 def shuffled(world: World, rng: np.random.Generator, *, counts: bool = True) -> Iterator[Stretch]:
@@ -125,6 +135,7 @@ STREAMS: dict[str, Callable[[World, np.random.Generator], Iterator[Stretch]]] = 
     "10,000 frames of one class": one_class,
     "all classes after 10,000 frames of one": after_one_class,
     "3,000 frames of one class after all classes": before_one_class,
+    "3,000 frames of one class after all classes, in their last domain": before_one_class_here,
 }
 NOVEL = next(iter(STREAMS))
 

@@ -122,21 +122,9 @@ def draw(beds: dict[str, dict[str, list[float]]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = [*STREAMS, AS_RECORDED]
     figure, axis = pyplot.subplots(figsize=(9, 4.6))
-    colours = pyplot.get_cmap("Dark2").colors
-    for number, (name, record) in enumerate(beds.items()):
-        offset = (number - (len(beds) - 1) / 2) * 0.12
-        places = [rows.index(stream) + offset for stream in record]
-        low, middle, high = ([values[at] for values in record.values()] for at in (0, 2, 4))
-        axis.hlines(places, low, high, color=colours[number], linewidth=2, alpha=0.6)
-        axis.plot(middle, places, "o", color=colours[number], markersize=4, label=name)
-    axis.axvspan(*STEP_RAMP, color="black", alpha=0.15, linewidth=0)
-    axis.set_yticks(range(len(rows)), rows, fontsize=8)
-    axis.invert_yaxis()
+    draw_quantiles(axis, beds, rows=[*STREAMS, AS_RECORDED], ramp=STEP_RAMP)
     axis.set_xlim(0, 1.15)
-    axis.tick_params(axis="x", labelsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
     axis.set_xlabel(
         "half the mean squared step from frame to frame over the variance; median, 5 to 95 % of "
         "batches; grey: from 0 to 1",
@@ -145,6 +133,30 @@ def draw(beds: dict[str, dict[str, list[float]]], path: Path) -> None:
     axis.legend(fontsize=8, frameon=False, loc="lower right")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+
+
+def draw_quantiles(
+    axis: Any,
+    beds: dict[str, dict[str, list[float]]],
+    *,
+    rows: list[str],
+    ramp: tuple[float, float],
+) -> None:
+    """In each row a line for each bed, from 5 to 95 %, and the ramp in grey."""
+    from matplotlib import pyplot
+
+    colours = pyplot.get_cmap("Dark2").colors
+    for number, (name, record) in enumerate(beds.items()):
+        offset = (number - (len(beds) - 1) / 2) * 0.12
+        places = [rows.index(row) + offset for row in record]
+        low, middle, high = ([values[at] for values in record.values()] for at in (0, 2, 4))
+        axis.hlines(places, low, high, color=colours[number], linewidth=2, alpha=0.6)
+        axis.plot(middle, places, "o", color=colours[number], markersize=4, label=name)
+    axis.axvspan(*ramp, color="black", alpha=0.15, linewidth=0)
+    axis.set_yticks(range(len(rows)), rows, fontsize=8)
+    axis.invert_yaxis()
+    axis.tick_params(axis="x", labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 if __name__ == "__main__":
