@@ -24,9 +24,10 @@ from gain_core.errors import ArrayError, ConfigError, NumericsError
 __all__ = ["DEFAULT_ASYMMETRY", "Prototypes", "prepare_prototypes", "unit_rows"]
 
 # Asymmetry of frames of one class, and of all classes, where the source's own was not measured:
-# about the largest of the one, and of the other, that a network on clean images shows. In between,
-# nothing is certain, and the shift waits: with these, no network lost half a point on one class.
-DEFAULT_ASYMMETRY = (0.03, 0.5)
+# a guess, until the stream has shown what its mixtures have, see `known_asymmetry`. The first is
+# less where labels are of many classes. In between nothing is certain, and the shift waits: with
+# these, no network lost half a point on one class.
+DEFAULT_ASYMMETRY = (0.06, 0.5)
 # The two must differ by this much: a network whose mixtures look like single classes tells nothing.
 LEAST_ASYMMETRY_GAP = 0.02
 
@@ -54,6 +55,8 @@ class Prototypes:
         by class where features scatter alike in all directions.
     asymmetry : array, (2,)
         Of the source's frames of one class, and of all classes; see `ShiftSums`.
+    measured : bool
+        Whether that was measured on clean images, so that nothing is to be learned of it.
     beside : array, (D, M)
         Projections of the features beside the head's rows, see `beside_head`.
     """
@@ -65,6 +68,7 @@ class Prototypes:
     thresholds: Array
     log_lengths: Array
     asymmetry: Array
+    measured: bool
     beside: Array
 
     @property
@@ -139,7 +143,7 @@ def prepare_prototypes(
     known_bias = _centered_bias(bias, rows=rows)
     pair = _asymmetry(asymmetry, like=rows)
     with np.errstate(over="ignore", invalid="ignore"):
-        prepared = _constants(rows, bias=known_bias, asymmetry=pair)
+        prepared = _constants(rows, bias=known_bias, asymmetry=pair, measured=asymmetry is not None)
     squares = (prepared.row_squares, prepared.column_squares, prepared.thresholds)
     if is_numpy_namespace(xp) and not all(bool(xp.all(xp.isfinite(array))) for array in squares):
         raise NumericsError(
@@ -149,7 +153,7 @@ def prepare_prototypes(
     return prepared
 
 
-def _constants(rows: Array, *, bias: Array, asymmetry: Array) -> Prototypes:
+def _constants(rows: Array, *, bias: Array, asymmetry: Array, measured: bool) -> Prototypes:
     """Everything that follows from the rows."""
     xp = array_namespace(rows)
     mean = xp.mean(rows, axis=0)
@@ -163,6 +167,7 @@ def _constants(rows: Array, *, bias: Array, asymmetry: Array) -> Prototypes:
         thresholds=_thresholds(bias, row_squares),
         log_lengths=_log_lengths(row_squares),
         asymmetry=asymmetry,
+        measured=measured,
         beside=beside_head(centered),
     )
 

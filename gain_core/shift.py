@@ -77,6 +77,21 @@ LEAST_POWER = 0.5
 # ratios of the deviations, which a mistake does more harm to.
 SHIFT_RAMP = (0.12, 0.22)
 SCALE_RAMP = (0.25, 0.45)
+# Where the asymmetry of mixtures is learned: the labels of memory `REFERENCE_WINDOW` are of many
+# classes for sure where |q|^2 - 1/K is this share of what it is of one class at most, and so many
+# frames. Of one class a network that is wrong most of the time leaves 0.03 or more.
+SPREAD_RAMP = (0.02, 0.03)
+SURE_FRAMES = 100.0
+# Until then what single classes have is guessed, the less the more classes the source's newest
+# labels are of: so much where |q|^2 - 1/K is less than this share of what it is of one class, and
+# `DEFAULT_ASYMMETRY` where it is more.
+LEAST_SINGLE = 0.02
+GUESS_RAMP = (0.05, 0.1)
+# The largest asymmetry of such a memory, where it begins to be believed and where it is: mixtures
+# that nothing hides have 0.2 to 0.5, single classes 0.16 at most.
+LEARNED_RAMP = (0.1, 0.15)
+# What single classes have of that: the largest share that was measured of a network.
+SINGLE_SHARE = 0.3
 # The same for the classes to be counted: it takes a shortest memory that shows many.
 SHARE_RAMP = (0.4, 0.6)
 # The memory whose labels say whether few classes are seen now. Of N frames of a mixture, 1/n_eff is
@@ -142,6 +157,9 @@ class ShiftSums:
         Sum of s, with the half-life of memory `NEWEST_WINDOW`.
     departure : array, ()
         How surely a mixture has given way to one class, see `departed`. No sum: 0 of a batch.
+    mixed_asymmetry : array, ()
+        The largest asymmetry that frames of many classes have had, see `known_asymmetry`. No sum
+        either.
     step_power, step_count : array, ()
         Sums of |x - x'|^2 / 2 and of 1 over frames that follow one another, x' being the frame
         before; forgotten as the longest memory.
@@ -161,6 +179,7 @@ class ShiftSums:
     window_beside_power: Array
     newest_source: Array
     departure: Array
+    mixed_asymmetry: Array
     step_power: Array
     step_count: Array
     scale_numerator: Array
@@ -231,6 +250,7 @@ def empty_sums(num_classes: int, *, like: Array) -> ShiftSums:
         window_beside_power=zeros(NUM_WINDOWS),
         newest_source=zeros(num_classes),
         departure=zeros(),
+        mixed_asymmetry=zeros(),
         step_power=zeros(),
         step_count=zeros(),
         scale_numerator=zeros(),
@@ -379,6 +399,7 @@ def accumulate_shift(
         window_beside_power=xp.sum(xp.sum(beside * beside, axis=1), keepdims=True),
         newest_source=xp.sum(source, axis=0),
         departure=xp.zeros_like(num_accepted),
+        mixed_asymmetry=xp.zeros_like(num_accepted),
         step_power=0.5 * xp.sum(xp.sum(steps * steps, axis=1) * pairs),
         step_count=xp.sum(pairs),
         scale_numerator=xp.sum(weighted * own),
@@ -431,12 +452,16 @@ def forget_and_add(old: ShiftSums, added: ShiftSums, /, *, config: GainConfig) -
         window_beside_power=old.window_beside_power * decay + added.window_beside_power,
         newest_source=old.newest_source * decay[NEWEST_WINDOW] + added.newest_source,
         departure=old.departure,
+        mixed_asymmetry=old.mixed_asymmetry,
         step_power=old.step_power * decay[-1] + added.step_power,
         step_count=old.step_count * decay[-1] + added.step_count,
         scale_numerator=old.scale_numerator * scale_decay + added.scale_numerator,
         scale_denominator=old.scale_denominator * scale_decay + added.scale_denominator,
     )
-    if not may_be_independent(config, num_classes=old.share_mass.shape[0]):
+    num_classes = old.share_mass.shape[0]
+    if tests_mixtures(config, num_classes=num_classes):
+        sums = replace(sums, mixed_asymmetry=_mixed_asymmetry(sums))
+    if not may_be_independent(config, num_classes=num_classes):
         return sums
     counted = _mixture_counted(sums, config=config)
     return replace(sums, departure=_departure(sums, counted=counted, release=decay[NEWEST_WINDOW]))
@@ -517,7 +542,8 @@ def _counted(sums: ShiftSums, /, *, prototypes: Prototypes, config: GainConfig) 
     nothing = xp.zeros_like(sums.share_count)
     if not expects_classes(config, num_classes=prototypes.shape[0]):
         return nothing
-    mixture = 1.0 - _single(asymmetry_of(sums)[0], SHARE_RAMP, prototypes)
+    pair = known_asymmetry(sums, prototypes=prototypes)
+    mixture = 1.0 - _single(asymmetry_of(sums)[0], SHARE_RAMP, pair)
     return xp.where(sums.window_count[0] > 0, mixture, nothing)
 
 
@@ -533,6 +559,18 @@ def _beside(features: Array, sketch: Array, /) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         beside = features @ sketch
         return xp.where(beside * beside < MOST_POWER, beside, xp.zeros_like(beside))
+
+
+def _mixed_asymmetry(sums: ShiftSums, /) -> Array:
+    """The largest asymmetry of frames of many classes, (), with `mixed_asymmetry` as before."""
+    xp = array_namespace(sums.window_count)
+    tiny = scalar(TINY, like=sums.window_count, xp=xp)
+    count = sums.window_count[REFERENCE_WINDOW]
+    few = _concentration(sums.window_mass[REFERENCE_WINDOW, :] / xp.maximum(count, tiny))
+    many = (1.0 - _along(few, SPREAD_RAMP)) * xp.clip(count / SURE_FRAMES, 0.0, 1.0)
+    found = many * asymmetry_of(sums)[REFERENCE_WINDOW]
+    # Of what is no number, nothing is learned.
+    return xp.where(found > sums.mixed_asymmetry, found, sums.mixed_asymmetry)
 
 
 def _departure(sums: ShiftSums, /, *, counted: Array, release: Array) -> Array:
@@ -606,6 +644,26 @@ def asymmetry_of(sums: ShiftSums, /) -> Array:
     return xp.stack(least)
 
 
+def known_asymmetry(sums: ShiftSums, /, *, prototypes: Prototypes) -> tuple[Array, Array]:
+    """Asymmetry of one class and of all classes, () each: measured, learned or guessed.
+
+    What was not measured is learned from frames that are of many classes for sure. Until then, and
+    for ever where the stream never shows any, it is guessed, by the source's newest labels.
+    """
+    xp = array_namespace(sums.window_count)
+    single, mixed = prototypes.asymmetry[0], prototypes.asymmetry[1]
+    if prototypes.measured:
+        return single, mixed
+    tiny = scalar(TINY, like=sums.window_count, xp=xp)
+    count = xp.maximum(sums.window_count[NEWEST_WINDOW], tiny)
+    few = _concentration(sums.newest_source / count) - 1.0 / count
+    single = LEAST_SINGLE + _along(few, GUESS_RAMP) * (single - LEAST_SINGLE)
+    learned = sums.mixed_asymmetry
+    believed = _along(learned, LEARNED_RAMP)
+    single = single + believed * (SINGLE_SHARE * learned - single)
+    return single, mixed + believed * (learned - mixed)
+
+
 def tests_mixtures(config: GainConfig, *, num_classes: int) -> bool:
     """Whether memories of one class are told from memories of many at all."""
     return config.mixture_test and num_classes >= LEAST_TESTED_CLASSES
@@ -636,14 +694,13 @@ def independence_of(sums: ShiftSums, spread: Array, /) -> Array:
     xp = array_namespace(spread)
     tiny = scalar(TINY, like=spread, xp=xp)
     ratio = sums.step_power / (xp.maximum(sums.step_count, tiny) * xp.maximum(spread, tiny))
-    begins, ends = STEP_RAMP
-    return xp.clip((ratio - begins) / (ends - begins), 0.0, 1.0)
+    return _along(ratio, STEP_RAMP)
 
 
-def _single(asymmetry: Array, ramp: tuple[float, float], prototypes: Prototypes) -> Array:
+def _single(asymmetry: Array, ramp: tuple[float, float], pair: tuple[Array, Array]) -> Array:
     """How surely each memory (J,) shows one class: 1 up to the ramp's beginning, 0 from its end."""
     xp = array_namespace(asymmetry)
-    single, gap = prototypes.asymmetry[0], prototypes.asymmetry[1] - prototypes.asymmetry[0]
+    single, gap = pair[0], pair[1] - pair[0]
     begins, ends = ramp
     way = (asymmetry - single - begins * gap) / ((ends - begins) * gap)
     return 1.0 - xp.clip(way, 0.0, 1.0)
@@ -667,8 +724,9 @@ def _single_classes(
     """
     xp = array_namespace(diversity)
     asymmetry = asymmetry_of(sums)
-    means = _single(asymmetry, SHIFT_RAMP, prototypes)
-    deviations = _single(asymmetry, SCALE_RAMP, prototypes)
+    pair = known_asymmetry(sums, prototypes=prototypes)
+    means = _single(asymmetry, SHIFT_RAMP, pair)
+    deviations = _single(asymmetry, SCALE_RAMP, pair)
     if not may_be_independent(config, num_classes=prototypes.shape[0]):
         return means, deviations
     tiny = scalar(TINY, like=diversity, xp=xp)
@@ -693,6 +751,22 @@ def _reach(seen: Array, independence: Array, first: int) -> Array:
     zero, one = xp.zeros_like(independence), xp.ones_like(independence)
     shares = [independence if window < first else one for window in range(NUM_WINDOWS)]
     return xp.where(seen, xp.stack(shares), zero)
+
+
+def _concentration(share: Array) -> Array:
+    """How few classes shares (K,) are of, (): 0 where all are alike, 1 where there is one."""
+    xp = array_namespace(share)
+    equal = 1.0 / share.shape[0]
+    # The same as of the squares less 1/K, whose rounding steep ramps would magnify.
+    excess = share - equal
+    return xp.sum(excess * excess) / (1.0 - equal)
+
+
+def _along(value: Array, ramp: tuple[float, float]) -> Array:
+    """0 up to where the ramp begins, 1 from its end."""
+    xp = array_namespace(value)
+    begins, ends = ramp
+    return xp.clip((value - begins) / (ends - begins), 0.0, 1.0)
 
 
 def _stretch(

@@ -572,11 +572,14 @@ def _merged_shifts(
     prototypes: Array | Prototypes,
     config: GainConfig,
 ) -> ShiftState:
-    """Sums add up; of departures and guards' holds the larger stays; no frame follows another."""
+    """Sums add up; of what is no sum the larger stays; no frame follows another."""
     xp = array_namespace(first.shift.vector)
     sums = combine_sums(first.sums, second.sums)
-    departure = xp.maximum(first.sums.departure, second.sums.departure)
-    sums = replace(sums, departure=departure)
+    larger = {
+        name: xp.maximum(getattr(first.sums, name), getattr(second.sums, name))
+        for name in ("departure", "mixed_asymmetry")
+    }
+    sums = replace(sums, **larger)
     joined = {
         item.name: getattr(first.guard, item.name) + getattr(second.guard, item.name)
         for item in fields(Guard)

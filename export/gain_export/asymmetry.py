@@ -7,14 +7,23 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gain_core.prototypes import DEFAULT_ASYMMETRY, LEAST_ASYMMETRY_GAP
+from gain_core.prototypes import LEAST_ASYMMETRY_GAP
 
-__all__ = ["CLASS_IMAGES", "LEAST_IMAGES", "MAX_IMAGES", "Asymmetry", "measure_asymmetry"]
+__all__ = [
+    "CLASS_IMAGES",
+    "LEAST_IMAGES",
+    "MAX_IMAGES",
+    "UNKNOWN_SINGLE",
+    "Asymmetry",
+    "measure_asymmetry",
+]
 
 Doubles = npt.NDArray[np.float64]
 
 # Images of a class from which it counts: their own mean is taken out of them.
 CLASS_IMAGES = 8
+# Taken for frames of one class where none has so many images: about what most networks show.
+UNKNOWN_SINGLE = 0.03
 # Images from which the mixture's asymmetry is less than a few hundredths off.
 LEAST_IMAGES = 32
 # More are thinned out: by then the noise of what is measured is below use.
@@ -27,11 +36,11 @@ class Asymmetry(NamedTuple):
     Attributes
     ----------
     single : float
-        Over images of one class, mean over classes; the default where no class has enough.
+        Over images of one class, mean over classes; `UNKNOWN_SINGLE` where none has enough.
     mixed : float
         Over all images.
     single_images : int
-        Images behind `single`, 0 where it is the default.
+        Images behind `single`, 0 where it is not measured.
     """
 
     single: float
@@ -66,7 +75,7 @@ def measure_asymmetry(logits: npt.NDArray[np.floating], /) -> Asymmetry | None:
     predicted = np.argmax(raw, axis=1)
     counts = np.bincount(predicted, minlength=num_classes)
     known = np.flatnonzero(counts >= CLASS_IMAGES)
-    single = DEFAULT_ASYMMETRY[0]
+    single = UNKNOWN_SINGLE
     if len(known):
         values = [_asymmetry(centered[predicted == k]) for k in known]
         # Six digits are far below the noise, and keep the metadata readable.

@@ -222,7 +222,9 @@ def _on_asymmetry(fitness: Fitness) -> str:
     """What a stream of one class will be taken for."""
     num_classes = fitness.num_classes
     single, mixed = fitness.single_asymmetry, fitness.mixed_asymmetry
-    default = "the defaults {:g} and {:g} are used".format(*DEFAULT_ASYMMETRY)
+    default = "at most {:g} and {:g} are taken until a stream has shown more".format(
+        *DEFAULT_ASYMMETRY
+    )
     if num_classes < 3:
         return (
             "with two classes, frames of one cannot be told from frames of both by the asymmetry "

@@ -257,7 +257,7 @@ def test_features_too_large_to_square_leave_the_memory_sound(size):
 # --- the oracle ---
 
 
-@pytest.mark.parametrize("update_every", [1, 48])
+@pytest.mark.parametrize("update_every", [pytest.param(1, marks=pytest.mark.slow), 48])
 def test_a_departure_and_a_return_are_the_oracles(update_every):
     world = level_world(parts=(80, 30, 40), seed=3)
     world = moved_world(world, jumps={30: 1, 95: 2, 130: 4}, size=0.3)

@@ -67,6 +67,7 @@ def trust_of(
         window_beside_power=np.zeros(NUM_WINDOWS),
         newest_source=COUNT * share[NEWEST_WINDOW],
         departure=np.asarray(departure),
+        mixed_asymmetry=np.asarray(0.0),
         step_power=np.asarray(COUNT * step * K * variance),
         step_count=np.asarray(COUNT),
         scale_numerator=np.asarray(0.0),

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from gain_core.prototypes import DEFAULT_ASYMMETRY
-from gain_export.asymmetry import CLASS_IMAGES, LEAST_IMAGES, measure_asymmetry
+from gain_export.asymmetry import CLASS_IMAGES, LEAST_IMAGES, UNKNOWN_SINGLE, measure_asymmetry
 
 
 def mixture(labels, *, num_classes=5, height=10.0, noise=1.0, seed=4):
@@ -71,7 +70,7 @@ def test_default_for_one_class_where_no_class_has_enough_images():
     labels = np.repeat(np.arange(40), CLASS_IMAGES - 1)
     found = measure_asymmetry(mixture(labels, num_classes=40, noise=0.1))
     assert found is not None
-    assert (found.single, found.single_images) == (DEFAULT_ASYMMETRY[0], 0)
+    assert (found.single, found.single_images) == (UNKNOWN_SINGLE, 0)
     assert found.mixed == pytest.approx(1 - 2 / 40, abs=0.05)
 
 

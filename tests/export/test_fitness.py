@@ -230,7 +230,7 @@ def test_asymmetry_of_images_of_one_class_tells_nothing():
     assert found.num_images > 100
     assert (found.single_asymmetry, found.mixed_asymmetry) == (None, None)
     (line,) = [line for line in advice(found) if "cannot be told" in line]
-    assert "the defaults 0.03 and 0.5 are used" in line
+    assert "at most 0.06 and 0.5 are taken until a stream has shown more" in line
 
 
 def older(record, *, with_asymmetry):

@@ -32,8 +32,18 @@ LEAST_SPREAD = 0.25
 LABELS_POWER = 0.5
 
 # Asymmetry of one class and of all, where it was not measured, and how far apart they must be.
-ASYMMETRY = (0.03, 0.5)
+ASYMMETRY = (0.06, 0.5)
 LEAST_GAP = 0.02
+# How few classes labels are of, 0 to 1, where they are of many for sure and where they are not; how
+# many frames that takes; the asymmetry of these where it is believed not at all and wholly; what a
+# single class has of it.
+SPREAD = (0.02, 0.03)
+SURE = 100.0
+BELIEVED = (0.1, 0.15)
+OF_ONE = 0.3
+# Before, where labels are of many classes and where of few, what a single class is taken to have.
+GUESSED = (0.05, 0.1)
+LEAST_OF_ONE = 0.02
 # Shares of the way between the two where a memory begins to be a mixture, and where it is one: for
 # the means, and, more strictly, for the deviations.
 MEANS = (0.12, 0.22)
@@ -137,7 +147,7 @@ class ShiftOracle:
         config: Any,
         *,
         bias: npt.ArrayLike | None = None,
-        asymmetry: tuple[float, float] = ASYMMETRY,
+        asymmetry: tuple[float, float] | None = None,
     ) -> None:
         c = np.asarray(prototypes, dtype=np.float64)
         if config.normalise:
@@ -147,8 +157,10 @@ class ShiftOracle:
         self.c = np.stack([row - middle for row in c])
         self.K = len(c)
         self.power = [float(np.dot(row, row)) for row in self.c]
-        self.single = asymmetry[0]
-        self.gap = max(asymmetry[1] - asymmetry[0], LEAST_GAP)
+        self.measured = asymmetry is not None
+        self.single, mixed = asymmetry or ASYMMETRY
+        self.mixed = max(mixed, self.single + LEAST_GAP)
+        self.learned_asymmetry = 0.0
         self.log_lengths = _less_mean(_log_roots(np.array(self.power), least=0.0))
         self.thresholds = np.zeros(self.K)
         if bias is not None:
@@ -260,6 +272,7 @@ class ShiftOracle:
                 self._remember(p, log_s, mean, counted, u)
         self._guard(num_frames)
         self.windows = [self._window(window) for window in range(NUM_WINDOWS)]
+        self.learned_asymmetry = self._learned_asymmetry()
         self.departure = self._departure(num_frames)
         self._estimate()
 
@@ -363,6 +376,15 @@ class ShiftOracle:
         known = min(counted / self.config.half_life, 1.0)
         return max(changed * few * known, self.departure * (1.0 - changed * (1.0 - few)) * left)
 
+    def _learned_asymmetry(self) -> float:
+        """The most that frames of many classes have leant, since the guard forgot them all."""
+        if not self.frames or not self._tests_mixtures():
+            return 0.0
+        sums = self.window_sums(LEANT_ON)
+        few = _few_classes(sums.mass / sums.count)
+        sure = (1.0 - _ramp(few, SPREAD)) * min(sums.count / SURE, 1.0)
+        return max(self.learned_asymmetry, sure * self.asymmetry(LEANT_ON))
+
     def scale_sums(self) -> tuple[float, float]:
         """Numerator and denominator of own = a |c_k|^2 fitted with the weights zeta."""
         weights = self._weights(self.frames, self.config.scale_half_life)
@@ -443,9 +465,13 @@ class ShiftOracle:
         shares = [min(max(1.0 + self.K * kept * entry, least), most) for entry in excess]
         return np.array([SHARES_POWER * math.log(share) for share in shares])
 
+    def _tests_mixtures(self) -> bool:
+        """Whether one class is told from many at all."""
+        return bool(self.config.mixture_test) and self.K >= 3
+
     def _tests_steps(self) -> bool:
         """Whether frames can ever be independent."""
-        return bool(self.config.independence_test and self.config.mixture_test and self.K >= 3)
+        return bool(self.config.independence_test) and self._tests_mixtures()
 
     def _independence(self) -> float:
         """How far frames say nothing of those that follow: their steps over the variance."""
@@ -464,10 +490,24 @@ class ShiftOracle:
 
     def single_class(self, window: int, begins: float, ends: float) -> float:
         """How surely the frames are of one class: 1 up to `begins`, 0 from `ends` on."""
-        if not self.config.mixture_test or self.K < 3:
+        if not self._tests_mixtures():
             return 0.0
-        way = (self.asymmetry(window) - self.single) / self.gap
+        single, mixed = self.single, self.mixed
+        if not self.measured:
+            believed = _ramp(self.learned_asymmetry, BELIEVED)
+            single = self._guessed(single)
+            single = (1.0 - believed) * single + believed * OF_ONE * self.learned_asymmetry
+            mixed = (1.0 - believed) * mixed + believed * self.learned_asymmetry
+        way = (self.asymmetry(window) - single) / (mixed - single)
         return 1.0 - min(max((way - begins) / (ends - begins), 0.0), 1.0)
+
+    def _guessed(self, most: float) -> float:
+        """What a single class has, by how few classes the source's newest labels are of."""
+        if not self.frames:
+            return LEAST_OF_ONE
+        count = self.window_sums(NEWEST).count
+        few = _few_classes(self.source_sums() / count) - 1.0 / count
+        return LEAST_OF_ONE + _ramp(few, GUESSED) * (most - LEAST_OF_ONE)
 
     def _one_class(self, window: int) -> float:
         """How surely a memory's mean is of one class, by its scatter and by the newest labels."""
@@ -561,6 +601,11 @@ def _moved_by(
     step = first / newest.count - mean
     moved = float(np.dot(step, step)) / max(scatter, LEAST_POWER)
     return moved - 1.0 / newest.count, scatter, length
+
+
+def _few_classes(q: Floats) -> float:
+    """0 where all are alike, 1 where there is one."""
+    return (float(np.dot(q, q)) - 1.0 / len(q)) / (1.0 - 1.0 / len(q))
 
 
 def _ramp(value: float, ends: tuple[float, float]) -> float:
