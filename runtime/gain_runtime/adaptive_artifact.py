@@ -153,7 +153,7 @@ def load_adaptive(path: str | Path, /) -> AdaptiveArtifact:
             features_only=features_only,
             state=tuple(_state_spec(item) for item in json.loads(entries["state"])),
             head_weight=weight,
-            prototypes=_prototypes(model.graph, weight, config),
+            prototypes=_prototypes(model.graph, weight, config, manifest),
         )
         _check_waiting(artifact)
     except (ConfigError, KeyError, TypeError, ValueError) as err:
@@ -174,7 +174,10 @@ def load_adaptive(path: str | Path, /) -> AdaptiveArtifact:
 
 
 def _prototypes(
-    graph: onnx.GraphProto, weight: npt.NDArray[np.float32], config: GainConfig
+    graph: onnx.GraphProto,
+    weight: npt.NDArray[np.float32],
+    config: GainConfig,
+    manifest: Manifest,
 ) -> Prototypes:
     """The head's constants, as the graph has them."""
     prepared = prepare_prototypes(weight, config)
@@ -187,7 +190,9 @@ def _prototypes(
         if values.shape != (sizes[tensor.name],):
             raise ValueError(f"{tensor.name}: expected ({sizes[tensor.name]},), got {values.shape}")
         found[tensor.name.removeprefix("gain/")] = values
-    return replace(prepared, **found)
+    # A pair is in the graph in any case; where it is a guess, the graph learns it.
+    measured = manifest.fitness is not None and manifest.fitness.asymmetry is not None
+    return replace(prepared, measured=measured, **found)
 
 
 def _wait(entries: Mapping[str, str], name: str) -> int:

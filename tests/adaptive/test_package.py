@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -219,6 +220,17 @@ def test_what_the_artifact_measured_is_in_the_file(
     assert_allclose(found.log_lengths, expected.log_lengths, rtol=0, atol=1e-6)
     if ASYMMETRY in written:
         assert_array_equal(found.asymmetry, expected.asymmetry)
+    assert found.measured
+
+
+def test_what_was_not_measured_is_a_guess_in_the_file(make_artifact, make_fitness, tmp_path):
+    path = tmp_path / "tiny.adaptive.onnx"
+    unsure = replace(make_fitness(6, PAIR), single_asymmetry=None, mixed_asymmetry=None)
+    for fitness in (None, unsure):
+        add_adaptation(make_artifact(WEIGHT, fitness=fitness), path, config=GainConfig())
+        found, expected = load_adaptive(path).prototypes, prepare_prototypes(WEIGHT, GainConfig())
+        assert_array_equal(found.asymmetry, expected.asymmetry)
+        assert not found.measured
 
 
 def test_a_constant_of_another_length_is_refused(make_artifact, tmp_path):

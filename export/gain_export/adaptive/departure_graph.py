@@ -16,6 +16,7 @@ from gain_core.departure import (
 from gain_core.shift import FEW_SHARE, MOVED_FROM_WINDOW, NEWEST_WINDOW
 from gain_export.adaptive.expressions import (
     Value,
+    along,
     expand,
     maximum,
     minimum,
@@ -77,7 +78,7 @@ def _few_classes(labels: Value, count: Value, *, num_classes: int) -> Value:
     """How surely the source's newest labels (K,) are of few classes, ()."""
     concentration = total(labels * labels) - 1.0 / num_classes
     mixed = 1.0 / count + FEW_SHARE / num_classes
-    return _clipped(HOLD * concentration / mixed - 1.0)
+    return minimum(maximum(HOLD * concentration / mixed - 1.0, 0.0), 1.0)
 
 
 def _changed(sums: Mapping[str, Value], count: Value) -> Value:
@@ -86,7 +87,7 @@ def _changed(sums: Mapping[str, Value], count: Value) -> Value:
     move, _, _ = _move(sums, sums["window_logits"], powers, count)
     beside, scatter, length = _move(sums, sums["window_beside"], sums["window_beside_power"], count)
     ratio = move / maximum(beside, TINY)
-    changed = _ramp(move, MOVE_RAMP) * _ramp(ratio, BESIDE_RAMP)
+    changed = along(move, MOVE_RAMP) * along(ratio, BESIDE_RAMP)
     return where(scatter > LEAST_SCATTER * length, changed, 0.0)
 
 
@@ -102,13 +103,3 @@ def _move(
     # A floor above zero is one for scatters that rounding leaves below zero as well.
     moved = total(step * step) / maximum(scatter, TINY) - 1.0 / count
     return moved, scatter, length
-
-
-def _ramp(value: Value, ramp: tuple[float, float]) -> Value:
-    """0 up to where the ramp begins, 1 from where it ends."""
-    begins, ends = ramp
-    return _clipped((value - begins) / (ends - begins))
-
-
-def _clipped(value: Value) -> Value:
-    return minimum(maximum(value, 0.0), 1.0)

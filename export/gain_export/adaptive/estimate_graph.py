@@ -26,8 +26,10 @@ from gain_core.shift import (
     expects_classes,
     may_be_independent,
 )
+from gain_export.adaptive.asymmetry_graph import asymmetry_of, known_asymmetry, single_class
 from gain_export.adaptive.expressions import (
     Value,
+    along,
     column,
     exp,
     expand,
@@ -44,7 +46,7 @@ from gain_export.adaptive.expressions import (
 )
 from gain_export.adaptive.head_graph import Head
 
-__all__ = ["INDEPENDENCE", "asymmetry_of", "estimate", "mixture_counted", "single_class"]
+__all__ = ["INDEPENDENCE", "estimate", "mixture_counted"]
 
 # What an estimate says beside the state, in files whose frames can be independent.
 INDEPENDENCE = "independence"
@@ -162,9 +164,9 @@ def _draws(
     inverse = moments.diversity
     if head.asymmetry is None:
         return _Draws(independence=None, expecting=None, inverse=inverse, certain=inverse)
-    asymmetry = asymmetry_of(sums)
-    means = single_class(asymmetry, SHIFT_RAMP, head.asymmetry)
-    deviations = single_class(asymmetry, SCALE_RAMP, head.asymmetry)
+    asymmetry, pair = asymmetry_of(sums), known_asymmetry(sums, head=head)
+    means = single_class(asymmetry, SHIFT_RAMP, pair)
+    deviations = single_class(asymmetry, SCALE_RAMP, pair)
     independence = expecting = None
     if may_be_independent(config, num_classes=head.num_classes):
         independence = _independence(moments, sums)
@@ -205,30 +207,11 @@ def _log_class_prior(sums: Mapping[str, Value], num_classes: int) -> Value:
     return SHARE_POWER * log(minimum(maximum(shares, 1.0 / MOST_SHARE), MOST_SHARE))
 
 
-def asymmetry_of(sums: Mapping[str, Value]) -> Value:
-    """Asymmetry (J,): the least of each memory and longer ones."""
-    quotient = sums["window_lean"] / maximum(sums["window_range"], TINY)
-    for reach in (1, 2, 4):
-        # The least of each memory and the longer ones: of twice as many every time.
-        longer = [min(window + reach, NUM_WINDOWS - 1) for window in range(NUM_WINDOWS)]
-        quotient = minimum(quotient, taken(quotient, longer))
-    return quotient
-
-
-def single_class(asymmetry: Value, ramp: tuple[float, float], pair: tuple[Value, Value]) -> Value:
-    """How surely each memory (J,) shows one class; below zero where it surely shows many."""
-    (begins, ends), (single, gap) = ramp, pair
-    way = (asymmetry - (single + begins * gap)) / ((ends - begins) * gap)
-    # Draws are above zero, so beyond the way's end they stay what they are.
-    return minimum(1.0 - way, 1.0)
-
-
 def _independence(moments: _Moments, sums: Mapping[str, Value]) -> Value:
     """iota (1,), from the steps between frames and the longest memory's variance."""
     spread = maximum(_row(moments.varied, NUM_WINDOWS - 1), TINY)
     ratio = sums["step_power"] / (maximum(sums["step_count"], TINY) * spread)
-    begins, ends = STEP_RAMP
-    return minimum(maximum((ratio - begins) / (ends - begins), 0.0), 1.0)
+    return along(ratio, STEP_RAMP)
 
 
 def _reach(independence: Value | None, first: int) -> Iterator[tuple[int, Value | None]]:

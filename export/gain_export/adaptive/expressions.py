@@ -21,6 +21,7 @@ __all__ = [
     "Operand",
     "Tape",
     "Value",
+    "along",
     "arg_max",
     "beside",
     "body",
@@ -224,6 +225,12 @@ def maximum(left: Value, right: Operand) -> Value:
 
 def minimum(left: Value, right: Operand) -> Value:
     return left.tape.apply("Min", left, right)
+
+
+def along(values: Value, ramp: tuple[float, float]) -> Value:
+    """0 up to where the ramp begins, 1 from its end."""
+    begins, ends = ramp
+    return minimum(maximum((values - begins) / (ends - begins), 0.0), 1.0)
 
 
 def where(condition: Value, chosen: Operand, other: Operand) -> Value:

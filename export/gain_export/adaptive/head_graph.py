@@ -46,6 +46,8 @@ class Head:
     asymmetry : pair of Value or None, (1,)
         Of the source's frames of one class, and what those of all classes have more; None where
         no memory is tested.
+    measured : bool
+        Whether that was measured on clean images, so that nothing is to be learned of it.
     beside : Value or None, (D, M)
         Projections of the features beside the rows; None where there is no room, and where
         nothing is kept of them.
@@ -59,6 +61,7 @@ class Head:
     thresholds: Value | None
     log_lengths: Value | None
     asymmetry: tuple[Value, Value] | None
+    measured: bool
     beside: Value | None
     num_classes: int
     feature_dim: int
@@ -121,6 +124,7 @@ def prepare_head(
             tape, LOG_LENGTHS, constants.log_lengths, used=shifts and config.match_scale
         ),
         asymmetry=_asymmetry(tape, constants.asymmetry) if tests else None,
+        measured=constants.measured,
         beside=_constant(tape, PREFIX + "beside", constants.beside, used=shifts),
         num_classes=num_classes,
         feature_dim=feature_dim,

@@ -31,14 +31,16 @@ from gain_core.shift import (
     ShiftSums,
     expects_classes,
     may_be_independent,
+    tests_mixtures,
 )
-from gain_export.adaptive.departure_graph import beside_sums, departure
-from gain_export.adaptive.estimate_graph import (
+from gain_export.adaptive.asymmetry_graph import (
     asymmetry_of,
-    estimate,
-    mixture_counted,
+    known_asymmetry,
+    mixed_asymmetry,
     single_class,
 )
+from gain_export.adaptive.departure_graph import beside_sums, departure
+from gain_export.adaptive.estimate_graph import estimate, mixture_counted
 from gain_export.adaptive.expressions import (
     Value,
     arg_max,
@@ -212,6 +214,7 @@ def added_sums(
         **beside_sums(rows, head=head),
         "newest_source": total(exp(prediction.source_log_probs), axis=0, keep=False),
         "departure": tape.constant(0.0),
+        "mixed_asymmetry": tape.constant(0.0),
         **_steps(logits, last, size=size),
         "scale_numerator": total(weighted * own),
         "scale_denominator": total(weighted * power),
@@ -221,9 +224,9 @@ def added_sums(
 
 def _counted(state: Mapping[str, Value], *, head: Head) -> Value:
     """w, (1,): how surely what was seen last is a mixture whose labels can be counted."""
-    assert head.asymmetry is not None
     shortest = taken(asymmetry_of(state), [0])
-    mixture = minimum(1.0 - single_class(shortest, SHARE_RAMP, head.asymmetry), 1.0)
+    pair = known_asymmetry(state, head=head)
+    mixture = minimum(1.0 - single_class(shortest, SHARE_RAMP, pair), 1.0)
     return where(taken(state["window_count"], [0]) > 0.0, mixture, 0.0)
 
 
@@ -352,14 +355,17 @@ def _forget_and_add(
         "window_beside_power": decay,
         "newest_source": newest,
         "departure": kept,
+        "mixed_asymmetry": kept,
         "step_power": longest,
         "step_count": longest,
         "scale_numerator": scale_decay,
         "scale_denominator": scale_decay,
     }
     sums = {field: state[field] * factors[field] + added[field] * kept for field in SHIFT_SUMS}
+    # Of sums over no frame both are zero, so a guard that trips drops them as well.
+    if tests_mixtures(config, num_classes=head.num_classes):
+        sums["mixed_asymmetry"] = mixed_asymmetry(sums, num_classes=head.num_classes)
     if may_be_independent(config, num_classes=head.num_classes):
-        # Of sums over no frame it is zero, so a guard that trips drops it as well.
         counted = mixture_counted(sums, config=config)
         sums["departure"] = departure(sums, counted=counted, release=newest, head=head)
     return sums

@@ -105,6 +105,7 @@ def _shift_layout(num_classes: int, *, waits: bool) -> tuple[StateTensor, ...]:
         StateTensor(field="window_beside_power", shape=(J,), meaning="sum of |u|^2"),
         StateTensor(field="newest_source", shape=(K,), meaning="sum of s, of the newest frames"),
         StateTensor(field="departure", shape=(), meaning="1 where one class came after many"),
+        StateTensor(field="mixed_asymmetry", shape=(), meaning="largest asymmetry of many classes"),
         StateTensor(field="step_power", shape=(), meaning="sum of half a step's squared length"),
         StateTensor(field="step_count", shape=(), meaning="number of these steps"),
         StateTensor(field="scale_numerator", shape=(), meaning="regression for the scale a"),
