@@ -30,6 +30,7 @@ class HostKernels:
         "shift_rows",
         "all_true",
         "shift_estimate",
+        "shift_labels",
     )
 
     def __init__(self, libraries: dict[str, ctypes.CDLL], width: int) -> None:

@@ -86,6 +86,7 @@ HOST_LAUNCH(shift_project)
 HOST_LAUNCH(shift_gather)
 HOST_LAUNCH(shift_explain)
 HOST_LAUNCH(shift_estimate)
+HOST_LAUNCH(shift_labels)
 
 extern "C" void host_lengths(int* lengths) {
     const int known[] = {SCALARS, FRESH, TOTALS, SETTINGS};

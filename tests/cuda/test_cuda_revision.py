@@ -325,7 +325,7 @@ def test_revision_that_is_not_finite_is_flagged(host_kernels):
 def test_lengths_of_arrays_are_the_kernels(host_libraries):
     lengths = (ctypes.c_int * 4)()
     host_libraries["float32"].host_lengths(lengths)
-    settings = len(shift_settings(GainConfig(), num_classes=3))
+    settings = len(shift_settings(GainConfig(), num_classes=3, measured=True))
     written = [shift_step._SCALARS, shift_step._FRESH, shift_step._TOTALS, settings]
     assert list(lengths) == written
     assert shift_step._ROW_SUMS == 2 + shift_step._TOTALS + BESIDE_DIMS

@@ -21,6 +21,7 @@ from gain_core.shift import (
     NEWEST_WINDOW,
     NUM_SCALE_WINDOWS,
     NUM_WINDOWS,
+    REFERENCE_WINDOW,
     asymmetry_of,
 )
 from gain_runtime.cuda import CudaGain, kernel_source
@@ -315,5 +316,6 @@ def test_numbers_of_windows_are_the_rules():
         "WINDOWS": str(NUM_WINDOWS),
         "SCALE_WINDOWS": str(NUM_SCALE_WINDOWS),
         "NEWEST_WINDOW": str(NEWEST_WINDOW),
+        "REFERENCE_WINDOW": str(REFERENCE_WINDOW),
         "MOVED_FROM_WINDOW": str(MOVED_FROM_WINDOW),
     }

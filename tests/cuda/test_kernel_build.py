@@ -22,6 +22,7 @@ KERNELS = {
     "shift_explain",
     "shift_forget",
     "shift_gather",
+    "shift_labels",
     "shift_project",
     "shift_rows",
     "shift_sums",

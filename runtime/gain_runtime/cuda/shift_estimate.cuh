@@ -53,19 +53,36 @@ __device__ inline real independence_of(const real* fresh, real spread, const rea
 
 // Whether each window shows one class, by the asymmetry of its frames and of longer ones': `many`
 // is for the means, the answer for the deviations is how far from one class they are.
-__device__ inline Reals<WINDOWS> tell_mixtures(const real* fresh, const real* known,
+__device__ inline Reals<WINDOWS> tell_mixtures(const real* fresh, Known known,
                                                const real* settings,
                                                Window (&windows)[WINDOWS]) {
     Reals<WINDOWS> sure = {};
-    real least = (real)0, gap = known[1] - known[0];
+    real least = (real)0;
     for (int j = WINDOWS - 1; j >= 0; --j) {
         real here = leaning(j, fresh, settings);
         least = j == WINDOWS - 1 ? here : at_most(here, least);
-        real asymmetry = (least - known[0]) / gap;
-        windows[j].many = way_along(asymmetry, settings[SHIFT_BEGINS], settings[SHIFT_ENDS]);
-        sure.v[j] = way_along(asymmetry, settings[SCALE_BEGINS], settings[SCALE_ENDS]);
+        real way = known.way(least);
+        windows[j].many = way_along(way, settings[SHIFT_BEGINS], settings[SHIFT_ENDS]);
+        sure.v[j] = way_along(way, settings[SCALE_BEGINS], settings[SCALE_ENDS]);
     }
     return sure;
+}
+
+// The largest asymmetry that frames of many classes have had, after the waiting frames; of the
+// reference window's the squared shares add up to `square`.
+__device__ inline real mixed_asymmetry(const real* scalars, const real* fresh,
+                                       const real* settings, real square, int num_classes) {
+    // A guard that has tripped drops it with the sums.
+    if (fresh[FRESH_TRIPPED] > (real)0) return (real)0;
+    real before = scalars[MIXED_ASYMMETRY];
+    if (!(settings[MIXTURE_TESTED] > (real)0)) return before;
+    real few = way_along(concentration(square, num_classes), settings[SPREAD_BEGINS],
+                         settings[SPREAD_ENDS]);
+    real count = fresh[WINDOW_COUNT + REFERENCE_WINDOW];
+    real many = ((real)1 - few) * at_most(count / settings[SURE_FRAMES], (real)1);
+    real found = many * least_leaning(REFERENCE_WINDOW, fresh, settings);
+    // Of what is no number, nothing is learned.
+    return found > before ? found : before;
 }
 
 // How far the newest window has moved from a longer one: squared steps of the mean logits and of
@@ -115,7 +132,7 @@ __device__ inline real departed(const real* scalars, const real* totals, const r
 // its frames are of one class. Among independent ones the newest labels have a say: few classes
 // there are few in longer windows too, and many after a mixture that was counted are many although
 // they scatter evenly. All windows are of one class as far as a mixture has `departed`.
-__device__ inline void count_draws(const real* fresh, const real* known, const real* settings,
+__device__ inline void count_draws(const real* fresh, Known known, const real* settings,
                                    real independence, real departed, int num_classes,
                                    Window (&windows)[WINDOWS]) {
     for (int j = 0; j < WINDOWS; ++j) windows[j].scale_draws = windows[j].inverse_draws;
@@ -154,14 +171,21 @@ __device__ inline void expect_shares(const real* fresh, const real* settings, in
     expected.power = settings[SHARE_POWER] * independence * many;
 }
 
-// What the sums say of all windows: how far a frame says nothing of the next one, and how surely a
-// mixture has given way to one class.
+// What the sums say of all windows: how far a frame says nothing of the next one, how surely a
+// mixture has given way to one class, the largest asymmetry of frames of many, and the sum of
+// squares of the newest labels.
 struct Judged {
-    real independence, departure;
+    real independence, departure, mixed_asymmetry, labels;
 };
 
+// Adds a class's squared share of the newest labels, which are of so many frames, to their sum.
+__device__ inline void add_label(real source, real inverse_count, real& sum) {
+    real label = source * inverse_count;
+    sum += label * label;
+}
+
 // Scatter, number of draws and how far labels explain each window's mean.
-__device__ inline Judged judge_windows(Memories memories, const real* known, const real* scalars,
+__device__ inline Judged judge_windows(Memories memories, const real* pair, const real* scalars,
                                        const real* totals, const real* fresh,
                                        const real* settings, int num_classes,
                                        Window (&windows)[WINDOWS], Expected& expected) {
@@ -175,8 +199,7 @@ __device__ inline Judged judge_windows(Memories memories, const real* known, con
     for (int k = threadIdx.x; k < num_classes; k += blockDim.x) {
         real excess = memories.share[k] * expected.inverse_count - (real)1 / (real)num_classes;
         sums.v[EXCESS] += excess * excess;
-        real label = memories.source[k] * newest_count;
-        sums.v[LABELS] += label * label;
+        add_label(memories.source[k], newest_count, sums.v[LABELS]);
         const real* logits = memories.logits + k;
         real step = logits[(size_t)NEWEST_WINDOW * num_classes] * newest_count -
                     logits[(size_t)MOVED_FROM_WINDOW * num_classes] * longer_count;
@@ -217,6 +240,9 @@ __device__ inline Judged judge_windows(Memories memories, const real* known, con
     Moves moves = {sums.v[LOGITS_STEP], sums.v[BESIDE_STEP], sums.v[BESIDE_LENGTH],
                    sums.v[LABELS]};
     real departure = departed(scalars, totals, fresh, settings, moves, num_classes, windows);
+    real mixed =
+        mixed_asymmetry(scalars, fresh, settings, sums.v[REFERENCE_WINDOW], num_classes);
+    Known known = known_asymmetry(pair, fresh, mixed, moves.labels, num_classes, settings);
     count_draws(fresh, known, settings, independence, departure, num_classes, windows);
     expect_shares(fresh, settings, num_classes, sums.v[EXCESS], independence,
                   windows[WINDOWS - 1].many, expected);
@@ -227,7 +253,7 @@ __device__ inline Judged judge_windows(Memories memories, const real* known, con
         window.shift_reach = reach_of(j, fresh, settings[FIRST_SHIFT_WINDOW], independence);
         window.scale_reach = reach_of(j, fresh, settings[FIRST_SCALE_WINDOW], independence);
     }
-    return Judged{independence, departure};
+    return Judged{independence, departure, mixed, moves.labels};
 }
 
 // Takes what the labels explain out of the means, into `moved` (5, K), which holds the explained
@@ -416,26 +442,30 @@ __device__ inline void go_between(const real* shift, real independence, int num_
 
 // What follows from the waiting frames beside the sums and the guard.
 struct Found {
-    real variance, trust, independence, departure;
+    Judged judged;
+    real variance, trust;
     bool moved;
 };
 
 // Every number of the state, by one thread, and what a revision needs.
 __device__ inline void settle(const real* fresh, const real* settings, Found found, real* scalars,
                               real* totals) {
+    real independence = found.judged.independence;
     bool held = scalars[GUARD_HOLD] > (real)0, moved = scalars[MOVED] > (real)0;
     real variance = scalars[VARIANCE];
     watch(fresh, totals, settings, scalars);
     for (int i = 0; i < FRESH_SCALE; ++i) scalars[i] = fresh[i];
-    scalars[DEPARTURE] = found.departure;
+    scalars[DEPARTURE] = found.judged.departure;
+    scalars[MIXED_ASYMMETRY] = found.judged.mixed_asymmetry;
     scalars[VARIANCE] = found.variance;
     scalars[TRUST] = found.trust;
-    scalars[INDEPENDENCE] = found.independence;
+    scalars[INDEPENDENCE] = independence;
     scalars[MOVED] = found.moved ? (real)1 : (real)0;
+    scalars[NEWEST_LABELS] = found.judged.labels;
     // A guard that has tripped or let go answers otherwise, independent frames or not.
     bool turned = held != (scalars[GUARD_HOLD] > (real)0);
-    scalars[REVISED] = turned || found.independence > (real)0 ? (real)1 : (real)0;
-    scalars[REVISED_VARIANCE] = variance + found.independence * (found.variance - variance);
+    scalars[REVISED] = turned || independence > (real)0 ? (real)1 : (real)0;
+    scalars[REVISED_VARIANCE] = variance + independence * (found.variance - variance);
     scalars[REVISED_MOVED] = moved || found.moved ? (real)1 : (real)0;
     for (int i = 0; i < TOTALS; ++i) totals[i] = (real)0;
 }
@@ -500,6 +530,17 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_estimate(
     go_between(shift, independence, num_classes, revised);
     if (threadIdx.x != 0) return;
     bool anything = trust > (real)0 || found || expected.any();
-    Found said = {variance, trust, independence, judged.departure, anything};
-    settle(fresh, settings, said, scalars, totals);
+    settle(fresh, settings, Found{judged, variance, trust, anything}, scalars, totals);
+}
+
+// One block: of a state that was loaded, what the estimate left of its newest labels (K,). Found in
+// the same order and by as many threads, so that a stream goes on to the last bit as it would have.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_labels(
+    const real* newest_source, const real* settings, int num_classes, real* scalars) {
+    real inverse_count =
+        (real)1 / at_least(scalars[WINDOW_COUNT + NEWEST_WINDOW], settings[TINY]);
+    Reals<1> sum = row_sums_of<1>(num_classes, [=](int k, real (&v)[1]) {
+        add_label(newest_source[k], inverse_count, v[0]);
+    });
+    if (threadIdx.x == 0) scalars[NEWEST_LABELS] = sum.v[0];
 }

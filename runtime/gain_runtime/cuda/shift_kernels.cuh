@@ -25,15 +25,62 @@ __device__ inline real leaning(int window, const real* sums, const real* setting
     return sums[WINDOW_LEAN + window] / at_least(sums[WINDOW_RANGE + window], settings[TINY]);
 }
 
-// w: how surely what was seen last is a mixture whose labels can be counted. `known` (2,) is the
+// The least of window `first` and longer ones.
+__device__ inline real least_leaning(int first, const real* sums, const real* settings) {
+    real least = leaning(WINDOWS - 1, sums, settings);
+    for (int j = WINDOWS - 2; j >= first; --j) least = at_most(leaning(j, sums, settings), least);
+    return least;
+}
+
+// Asymmetry of frames of one class and of all.
+struct Known {
+    real single, all;
+
+    // How far from the one to the other.
+    __device__ real way(real asymmetry) const { return (asymmetry - single) / (all - single); }
+};
+
+// How few classes labels are of whose squared shares add up to `square`: 0 where all are alike, 1
+// where there is one.
+__device__ inline real concentration(real square, int num_classes) {
+    real even = (real)1 / (real)num_classes;
+    return (square - even) / ((real)1 - even);
+}
+
+// The guess of what single classes have, `most` at most: the less the more classes the source's
+// `count` newest labels are of, whose squared shares add up to `labels`.
+__device__ inline real guessed_single(real most, real labels, real count, int num_classes,
+                                      const real* settings) {
+    real few = concentration(labels, num_classes) - (real)1 / at_least(count, settings[TINY]);
+    real way = way_along(few, settings[GUESS_BEGINS], settings[GUESS_ENDS]);
+    return settings[LEAST_SINGLE] + way * (most - settings[LEAST_SINGLE]);
+}
+
+// The head's own `pair` (2,) where it was measured; else a guess, by the newest `labels` of `sums`
+// as in `scalars`, until frames of many classes have had an asymmetry, `mixed` at most, that is to
+// be believed.
+__device__ inline Known known_asymmetry(const real* pair, const real* sums, real mixed,
+                                        real labels, int num_classes, const real* settings) {
+    Known known = {pair[0], pair[1]};
+    if (settings[MEASURED] > (real)0) return known;
+    real count = sums[WINDOW_COUNT + NEWEST_WINDOW];
+    known.single = guessed_single(known.single, labels, count, num_classes, settings);
+    real believed = way_along(mixed, settings[LEARNED_BEGINS], settings[LEARNED_ENDS]);
+    known.single += believed * (settings[SINGLE_SHARE] * mixed - known.single);
+    known.all += believed * (mixed - known.all);
+    return known;
+}
+
+// w: how surely what was seen last is a mixture whose labels can be counted. `pair` (2,) is the
 // head's asymmetry on frames of one class and of all.
-__device__ inline real counted(const real* scalars, const real* known, const real* settings) {
+__device__ inline real counted(const real* scalars, const real* pair, int num_classes,
+                               const real* settings) {
     if (!(settings[CLASSES_EXPECTED] > (real)0) || !(scalars[WINDOW_COUNT] > (real)0))
         return (real)0;
-    real least = leaning(0, scalars, settings);
-    for (int j = 1; j < WINDOWS; ++j) least = at_most(leaning(j, scalars, settings), least);
-    real asymmetry = (least - known[0]) / (known[1] - known[0]);
-    return way_along(asymmetry, settings[SHARE_BEGINS], settings[SHARE_ENDS]);
+    Known known = known_asymmetry(pair, scalars, scalars[MIXED_ASYMMETRY], scalars[NEWEST_LABELS],
+                                  num_classes, settings);
+    real way = known.way(least_leaning(0, scalars, settings));
+    return way_along(way, settings[SHARE_BEGINS], settings[SHARE_ENDS]);
 }
 
 // Whether the guard drops what was learned; `now` gets its three sums with the waiting frames.
@@ -386,7 +433,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) shift_forget(
     real kept = tripped ? (real)0 : (real)1;
     for (int j = 0; j < WINDOWS; ++j) decay[j] = decay_of(j, totals, settings);
     // The state's sums are those that every waiting batch was predicted with.
-    real weight = counted(scalars, asymmetry, settings);
+    real weight = counted(scalars, asymmetry, num_classes, settings);
     real share_decay = share_decay_of(totals, settings);
     int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
     for (int k = first; k < num_classes; k += stride) {

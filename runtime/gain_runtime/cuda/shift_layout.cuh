@@ -2,16 +2,18 @@
 // shift_settings.py fills the settings in this order.
 
 #define WINDOWS 5
-// The memory whose labels say whether few classes are seen now, and the one that its means are
-// compared with.
+// The memory whose labels say whether few classes are seen now, the one whose mean frames are
+// compared with for their asymmetry, and the one that the newest one's means are compared with.
 #define NEWEST_WINDOW 1
+#define REFERENCE_WINDOW 2
 #define MOVED_FROM_WINDOW 3
 // Projections of the features beside the head's rows.
 #define BESIDE_DIMS 64
 
-// Places in `scalars`, the state's numbers. Behind them, MOVED is whether the shift says
-// anything, and the last three are of a revision: whether there is anything to revise, the
-// variance, and MOVED.
+// Places in `scalars`, the state's numbers. Behind them, two that follow from the state, and go
+// wherever it goes: MOVED is whether the shift says anything, NEWEST_LABELS the sum of squares of
+// the newest labels' shares. The last three are of a revision: whether there is anything to revise,
+// the variance, and MOVED.
 enum {
     WINDOW_COUNT = 0,
     WINDOW_LEAN = WINDOWS,
@@ -23,6 +25,7 @@ enum {
     SCALE_NUMERATOR,
     SCALE_DENOMINATOR,
     DEPARTURE,
+    MIXED_ASYMMETRY,
     VARIANCE,
     TRUST,
     INDEPENDENCE,
@@ -32,6 +35,7 @@ enum {
     GUARD_HOLD,
     GUARD_TRIPS,
     MOVED,
+    NEWEST_LABELS,
     REVISED,
     REVISED_VARIANCE,
     REVISED_MOVED,
@@ -66,6 +70,16 @@ enum {
     LEAST_POWER,
     MIXTURE_TESTED,
     INDEPENDENCE_TESTED,
+    MEASURED,
+    SPREAD_BEGINS,
+    SPREAD_ENDS,
+    SURE_FRAMES,
+    LEAST_SINGLE,
+    GUESS_BEGINS,
+    GUESS_ENDS,
+    LEARNED_BEGINS,
+    LEARNED_ENDS,
+    SINGLE_SHARE,
     SHIFT_BEGINS,
     SHIFT_ENDS,
     SCALE_BEGINS,
@@ -103,5 +117,6 @@ enum {
 };
 
 // Places in `fresh`, the state's sums with the waiting frames in them, less than which the kernels
-// behind `shift_forget` need not know; the sums as in `scalars`, where DEPARTURE is none.
+// behind `shift_forget` need not know; the sums as in `scalars`, where DEPARTURE and
+// what is behind it are none.
 enum { FRESH_SCALE = SCALE_DENOMINATOR + 1, FRESH_TRIPPED, FRESH_GUARD, FRESH = FRESH_GUARD + 3 };

@@ -11,7 +11,7 @@ from gain_core import shift as shift_rules
 __all__ = ["shift_settings"]
 
 
-def shift_settings(config: GainConfig, *, num_classes: int) -> list[float]:
+def shift_settings(config: GainConfig, *, num_classes: int, measured: bool) -> list[float]:
     """Numbers in the order of the kernels' enum; rates are of the natural exponent, per frame.
 
     Parameters
@@ -19,6 +19,8 @@ def shift_settings(config: GainConfig, *, num_classes: int) -> list[float]:
     config : GainConfig
         With ``proposal == "shift"``.
     num_classes : int
+    measured : bool
+        Whether the head's asymmetry was, see `Prototypes`.
 
     Returns
     -------
@@ -39,6 +41,13 @@ def shift_settings(config: GainConfig, *, num_classes: int) -> list[float]:
         shift_rules.LEAST_POWER,
         float(shift_rules.tests_mixtures(config, num_classes=num_classes)),
         float(shift_rules.may_be_independent(config, num_classes=num_classes)),
+        float(measured),
+        *shift_rules.SPREAD_RAMP,
+        shift_rules.SURE_FRAMES,
+        shift_rules.LEAST_SINGLE,
+        *shift_rules.GUESS_RAMP,
+        *shift_rules.LEARNED_RAMP,
+        shift_rules.SINGLE_SHARE,
         *shift_rules.SHIFT_RAMP,
         *shift_rules.SCALE_RAMP,
         *shift_rules.STEP_RAMP,

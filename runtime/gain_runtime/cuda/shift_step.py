@@ -48,10 +48,10 @@ from gain_runtime.device_buffers import DeviceArray
 __all__ = ["ShiftStep"]
 
 # Numbers of the state and of what waits, and rows of `row_sums`, as the kernels' enums have them.
-_SCALARS, _FRESH, _TOTALS = 4 * NUM_WINDOWS + 18, 4 * NUM_WINDOWS + 10, 9
+_SCALARS, _FRESH, _TOTALS = 4 * NUM_WINDOWS + 20, 4 * NUM_WINDOWS + 10, 9
 _ROW_SUMS = 2 + _TOTALS + BESIDE_DIMS
 # Behind the numbers of the state, the first of those that follow from them.
-_MOVED = _SCALARS - 4
+_MOVED = _SCALARS - 5
 # Projections of a row's features that a block finds.
 _BESIDE_PART = 8
 # Parts that the product over the classes is cut into, so that a device's cores all have work.
@@ -118,7 +118,9 @@ class ShiftStep:
         self._fresh = self._zeros(_FRESH)
         self._parts = self._zeros(self._chunks, NUM_WINDOWS, self._feature_dim)
         self._projected = self._zeros(NUM_WINDOWS, self._feature_dim)
-        settings = shift_settings(config, num_classes=self._num_classes)
+        settings = shift_settings(
+            config, num_classes=self._num_classes, measured=prototypes.measured
+        )
         self._settings = self._xp.asarray(settings, dtype=like.dtype, device=device(like))
         self._log_floor = lowest_log_prob(config, like.dtype)
         self._recorded: OrderedDict[tuple[int, int, bool], _Recorded] = OrderedDict()
@@ -219,6 +221,7 @@ class ShiftStep:
         # Whether the guard holds is read apart.
         unheld = replace(mine, guard=replace(mine.guard, hold=self._xp.zeros_like(mine.guard.hold)))
         self._scalars[_MOVED] = may_adapt(unheld)
+        self._enqueue_labels()
         self.drop_waiting()
 
     @property
@@ -239,8 +242,9 @@ class ShiftStep:
         """The state's arrays by name; they stay where they are, so this is asked for once."""
         numbers, w = self._scalars, NUM_WINDOWS
         places = (numbers[place : place + 1].reshape(()) for place in range(4 * w, _MOVED))
-        share_count, step_power, step_count, numerator, denominator, departure, *rest = places
-        variance, trust, independence, count, agreement, confidence, hold, trips = rest
+        share_count, step_power, step_count, numerator, denominator, *rest = places
+        departure, mixed_asymmetry, variance, trust, independence, *rest = rest
+        count, agreement, confidence, hold, trips = rest
         sums = ShiftSums(
             window_count=numbers[:w],
             window_logits=self._window_logits,
@@ -254,6 +258,7 @@ class ShiftStep:
             window_beside_power=numbers[3 * w : 4 * w],
             newest_source=self._newest_source,
             departure=departure,
+            mixed_asymmetry=mixed_asymmetry,
             step_power=step_power,
             step_count=step_count,
             scale_numerator=numerator,
@@ -351,6 +356,16 @@ class ShiftStep:
             "revise_shift",
             (*arguments, into.prediction.finite),
             blocks=features.shape[0],
+            threads=row_threads(self._num_classes),
+            dtype=self._like.dtype,
+        )
+
+    def _enqueue_labels(self) -> None:
+        """Find what a loaded state's newest labels say, as the estimate would have left it."""
+        self._kernels.launch(
+            "shift_labels",
+            (self._newest_source, self._settings, np.int32(self._num_classes), self._scalars),
+            blocks=1,
             threads=row_threads(self._num_classes),
             dtype=self._like.dtype,
         )
