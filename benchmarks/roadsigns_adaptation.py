@@ -6,6 +6,10 @@ ARTIFACT is `models/roadsigns/roadsigns.onnx` after `gain-export`; `make demo` l
 row is a `gain-eval` run; batches are the paper's 64 frames. A drive of 6,000 frames has eleven
 stretches of weather of 545 frames, some seventeen signs each: `balanced` is run with its own
 half-life of 420 frames and with one of 60, well below a stretch; `tracked` finds its own.
+
+    python benchmarks/roadsigns_adaptation.py --json RESULT.json --into models/roadsigns/README.md
+
+puts the tables into a page and runs nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from marks import markdown, put_tables
 
 from gain_apps.roadsigns.sample import render_labelled
 
@@ -30,16 +35,27 @@ NUM_SEEDS = 5
 STILL_SEED = 3_000_017
 STILL_SIGNS = 1_060
 SCORES = ("accuracy", "ece", "nll")
+DIGITS = (1, 1, 2)
+BY_CONDITION = ("source", "tracked", "balanced:half_life=60", "neo-continual")
 
 
 def main() -> int:
-    """Run everything, print the tables and write them."""
+    """Run everything, print the tables and write them, or put them into a page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("artifact", type=Path)
+    parser.add_argument("artifact", type=Path, nargs="?")
     parser.add_argument("--frames", type=int, default=6000, help="length of each drive")
     parser.add_argument("--cache", type=Path, help="folder for features (default: gain-eval's)")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--into", type=Path, help="put --json's tables into this page, run nothing")
     args = parser.parse_args()
+    if args.into:
+        if not args.json:
+            parser.error("--into: expected --json RESULT.json, whose tables the page is to show")
+        tables = {"adapted": methods_table, "by condition": conditions_table}
+        put_tables(args.into, tables, json.loads(args.json.read_text()))
+        return 0
+    if not args.artifact:
+        parser.error("ARTIFACT: expected the road-sign artifact; `make demo` leaves one")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         drives = [
@@ -135,6 +151,38 @@ def spread(values: list[float]) -> dict[str, float]:
     """Mean and standard deviation over seeds."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return {"mean": round(statistics.fmean(values), 3), "std": round(deviation, 3)}
+
+
+def methods_table(report: dict[str, Any]) -> str:
+    """Accuracy, ECE and NLL of every method, with the spread over seeds."""
+    streams = [report["drive"]["methods"], *report["still_signs"].values()]
+    names = ["drive", *(f"corruptions, {name}" for name in report["still_signs"])]
+    rows = [[name, *(scores(stream[name]) for stream in streams)] for name in streams[0]]
+    return markdown(["method", *names], rows)
+
+
+def conditions_table(report: dict[str, Any]) -> str:
+    """Accuracy and ECE under every condition of the drive."""
+    found = report["drive"]["conditions"]
+    rows = [
+        [
+            condition,
+            *(
+                "{accuracy:.1f} / {ece:.1f}".format(**found[name][condition])
+                for name in BY_CONDITION
+            ),
+        ]
+        for condition in found["source"]
+    ]
+    return markdown(["condition", *BY_CONDITION], rows)
+
+
+def scores(row: dict[str, Any]) -> str:
+    """Mean and standard deviation of each."""
+    return " / ".join(
+        f"{row[score]['mean']:.{digits}f} ± {row[score]['std']:.{digits}f}"
+        for score, digits in zip(SCORES, DIGITS, strict=True)
+    )
 
 
 def print_table(title: str, rows: dict[str, Any]) -> None:

@@ -16,6 +16,11 @@ PHOTOS = ("photos.py",)
 HARD = ("hard_streams.py", "--json", BENCHMARKS / "results" / "hard_streams.json")
 EVALUATOR = ("evaluator.py", "--json", BENCHMARKS / "results" / "evaluator.json")
 WORLDS = ("random_worlds.py", "--json", BENCHMARKS / "results" / "random_worlds.json")
+SIGNS = (
+    "roadsigns_adaptation.py",
+    "--json",
+    BENCHMARKS / "results" / "roadsigns_adaptation.json",
+)
 PAIRS = ("adaptation.py", "--json", BENCHMARKS / "results" / "adaptation.json")
 MARKED = "before\n\n<!-- spread -->\nold\n<!-- /spread -->\n\nafter\n"
 
@@ -33,17 +38,18 @@ def run(script: str, *args: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        (ABLATION, "ablations.md"),
-        (PHOTOS, "adaptation.md"),
-        (PAIRS, "adaptation.md"),
-        (HARD, "adaptation.md"),
-        (EVALUATOR, "adaptation.md"),
-        (WORLDS, "adaptation.md"),
+        (ABLATION, "docs/ablations.md"),
+        (PHOTOS, "docs/adaptation.md"),
+        (PAIRS, "docs/adaptation.md"),
+        (HARD, "docs/adaptation.md"),
+        (EVALUATOR, "docs/adaptation.md"),
+        (WORLDS, "docs/adaptation.md"),
+        (SIGNS, "models/roadsigns/README.md"),
     ],
 )
 def test_the_page_shows_the_committed_result(command, name, tmp_path):
-    page = tmp_path / name
-    text = (ROOT / "docs" / name).read_text("utf-8")
+    page = tmp_path / Path(name).name
+    text = (ROOT / name).read_text("utf-8")
     page.write_text(text, encoding="utf-8")
     done = run(*command, "--into", page)
     assert done.returncode == 0, done.stderr
