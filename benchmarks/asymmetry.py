@@ -5,7 +5,8 @@
 
 Beds and ARTIFACT are those of `adaptation.py`. Each bed's domains are streamed shuffled, and once
 for each of ten classes with the frames of that class alone, where a class has enough of them; what
-is recorded is the asymmetry that the shift itself would read, from the 64th frame of a domain on.
+is recorded is the asymmetry that the shift itself would read, from the 64th frame of a domain on;
+and how few classes the source calls the frames of a domain, and those of one class.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from adaptation import write_gaussian_world
 from roadsigns_adaptation import write_still_signs
 
@@ -27,12 +29,15 @@ from gain_core import Gain
 from gain_core.prototypes import DEFAULT_ASYMMETRY
 from gain_core.shift import SCALE_RAMP, SHIFT_RAMP, asymmetry_of
 
+Floats = npt.NDArray[np.float64]
 # Half-life of 341 frames: one domain, as a rule.
 WINDOW = 3
 SETTLED_FRAMES = 64
 # With fewer frames of a class, a stream of it would be all changes of domain.
 LEAST_FRAMES = 96
 NUM_CLASSES = 10
+# The labels of fewer frames are few by chance.
+LEAST_LABELS = 20
 SEED = 0
 
 
@@ -91,7 +96,39 @@ def measured(subject: Subject) -> dict[str, Any]:
         "mixed": mixed,
         "of_all_classes": streamed(subject, None),
         "of_one_class": [value for label in chosen for value in streamed(subject, int(label))],
+        **labelled(subject),
     }
+
+
+def labelled(subject: Subject) -> dict[str, Any]:
+    """How few classes the source's labels are of, from 0 to 1: in each domain, and of one class.
+
+    Of all classes under all domains, that which is called the most things.
+    """
+    store, of_all, of_one = subject.store, [], []
+    plan = StreamPlan(kind="csc", num_domains=len(store.domains), order="list", seed=SEED)
+    parts: dict[int, list[tuple[Floats, npt.NDArray[np.int64]]]] = {}
+    for item in make_stream(plan, store.labels):
+        logits = store.batch(item).logits.astype(np.float64)
+        odds = np.exp(logits - np.max(logits, axis=1, keepdims=True))
+        probs = odds / np.sum(odds, axis=1, keepdims=True)
+        parts.setdefault(int(item.domains[0]), []).append((probs, store.labels[item.images]))
+    for batches in parts.values():
+        probs, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+        of_all.append(concentration(probs))
+        for label, count in zip(*np.unique(labels, return_counts=True), strict=True):
+            if count >= LEAST_LABELS:
+                of_one.append(concentration(probs[labels == label]))
+    found: dict[str, Any] = {"labels_of_all_classes": [round(value, 4) for value in of_all]}
+    if of_one:
+        found["labels_of_one_class_at_least"] = round(min(of_one), 4)
+    return found
+
+
+def concentration(probs: Floats) -> float:
+    """Of the mean of the rows (N, K): 0 where all classes are alike, 1 where there is one."""
+    share, equal = np.mean(probs, axis=0), 1.0 / probs.shape[1]
+    return float((np.sum(share * share) - equal) / (1.0 - equal))
 
 
 def streamed(subject: Subject, only_class: int | None) -> list[float]:
