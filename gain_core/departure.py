@@ -13,6 +13,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from gain_core._checks import scalar
+from gain_core._ramp import along
 from gain_core._typing import Array
 
 __all__ = ["BESIDE_DIMS", "LEAST_SCATTER", "MOST_POWER", "beside_head", "departed", "squared_move"]
@@ -126,15 +127,8 @@ def departed(
     """
     xp = array_namespace(before)
     tiny = scalar(TINY, like=before, xp=xp)
-    changed = _ramp(move, MOVE_RAMP) * _ramp(move / xp.maximum(beside, tiny), BESIDE_RAMP)
+    changed = along(move, MOVE_RAMP) * along(move / xp.maximum(beside, tiny), BESIDE_RAMP)
     changed = xp.where(known, changed, xp.zeros_like(changed))
     few = xp.clip(HOLD * concentration / mixed - 1.0, 0.0, 1.0)
     kept = before * (1.0 - changed * (1.0 - few)) * xp.maximum(few, release)
     return xp.maximum(changed * few * counted, kept)
-
-
-def _ramp(value: Array, ramp: tuple[float, float]) -> Array:
-    """0 up to where the ramp begins, 1 from where it ends."""
-    xp = array_namespace(value)
-    begins, ends = ramp
-    return xp.clip((value - begins) / (ends - begins), 0.0, 1.0)

@@ -25,6 +25,7 @@ from array_api_compat import array_namespace, device
 
 from gain_core._checks import scalar
 from gain_core._logspace import log_softmax
+from gain_core._ramp import along
 from gain_core._typing import Array, Namespace
 from gain_core.class_prior import log_class_prior
 from gain_core.config import GainConfig
@@ -79,7 +80,7 @@ SHIFT_RAMP = (0.12, 0.22)
 SCALE_RAMP = (0.25, 0.45)
 # Where the asymmetry of mixtures is learned: the labels of memory `REFERENCE_WINDOW` are of many
 # classes for sure where |q|^2 - 1/K is this share of what it is of one class at most, and so many
-# frames. Of one class a network that is wrong most of the time leaves 0.03 or more.
+# frames. Of one class a network that is wrong most of the time leaves 0.04 or more.
 SPREAD_RAMP = (0.02, 0.03)
 SURE_FRAMES = 100.0
 # Until then what single classes have is guessed, the less the more classes the source's newest
@@ -567,7 +568,7 @@ def _mixed_asymmetry(sums: ShiftSums, /) -> Array:
     tiny = scalar(TINY, like=sums.window_count, xp=xp)
     count = sums.window_count[REFERENCE_WINDOW]
     few = _concentration(sums.window_mass[REFERENCE_WINDOW, :] / xp.maximum(count, tiny))
-    many = (1.0 - _along(few, SPREAD_RAMP)) * xp.clip(count / SURE_FRAMES, 0.0, 1.0)
+    many = (1.0 - along(few, SPREAD_RAMP)) * xp.clip(count / SURE_FRAMES, 0.0, 1.0)
     found = many * asymmetry_of(sums)[REFERENCE_WINDOW]
     # Of what is no number, nothing is learned.
     return xp.where(found > sums.mixed_asymmetry, found, sums.mixed_asymmetry)
@@ -657,9 +658,9 @@ def known_asymmetry(sums: ShiftSums, /, *, prototypes: Prototypes) -> tuple[Arra
     tiny = scalar(TINY, like=sums.window_count, xp=xp)
     count = xp.maximum(sums.window_count[NEWEST_WINDOW], tiny)
     few = _concentration(sums.newest_source / count) - 1.0 / count
-    single = LEAST_SINGLE + _along(few, GUESS_RAMP) * (single - LEAST_SINGLE)
+    single = LEAST_SINGLE + along(few, GUESS_RAMP) * (single - LEAST_SINGLE)
     learned = sums.mixed_asymmetry
-    believed = _along(learned, LEARNED_RAMP)
+    believed = along(learned, LEARNED_RAMP)
     single = single + believed * (SINGLE_SHARE * learned - single)
     return single, mixed + believed * (learned - mixed)
 
@@ -694,7 +695,7 @@ def independence_of(sums: ShiftSums, spread: Array, /) -> Array:
     xp = array_namespace(spread)
     tiny = scalar(TINY, like=spread, xp=xp)
     ratio = sums.step_power / (xp.maximum(sums.step_count, tiny) * xp.maximum(spread, tiny))
-    return _along(ratio, STEP_RAMP)
+    return along(ratio, STEP_RAMP)
 
 
 def _single(asymmetry: Array, ramp: tuple[float, float], pair: tuple[Array, Array]) -> Array:
@@ -760,13 +761,6 @@ def _concentration(share: Array) -> Array:
     # The same as of the squares less 1/K, whose rounding steep ramps would magnify.
     excess = share - equal
     return xp.sum(excess * excess) / (1.0 - equal)
-
-
-def _along(value: Array, ramp: tuple[float, float]) -> Array:
-    """0 up to where the ramp begins, 1 from its end."""
-    xp = array_namespace(value)
-    begins, ends = ramp
-    return xp.clip((value - begins) / (ends - begins), 0.0, 1.0)
 
 
 def _stretch(

@@ -154,6 +154,19 @@ def test_the_pictures_of_the_method_have_every_bed(cells, name):
     assert set(report["beds"]) == beds
 
 
+def test_one_class_is_not_called_everything():
+    """What the asymmetry is learned by, as the method says it."""
+    report = json.loads((ROOT / "benchmarks" / "results" / "asymmetry.json").read_text("utf-8"))
+    text = (ROOT / "docs" / "method.md").read_text("utf-8")
+    beds = report["beds"].values()
+    least = min(bed.get("labels_of_one_class_at_least", 1.0) for bed in beds)
+    said = re.search(r"no class of these beds is below (\d\.\d\d) under any corruption", text)
+    assert said is not None
+    assert float(said[1]) <= least < float(said[1]) + 0.01
+    most = max(max(bed["labels_of_all_classes"]) for bed in beds)
+    assert f"(up to {most:.2f} on road signs)" in text
+
+
 def test_the_ramp_that_stands_twice_changes_nothing_but_the_means(cells, page):
     ramps = [key for key in cells if key.endswith("severity ramp")]
     assert len(ramps) == 2
