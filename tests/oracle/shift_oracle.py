@@ -94,9 +94,9 @@ class Frame:
     """What one frame leaves behind; `born` is how many frames were learned when it was.
 
     `p` is the proposal without the prior. `lean` and `range` are of the frame about the mean of
-    what came before it, 0 where nothing did. `before` is the x of the frame that it follows, if it
-    follows one. `counted` is how far its label counts among the classes' shares. `beside` are its
-    features in random directions that the head does not read.
+    what came before it, 0 where nothing did. `step` is half the squared distance to the frame that
+    it follows, `follows` 1 if it follows one. `counted` is how far its label counts among the
+    classes' shares. `beside` are its features in random directions that the head does not read.
     """
 
     born: int
@@ -107,10 +107,28 @@ class Frame:
     power: float
     lean: float
     range: float
-    before: Floats | None
+    step: float
+    follows: float
     counted: float
     beside: Floats
     s: Floats
+
+
+class Columns(NamedTuple):
+    """Of all frames, one row each."""
+
+    x: Floats
+    p: Floats
+    s: Floats
+    zeta: Floats
+    own: Floats
+    power: Floats
+    lean: Floats
+    range: Floats
+    step: Floats
+    follows: Floats
+    counted: Floats
+    beside: Floats
 
 
 class Window(NamedTuple):
@@ -172,6 +190,7 @@ class ShiftOracle:
         self.watched: list[Watched] = []
         self.hold, self.trips = 0.0, 0
         self.last: Floats | None = None
+        self.columns: Columns | None = None
         self.windows = [self._window(window) for window in range(NUM_WINDOWS)]
         self._nothing()
 
@@ -271,6 +290,7 @@ class ShiftOracle:
             for p, log_s, u in zip(result.probs, result.source_log_probs, beside, strict=True):
                 self._remember(p, log_s, mean, counted, u)
         self._guard(num_frames)
+        self.columns = _columns(self.frames) if self.frames else None
         self.windows = [self._window(window) for window in range(NUM_WINDOWS)]
         self.learned_asymmetry = self._learned_asymmetry()
         self.departure = self._departure(num_frames)
@@ -297,8 +317,10 @@ class ShiftOracle:
         x = _less_mean(log_s)
         own, zeta = float(x[k] - self.beta[k]), math.exp(log_s[k])
         lean, span = _lean_and_range(x, mean)
-        follows = (lean, span, self.last, counted, beside, np.exp(log_s))
-        self.frames.append(Frame(self.learned, x, p, zeta, own, self.power[k], *follows))
+        step = 0.0 if self.last is None else float(np.sum((x - self.last) ** 2)) / 2.0
+        steps = (step, float(self.last is not None))
+        others = (lean, span, *steps, counted, beside, np.exp(log_s))
+        self.frames.append(Frame(self.learned, x, p, zeta, own, self.power[k], *others))
         self.last = x
         agreed = float(answered == source)
         self.watched.append(Watched(self.learned, agreed, math.exp(log_s[source])))
@@ -333,25 +355,21 @@ class ShiftOracle:
 
     def _window(self, window: int) -> Window:
         """All frames, each with its weight."""
-        if not self.frames:
+        if self.columns is None:
             nothing = np.zeros(self.K)
             return Window(0.0, nothing, nothing, nothing, 0.0, 0.0, np.zeros(DIRECTIONS), 0.0)
         weights = self._weights(self.frames, self._half_life(window))
-        x = np.stack([frame.x for frame in self.frames])
-        p = np.stack([frame.p for frame in self.frames])
-        lean = float(weights @ np.array([frame.lean for frame in self.frames]))
-        span = float(weights @ np.array([frame.range for frame in self.frames]))
-        beside = np.stack([frame.beside for frame in self.frames])
-        power = float(np.sum(weights @ beside**2))
-        logits = (np.sum(weights), weights @ x, weights @ x**2, weights @ p)
-        return Window(*logits, lean, span, weights @ beside, power)
+        of = self.columns
+        lean, span = float(weights @ of.lean), float(weights @ of.range)
+        logits = (np.sum(weights), weights @ of.x, weights @ of.x**2, weights @ of.p)
+        beside, power = weights @ of.beside, float(np.sum(weights @ of.beside**2))
+        return Window(*logits, lean, span, beside, power)
 
     def source_sums(self) -> Floats:
         """What the source says of the newest frames."""
-        if not self.frames:
+        if self.columns is None:
             return np.zeros(self.K)
-        weights = self._weights(self.frames, self._half_life(NEWEST))
-        return weights @ np.stack([frame.s for frame in self.frames])
+        return self._weights(self.frames, self._half_life(NEWEST)) @ self.columns.s
 
     def _half_life(self, window: int) -> float:
         """Of a memory, in frames."""
@@ -388,26 +406,22 @@ class ShiftOracle:
     def scale_sums(self) -> tuple[float, float]:
         """Numerator and denominator of own = a |c_k|^2 fitted with the weights zeta."""
         weights = self._weights(self.frames, self.config.scale_half_life)
-        weights = weights * np.array([frame.zeta for frame in self.frames])
-        own = np.array([frame.own for frame in self.frames])
-        power = np.array([frame.power for frame in self.frames])
-        return np.sum(weights * power * own), np.sum(weights * power**2)
+        assert self.columns is not None
+        weights, power = weights * self.columns.zeta, self.columns.power
+        return np.sum(weights * power * self.columns.own), np.sum(weights * power**2)
 
     def share_sums(self) -> tuple[Floats, float]:
         """Proposals and frames, as far as their labels count."""
+        assert self.columns is not None
         weights = self._weights(self.frames, SHARES_LAST * self.config.half_life)
-        weights = weights * np.array([frame.counted for frame in self.frames])
-        return weights @ np.stack([frame.p for frame in self.frames]), float(np.sum(weights))
+        weights = weights * self.columns.counted
+        return weights @ self.columns.p, float(np.sum(weights))
 
     def step_sums(self) -> tuple[float, float]:
         """Halves of the squared steps between frames that follow one another, and how many."""
         weights = self._weights(self.frames, self.config.half_life)
-        power = count = 0.0
-        for weight, frame in zip(weights, self.frames, strict=True):
-            if frame.before is not None:
-                power += weight * float(np.sum((frame.x - frame.before) ** 2)) / 2.0
-                count += weight
-        return power, count
+        assert self.columns is not None
+        return float(weights @ self.columns.step), float(weights @ self.columns.follows)
 
     def _weights(self, frames: Sequence[Frame | Watched], half_life: float) -> Floats:
         """2^(-age / half_life) of each."""
@@ -581,6 +595,11 @@ class ShiftOracle:
         length = float(np.dot(pattern, pattern))
         along = float(np.dot(row, pattern)) / max(length, LEAST_POWER)
         return row - min(max(along, 0.0), 1.0) * pattern
+
+
+def _columns(frames: Sequence[Frame]) -> Columns:
+    """Once for all sums of an update."""
+    return Columns(*(np.array([getattr(f, name) for f in frames]) for name in Columns._fields))
 
 
 def _lean_and_range(x: Floats, mean: Floats | None) -> tuple[float, float]:
