@@ -77,7 +77,9 @@ def test_stream_matches_the_oracle(host_kernels, config, dtype):
     config = replace(config, num_iters=60 if dtype == np.float64 else 24)
     world = gaussian_world(12, 20, num_batches=15, batch_sizes=(16, 5, 1), domain_every=5, seed=3)
     prototypes = world.prototypes.astype(dtype)
-    gain = CudaGain(prototypes, config, kernels=host_kernels(8))
+    # On busy cores, threads that wait for each other take most of the time; half of it will do.
+    threads = 8 if dtype == np.float32 else 1
+    gain = CudaGain(prototypes, config, kernels=host_kernels(threads))
     shift = config.proposal == "shift"
     oracle = ShiftOracle(prototypes, config) if shift else Oracle(prototypes, config)
     inside = 0
