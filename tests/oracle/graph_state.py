@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.testing import assert_allclose
 
-from gain_core import GainState, ShiftState, state_to_arrays
+from gain_core import Gain, GainState, ShiftState, state_to_arrays
 
-__all__ = ["assert_tensors_close", "derived"]
+__all__ = ["assert_goes_on", "assert_tensors_close", "derived"]
 
 # Of tensors that are not told in units of their own.
 _UNITS = {
@@ -56,3 +57,16 @@ def assert_tensors_close(
             1.0 + np.max(np.abs(unit))
         )
         assert np.max(difference) <= tolerance, name
+
+
+def assert_goes_on(session: Any, gain: Gain, batches: Sequence[tuple[Any, Any]], /) -> None:
+    """Both predict the batches alike, and have learned the same when nothing waits any more."""
+    for features, logits in batches:
+        expected = gain.step(features, logits)
+        assert_allclose(session.step(features, logits).probs, expected.probs, rtol=0, atol=2e-5)
+    assert session.pending_frames == gain.pending_frames
+    session.flush()
+    gain.flush()
+    for name, array in (state_to_arrays(gain.state) | derived(gain.state)).items():
+        peak = 1.0 + np.max(np.abs(array))
+        assert_allclose(session.arrays()[name] / peak, array / peak, rtol=0, atol=2e-5)
