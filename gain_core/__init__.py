@@ -1,6 +1,14 @@
 """GAIN: gain-aware, backpropagation-free continual test-time adaptation, as pure array code."""
 
-from gain_core.config import PRESETS, GainConfig
+from gain_core.config import (
+    DEFAULT_PRESET,
+    PRESETS,
+    Config,
+    config_from_dict,
+    config_to_dict,
+    make_method,
+    preset,
+)
 from gain_core.errors import (
     ArrayError,
     ArtifactError,
@@ -12,49 +20,40 @@ from gain_core.errors import (
     ParityError,
     StreamError,
 )
-from gain_core.gain import Gain
+from gain_core.gain import UPDATE_EVERY, WARMUP_FRAMES, Gain
 from gain_core.intervention import evidence_path, expected_gain, slope, solve_strength
-from gain_core.prototypes import Prototypes, prepare_prototypes
-from gain_core.state import (
-    GainState,
-    GaussianState,
-    ShiftState,
-    init_state,
-    state_from_arrays,
-    state_to_arrays,
-)
-from gain_core.step import Prediction, merge_states, posteriors, predict, update
+from gain_core.method import Method, Prediction
+from gain_core.paper import PaperConfig
+from gain_core.shift import ShiftConfig
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
+    "DEFAULT_PRESET",
     "PRESETS",
+    "UPDATE_EVERY",
+    "WARMUP_FRAMES",
     "ArrayError",
     "ArtifactError",
     "BackendUnavailableError",
+    "Config",
     "ConfigError",
     "EngineError",
     "Gain",
-    "GainConfig",
     "GainError",
-    "GainState",
-    "GaussianState",
+    "Method",
     "NumericsError",
+    "PaperConfig",
     "ParityError",
     "Prediction",
-    "Prototypes",
-    "ShiftState",
+    "ShiftConfig",
     "StreamError",
+    "config_from_dict",
+    "config_to_dict",
     "evidence_path",
     "expected_gain",
-    "init_state",
-    "merge_states",
-    "posteriors",
-    "predict",
-    "prepare_prototypes",
+    "make_method",
+    "preset",
     "slope",
     "solve_strength",
-    "state_from_arrays",
-    "state_to_arrays",
-    "update",
 ]

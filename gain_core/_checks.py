@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from array_api_compat import array_namespace, device, is_torch_namespace
 
 from gain_core._typing import Array, Namespace
@@ -74,6 +75,28 @@ def refuse_below_one(name: str, frames: int, /) -> None:
         raise ConfigError(f"{name}: expected at least 1 frame, got {frames}")
 
 
+def refuse_below_two(name: str, number: int, /) -> None:
+    """One class leaves nothing to tell."""
+    if number < 2:
+        raise ConfigError(f"{name}: expected at least 2 classes, got {number}")
+
+
+def float_like(head_or_num_classes: Any, like: Array | None, /) -> tuple[int, Array]:
+    """K, and an array whose library, device and precision the state is to have."""
+    if isinstance(head_or_num_classes, int):
+        like = np.zeros((), dtype=np.float32) if like is None else like
+        return head_or_num_classes, like
+    head = head_or_num_classes
+    xp = namespace_of("head", head)
+    fits = head.ndim == 2 and head.shape[0] >= 2 and head.shape[1] >= 1
+    if not fits or not is_real_floating(head, xp=xp):
+        raise ArrayError(
+            "head: expected (K, D) floating with K >= 2 and D >= 1, "
+            f"got {describe(head)}; pass the head's weight, or the number of classes"
+        )
+    return head.shape[0], xp.astype(detached(head, xp=xp), statistics_dtype(head, xp=xp))
+
+
 def detached(array: Array, *, xp: Namespace) -> Array:
     """Cut a torch tensor from autograd: statistics must not keep a graph alive."""
     if is_torch_namespace(xp):
@@ -89,10 +112,12 @@ def scalar(value: float, *, like: Array, xp: Namespace) -> Array:
 __all__ = [
     "describe",
     "detached",
+    "float_like",
     "is_real_floating",
     "matrix_like",
     "namespace_of",
     "refuse_below_one",
+    "refuse_below_two",
     "scalar",
     "statistics_dtype",
 ]

@@ -2,110 +2,85 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 from array_api_compat import array_namespace, is_numpy_namespace
 
-from gain_core._checks import describe, refuse_below_one
+from gain_core._checks import refuse_below_one
 from gain_core._typing import Array
-from gain_core.config import GainConfig
-from gain_core.errors import ArrayError, ConfigError, NumericsError
-from gain_core.prototypes import Prototypes, prepare_prototypes
-from gain_core.state import GainState, GaussianState, ShiftState, copy_state, init_state
-from gain_core.statistics import (
-    Evidence,
-    Statistics,
-    absorb,
-    accumulate,
-    combine,
-    concatenate,
-)
-from gain_core.step import (
-    Prediction,
-    ShiftAdded,
-    add_up,
-    advance,
-    advance_shift,
-    collect,
-    predict,
-    revise,
-)
+from gain_core.config import Config, make_method
+from gain_core.errors import NumericsError
+from gain_core.method import Method, Prediction
+from gain_core.records import copy_record, refuse_foreign
 
-__all__ = ["Gain"]
+__all__ = ["UPDATE_EVERY", "WARMUP_FRAMES", "Gain"]
 
-# Pending rows are folded into sums beyond this many, so that a long `update_every` holds one
-# (K, D) array and not hundreds of rows; below it, rows are cheaper than a (K, D) pass per frame.
-MAX_PENDING_ROWS = 64
+# An update costs several predictions, and nothing worth learning comes in a sixteenth of it.
+UPDATE_EVERY = 16
+# A video's first frames show one object, and a target learned from one class is no target.
+WARMUP_FRAMES = 64
 
 
 class Gain:
-    """Continual test-time adaptation of one classifier head on one stream.
+    """Continual test-time adaptation of one classifier on one stream.
 
     Parameters
     ----------
-    prototypes : array, (K, D) floating
-        Rows of the frozen classifier head. Their library, device and precision (float64 stays,
-        anything narrower becomes float32) are those of the state.
-    config : GainConfig
-        Default: the preset `tracked`.
-    update_every : int
+    head_or_num_classes : array, (K, D) floating, or int, or a `Method`
+        The head's weight, or K: the default reads logits only.
+    config : Config, optional
+        Default: the preset `shift`.
+    update_every : int, optional
         Frames between two updates of the state. Every frame is predicted at once against the
         state as it stands; what it teaches waits until this many frames are pending and is then
-        learned in one go, exactly as if they had come as one batch. 1 learns after every batch.
-    warmup_frames : int
-        Frames that the first update waits for; until then the prediction is the source's. A
-        video's first frames show one object, and a target learned from one class is no target:
-        the paper's first batch is 64 unrelated images.
-    bias : array, (K,) floating
-        The head's bias, if it has one. Neither this nor the next goes with a `Prototypes`
-        record.
-    asymmetry : pair of float
-        Of the source's logits on clean frames of one class, and of all classes; see
-        `prepare_prototypes`.
+        learned in one go, exactly as if they had come as one batch.
+    warmup_frames : int, optional
+        Frames that the first update waits for; until then the prediction is the source's.
+    skewness : pair of float, optional
+        Of the source's logits on clean frames of one class, and of many; see `make_method`.
+    like : array, optional
+        Its library, device and precision are the state's; see `make_method`.
 
     Raises
     ------
-    ArrayError
-        If the prototypes are no floating (K, D) matrix with K >= 2, or `bias` does not fit it.
-    ConfigError
-        If `update_every` or `warmup_frames` is below 1, or `asymmetry` is no pair of finite
-        numbers, the second the larger.
+    ArrayError, ConfigError
+        As `make_method`; ConfigError also where `update_every` or `warmup_frames` is below 1.
     """
 
     def __init__(
         self,
-        prototypes: Array | Prototypes,
-        config: GainConfig | None = None,
+        head_or_num_classes: Array | int | Method[Any],
+        config: Config | None = None,
         *,
-        update_every: int = 1,
-        warmup_frames: int = 1,
-        bias: Array | None = None,
-        asymmetry: tuple[float, float] | None = None,
+        update_every: int = UPDATE_EVERY,
+        warmup_frames: int = WARMUP_FRAMES,
+        skewness: tuple[float, float] | None = None,
+        like: Array | None = None,
     ) -> None:
-        if not isinstance(config, GainConfig | None):
-            raise ConfigError(
-                f"config: expected a GainConfig, got {config!r}; use GainConfig.preset(name)"
-            )
         refuse_below_one("update_every", update_every)
         refuse_below_one("warmup_frames", warmup_frames)
-        self._config = config or GainConfig()
-        self._prototypes: Prototypes = prepare_prototypes(
-            prototypes, self._config, bias=bias, asymmetry=asymmetry
+        self._method: Method[Any] = (
+            head_or_num_classes  # type: ignore[assignment]
+            if hasattr(head_or_num_classes, "init_state")
+            else make_method(head_or_num_classes, config, skewness=skewness, like=like)
         )
         self._update_every = update_every
         self._warmup_frames = warmup_frames
         self._frozen = False
-        self._state = init_state(self._prototypes, self._config)
+        self._state: Any = self._method.init_state()
         self._frames = 0
-        self._pending: list[Evidence] = []
-        self._pending_rows = 0
-        self._folded: Statistics | ShiftAdded | None = None
-        self._folded_rows = 0
+        self._waiting: Any | None = None
+        self._waiting_frames = 0
 
     @property
-    def config(self) -> GainConfig:
+    def method(self) -> Method[Any]:
+        """The method in use."""
+        return self._method
+
+    @property
+    def config(self) -> Config:
         """The settings in use."""
-        return self._config
+        return self._method.config
 
     @property
     def update_every(self) -> int:
@@ -139,27 +114,24 @@ class Gain:
     @property
     def pending_frames(self) -> int:
         """Frames that were predicted and wait to be learned from."""
-        return self._pending_rows + self._folded_rows
+        return self._waiting_frames
 
     @property
-    def state(self) -> GainState:
+    def state(self) -> Any:
         """A copy of the state as of the last update; later steps do not change it."""
-        return copy_state(self._state)
+        return copy_record(self._state)
 
-    @property
-    def guard_trips(self) -> Array | None:
-        """How often the guard has tripped, () on the state's device; None without a guard."""
-        if not isinstance(self._state, ShiftState) or not self._config.guard:
-            return None
-        return self._state.guard.trips
+    def summary(self) -> dict[str, Array]:
+        """A few numbers that tell people what the state says, see `Method.summary`."""
+        return self._method.summary(self._state)
 
-    def predict(self, features: Array, logits: Array, /) -> Prediction:
+    def predict(self, features: Array | None, logits: Array, /) -> Prediction:
         """Predict a batch; the state does not change.
 
         Parameters
         ----------
-        features : array, (B, D) floating
-            Pre-logits features on the prototypes' device.
+        features : array, (B, D) floating, or None
+            Pre-logits features; read by the paper's method only.
         logits : array, (B, K) floating
             The source's logits.
 
@@ -175,17 +147,17 @@ class Gain:
             On NumPy, if an input holds NaN or infinity. Elsewhere reading the flag would stall
             the device: read `Prediction.finite` together with the outputs.
         """
-        prediction = predict(features, logits, self._state, config=self._config)
+        prediction = self._method.predict(features, logits, self._state)
         if is_numpy_namespace(array_namespace(prediction.probs)) and not bool(prediction.finite):
             raise NumericsError(_not_finite(features=features, logits=logits))
         return prediction
 
-    def update(self, features: Array, prediction: Prediction, /) -> None:
+    def update(self, features: Array | None, prediction: Prediction, /) -> None:
         """Learn from a predicted batch, now or once `update_every` frames are pending.
 
         Parameters
         ----------
-        features : array, (B, D) floating
+        features : array, (B, D) floating, or None
             The features `prediction` was made from.
         prediction : Prediction
             Result of `predict` on them. One that is not finite is ignored.
@@ -197,27 +169,27 @@ class Gain:
         """
         if self._frozen:
             return
-        evidence = collect(features, prediction, self._state, config=self._config)
-        self._pending.append(evidence)
-        self._pending_rows += evidence.features.shape[0]
-        if self.pending_frames >= self._frames_awaited():
+        self._waiting = self._method.collect(features, prediction, self._state, self._waiting)
+        self._waiting_frames += prediction.probs.shape[0]
+        awaited = self._update_every
+        if not self._frames:
+            awaited = max(awaited, self._warmup_frames)
+        if self._waiting_frames >= awaited:
             self.flush()
-        elif self._pending_rows >= MAX_PENDING_ROWS:
-            self._fold()
 
-    def step(self, features: Array, logits: Array, /) -> Prediction:
+    def step(self, features: Array | None, logits: Array, /) -> Prediction:
         """`predict`, then `update`: one batch of Algorithm 1.
 
         Parameters
         ----------
-        features : array, (B, D) floating
+        features : array, (B, D) floating, or None
         logits : array, (B, K) floating
 
         Returns
         -------
         Prediction
-            Made before the batch was learned from; with a tracked shift, and where the batch was
-            learned from at once, revised as far as frames are independent (see `revise`).
+            Made before the batch was learned from; where it was learned from at once, revised as
+            far as the method says.
 
         Raises
         ------
@@ -226,53 +198,21 @@ class Gain:
         """
         prediction, before = self.predict(features, logits), self._state
         self.update(features, prediction)
-        if self._state is before or not isinstance(before, ShiftState):
+        if self._state is before:
             return prediction
-        assert isinstance(self._state, ShiftState)
-        return revise(prediction, before=before, after=self._state, config=self._config)
+        return self._method.revise(prediction, before, self._state)
 
     def flush(self) -> None:
         """Learn from the pending frames now, also when frozen: they came before that."""
-        rows = self.pending_frames
-        if rows == 0:
+        if self._waiting is None:
             return
-        if isinstance(self._state, ShiftState):
-            self._fold()
-            assert isinstance(self._folded, ShiftAdded)
-            self._state = advance_shift(
-                self._state, self._folded, prototypes=self._prototypes, config=self._config
-            )
-        else:
-            self._state = self._learned_gaussians(self._state)
-        self._frames += rows
-        self._forget_pending()
-
-    def _learned_gaussians(self, state: GaussianState) -> GaussianState:
-        """The state with the pending frames in it; takes the memory of the one given."""
-        old, half_life = state.statistics, self._config.half_life
-        if self._folded is None:
-            evidence = concatenate(self._pending)
-            added = array_namespace(evidence.accepted).sum(evidence.accepted)
-            statistics = absorb(old, evidence, half_life=half_life, donate=True)
-        else:
-            self._fold()
-            assert isinstance(self._folded, Statistics)
-            added = self._folded.sample_count
-            statistics = combine(old, self._folded, half_life=half_life, donate=True)
-        return advance(
-            state,
-            statistics,
-            added=added,
-            prototypes=self._prototypes,
-            config=self._config,
-            donate=True,
-        )
+        self._state = self._method.update(self._waiting, self._state)
+        self._frames += self._waiting_frames
+        self._waiting, self._waiting_frames = None, 0
 
     def reset(self) -> None:
         """Return to the source: nothing learned, nothing pending."""
-        self._state = init_state(self._prototypes, self._config)
-        self._frames = 0
-        self._forget_pending()
+        self.load_state(self._method.init_state())
 
     def freeze(self) -> None:
         """Keep predicting with the state as it is, and stop learning; pending frames are kept."""
@@ -282,12 +222,12 @@ class Gain:
         """Learn again."""
         self._frozen = False
 
-    def load_state(self, state: GainState, /, *, frames: int = 0) -> None:
-        """Continue from a state of the same head and config; pending frames are dropped.
+    def load_state(self, state: Any, /, *, frames: int = 0) -> None:
+        """Continue from a state of the same method and network; pending frames are dropped.
 
         Parameters
         ----------
-        state : GainState
+        state : record
             Copied.
         frames : int
             Frames it was learned from.
@@ -295,59 +235,19 @@ class Gain:
         Raises
         ------
         ArrayError
-            If it belongs to another head.
+            If it belongs to another method or network.
         """
-        expected, given = _signature(self._state), _signature(state)
-        if given != expected:
-            raise ArrayError(
-                f"state: expected {expected}, got {given}; it was made for another head or config"
-            )
-        self._state = copy_state(state)
+        refuse_foreign(self._method.init_state(), state)
+        self._state = copy_record(state)
         self._frames = frames
-        self._forget_pending()
-
-    def _frames_awaited(self) -> int:
-        """Pending frames at which the next update is due."""
-        return self._update_every if self._frames else max(self._update_every, self._warmup_frames)
-
-    def _fold(self) -> None:
-        """Turn the pending rows into sums."""
-        if not self._pending:
-            return
-        rows = concatenate(self._pending)
-        if isinstance(self._state, ShiftState):
-            assert not isinstance(self._folded, Statistics)
-            self._folded = add_up(
-                rows,
-                self._state,
-                prototypes=self._prototypes,
-                config=self._config,
-                before=self._folded,
-            )
-        else:
-            assert not isinstance(self._folded, ShiftAdded)
-            old, folded = self._state.statistics, self._folded
-            added = accumulate(rows, old) if folded is None else accumulate(rows, old, folded)
-            self._folded = added if folded is None else combine(folded, added, half_life=math.inf)
-        self._folded_rows += self._pending_rows
-        self._pending, self._pending_rows = [], 0
-
-    def _forget_pending(self) -> None:
-        """Nothing is pending."""
-        self._pending, self._pending_rows = [], 0
-        self._folded, self._folded_rows = None, 0
+        self._waiting, self._waiting_frames = None, 0
 
 
-def _signature(state: GainState) -> str:
-    """What a state must have in common with another to take its place."""
-    if isinstance(state, ShiftState):
-        return f"a shift {describe(state.shift.vector)}"
-    return f"centres {describe(state.geometry.centers)}"
-
-
-def _not_finite(**arrays: Array) -> str:
+def _not_finite(**arrays: Array | None) -> str:
     """One line naming the input that is not finite and how many rows of it."""
     for name, array in arrays.items():
+        if array is None:
+            continue
         xp = array_namespace(array)
         bad = int(xp.sum(xp.astype(xp.any(~xp.isfinite(array), axis=1), xp.int64)))
         if bad:
@@ -356,6 +256,6 @@ def _not_finite(**arrays: Array) -> str:
                 f"{array.shape[0]} rows; the batch was rejected and the state is untouched"
             )
     return (
-        "features: expected values whose squares are finite in the state's dtype, got an overflow "
-        "in the prediction; the batch was rejected and the state is untouched"
+        "logits, features: expected values whose squares are finite in the state's dtype, got an "
+        "overflow in the prediction; the batch was rejected and the state is untouched"
     )

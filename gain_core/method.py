@@ -1,0 +1,179 @@
+"""What every method of adaptation offers: pure functions of arrays and a state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from gain_core._typing import Array
+from gain_core.intervention import evidence_path, expected_gain, solve_strength
+
+__all__ = ["Method", "Prediction", "all_finite", "answer", "quiet"]
+
+# An overflow or NaN is reported by `finite`; NumPy's warnings would say it twice, or raise instead.
+quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The adapted prediction of a batch, on the device of the input.
+
+    Attributes
+    ----------
+    probs, log_probs : array, (B, K)
+        p* and log p*, eq:risk_calibrated_intervention.
+    strength : array, (B,)
+        lambda* in [0, 1].
+    gain : array, (B,)
+        G in nats, the expected gain of the full correction.
+    source_log_probs : array, (B, K)
+        log s.
+    finite : array, () bool
+        False where an input or the result holds NaN or infinity: reject the batch. A method
+        ignores such a prediction by itself.
+    """
+
+    probs: Array
+    log_probs: Array
+    strength: Array
+    gain: Array
+    source_log_probs: Array
+    finite: Array
+
+
+S = TypeVar("S")
+
+
+class Method(Protocol[S]):
+    """One way to adapt one classifier.
+
+    A state and the evidence of a batch are frozen dataclasses whose every field is an array, so
+    that they are saved, copied, merged and traced without knowing the method. No function changes
+    what it is given.
+    """
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def feature_dim(self) -> int | None:
+        """D, or None where features are not read."""
+        ...
+
+    def init_state(self) -> S:
+        """The state before the first frame: the source itself."""
+        ...
+
+    def predict(self, features: Array | None, logits: Array, state: S, /) -> Prediction:
+        """Predict a batch, (B, D) and (B, K); rows do not see each other.
+
+        Raises
+        ------
+        ArrayError
+            If a shape, dtype, device or namespace does not fit.
+        """
+        ...
+
+    def collect(
+        self,
+        features: Array | None,
+        prediction: Prediction,
+        state: S,
+        waiting: Any | None = None,
+        /,
+    ) -> Any:
+        """What a predicted batch teaches, on top of what waits already.
+
+        A prediction that is not finite adds nothing.
+        """
+        ...
+
+    def no_evidence(self, capacity: int, /) -> Any:
+        """Evidence of no frame, with room for `capacity` frames where it keeps rows."""
+        ...
+
+    def hold(self, evidence: Any, capacity: int, /) -> Any:
+        """Evidence of at most `capacity` frames in the shapes of `no_evidence(capacity)`."""
+        ...
+
+    def count(self, evidence: Any, /) -> Array:
+        """Frames in it, ()."""
+        ...
+
+    def update(self, evidence: Any, state: S, /) -> S:
+        """Learn from evidence; of no frame, the values stay as they are."""
+        ...
+
+    def revise(self, prediction: Prediction, before: S, after: S, /) -> Prediction:
+        """The prediction of a batch that has been learned from at once."""
+        ...
+
+    def merge(self, first: S, second: S, /) -> S:
+        """What two devices learned from different frames, as one state.
+
+        Raises
+        ------
+        ArrayError
+            If a state is of another method or network.
+        """
+        ...
+
+    def summary(self, state: S, /) -> dict[str, Array]:
+        """A few numbers (), by name, that tell people what the state says."""
+        ...
+
+
+def answer(
+    start: Array,
+    log_proposal: Array,
+    log_evaluator: Array,
+    /,
+    *,
+    source: Array,
+    adapts: Array,
+    finite: Array,
+) -> Prediction:
+    """As much of the correction as the evaluator expects to help, all (B, K).
+
+    Parameters
+    ----------
+    start : array
+        log s as it enters log-ratios (floored, where a method floors it).
+    log_proposal, log_evaluator : array
+        log q_hat and log q_bar.
+    source : array
+        log s, returned to the bit where the strength is 0.
+    adapts : array, () bool
+        Whether there is a correction at all.
+    finite : array, () bool
+        Of the inputs.
+    """
+    xp = array_namespace(start)
+    evidence = xp.where(adapts, log_proposal - start, xp.zeros_like(start))
+    gain = expected_gain(xp.where(adapts, log_evaluator, start), evidence)
+    strength = solve_strength(start, evidence, gain=gain)
+    adapted = evidence_path(start, evidence, strength)
+    log_probs = xp.where(strength[:, None] > 0, adapted, source)
+    return Prediction(
+        probs=xp.exp(log_probs),
+        log_probs=log_probs,
+        strength=strength,
+        gain=gain,
+        source_log_probs=source,
+        finite=finite & all_finite(log_probs, gain),
+    )
+
+
+def all_finite(*arrays: Array) -> Array:
+    """One flag, on the device, for all of them."""
+    xp = array_namespace(*arrays)
+    flag = xp.all(xp.isfinite(arrays[0]))
+    for array in arrays[1:]:
+        flag = flag & xp.all(xp.isfinite(array))
+    return flag

@@ -1,0 +1,73 @@
+"""Every number of the default method, each with its reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from gain_core.errors import ConfigError
+
+__all__ = ["ShiftConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShiftConfig:
+    """Settings of the shift.
+
+    Attributes
+    ----------
+    half_life : float
+        Frames after which what was learned has lost half its weight, at the longest of three
+        timescales: some forty seconds of video at 25 Hz, the time that weather takes to change.
+    timescale_ratio : float
+        How much longer each timescale is than the next shorter one: three of them span the two
+        orders of magnitude between a jump of the domain and its drift.
+    shrinkage : float
+        The shift moves where the square of the move exceeds this many times its noise. 1 is James
+        and Stein's estimate for frames whose draws are known; a quarter more, because they are
+        estimated here.
+    min_classes : float
+        Effective number of classes that a block has to show. Of fewer, the mean of the logits is
+        rather that of the classes than of the domain.
+    min_skewness : float
+        Skewness that a block has to show, as a share of the way from what frames of one class have
+        to what those of many have: on the near side of the middle, since a heavy corruption lessens
+        the skewness of a mixture and nothing raises that of a class.
+    block : float
+        Independent frames in a block: as many as let the effective number of classes be told from
+        `min_classes`, four draws for each of them.
+    max_block : float
+        Independent frames after which a block that shows too little is dropped.
+    iid_ratio : pair of float
+        Von Neumann's ratio from which frames begin to count as independent, and where they are: 1
+        for images in no order, less its sampling error over a few dozen frames; 0.05 to 0.2 in
+        video.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of its range.
+    """
+
+    half_life: float = 1024.0
+    timescale_ratio: float = 9.0
+    shrinkage: float = 1.25
+    min_classes: float = 8.0
+    min_skewness: float = 0.4
+    block: float = 32.0
+    max_block: float = 256.0
+    iid_ratio: tuple[float, float] = (0.65, 0.8)
+
+    def __post_init__(self) -> None:
+        # Each bound is written so that NaN fails it.
+        if isinstance(self.iid_ratio, list):  # as JSON has it
+            object.__setattr__(self, "iid_ratio", tuple(self.iid_ratio))
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name != "iid_ratio" and not 0.0 < value < math.inf:
+                raise ConfigError(f"{item.name}: expected a finite number > 0, got {value!r}")
+        low, high = self.iid_ratio
+        if not 0.0 <= low < high <= 1.0:
+            raise ConfigError(
+                f"iid_ratio: expected two rising numbers in [0, 1], got {self.iid_ratio!r}"
+            )

@@ -1,0 +1,74 @@
+"""Skewness of logits: what frames of one class and frames of many differ in."""
+
+from __future__ import annotations
+
+import math
+
+from array_api_compat import array_namespace
+
+from gain_core._typing import Array
+from gain_core.errors import ConfigError
+
+__all__ = ["DEFAULT_SKEWNESS", "MIN_SKEWNESS_GAP", "checked_pair", "skewness", "skewness_of_head"]
+
+# Of one class and of a mixture, for a network of which nothing is known: of the networks measured,
+# the most that one class has and more than most mixtures have, so that blocks are accepted late.
+DEFAULT_SKEWNESS = (0.06, 0.5)
+# A network whose mixtures look like single classes tells nothing: the two differ by this at least.
+MIN_SKEWNESS_GAP = 0.02
+# Of one class, for a network whose head is known: about what most networks show.
+ONE_CLASS = 0.05
+# Features scatter about the rows of their class, so a mixture is less skewed than the rows are.
+SHARE_OF_ROWS, LEAST_OF_ROWS = 0.6, 0.15
+
+
+def skewness(centered: Array, /) -> Array:
+    """Of logits (N, K) whose rows have mean 0: mean(max y + min y) / mean(max y - min y), ().
+
+    y is centred over frames as well. Frames of many classes stick out on one side, each in the
+    logit of its own class; frames of one class scatter about their mean evenly.
+    """
+    xp = array_namespace(centered)
+    y = centered - xp.mean(centered, axis=0)
+    high, low = xp.max(y, axis=1), xp.min(y, axis=1)
+    span = xp.mean(high - low)
+    return xp.where(span > 0, xp.mean(high + low) / xp.where(span > 0, span, span + 1.0), span)
+
+
+def skewness_of_head(weight: Array, /) -> tuple[float, float]:
+    """A guess from the head's rows alone.
+
+    Parameters
+    ----------
+    weight : array, (K, D) floating
+
+    Returns
+    -------
+    pair of float
+        Of one class, and of a mixture: that of the rows' own logits, lessened.
+    """
+    xp = array_namespace(weight)
+    rows = weight - xp.mean(weight, axis=0)
+    logits = rows @ xp.matrix_transpose(rows)
+    return ONE_CLASS, max(LEAST_OF_ROWS, SHARE_OF_ROWS * float(skewness(logits)))
+
+
+def checked_pair(pair: tuple[float, float], /) -> tuple[float, float]:
+    """The pair, the second at least `MIN_SKEWNESS_GAP` above the first.
+
+    Raises
+    ------
+    ConfigError
+        If they are no two finite numbers, the second the larger.
+    """
+    try:
+        one, mixture = map(float, pair)
+        valid = math.isfinite(one) and math.isfinite(mixture) and one < mixture
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise ConfigError(
+            "skewness: expected two finite numbers, of one class and of a mixture, the second the "
+            f"larger, got {pair!r}; measure them with gain-export --calibrate"
+        )
+    return one, max(mixture, one + MIN_SKEWNESS_GAP)
