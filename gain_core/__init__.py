@@ -22,7 +22,7 @@ from gain_core.errors import (
 )
 from gain_core.gain import UPDATE_EVERY, WARMUP_FRAMES, Gain
 from gain_core.intervention import evidence_path, expected_gain, slope, solve_strength
-from gain_core.method import Method, Prediction
+from gain_core.method import Method, Posteriors, Prediction
 from gain_core.paper import PaperConfig
 from gain_core.shift import ShiftConfig
 
@@ -45,6 +45,7 @@ __all__ = [
     "NumericsError",
     "PaperConfig",
     "ParityError",
+    "Posteriors",
     "Prediction",
     "ShiftConfig",
     "StreamError",

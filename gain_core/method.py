@@ -11,7 +11,7 @@ from array_api_compat import array_namespace
 from gain_core._typing import Array
 from gain_core.intervention import evidence_path, expected_gain, solve_strength
 
-__all__ = ["Method", "Prediction", "all_finite", "answer", "quiet"]
+__all__ = ["Method", "Posteriors", "Prediction", "all_finite", "answer", "quiet"]
 
 # An overflow or NaN is reported by `finite`; NumPy's warnings would say it twice, or raise instead.
 quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
@@ -44,6 +44,32 @@ class Prediction:
     finite: Array
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posteriors:
+    """The distributions of a batch that the gain is made of.
+
+    Attributes
+    ----------
+    source : array, (B, K)
+        log s.
+    start : array, (B, K)
+        log s as it enters log-ratios: floored, where a method floors it.
+    log_proposal, log_evaluator : array, (B, K)
+        log q_hat and log q_bar; meaningless where `adapts` is false.
+    adapts : array, () bool
+        Whether there is a correction at all.
+    finite : array, () bool
+        Of the inputs.
+    """
+
+    source: Array
+    start: Array
+    log_proposal: Array
+    log_evaluator: Array
+    adapts: Array
+    finite: Array
+
+
 S = TypeVar("S")
 
 
@@ -70,13 +96,23 @@ class Method(Protocol[S]):
         """The state before the first frame: the source itself."""
         ...
 
-    def predict(self, features: Array | None, logits: Array, state: S, /) -> Prediction:
-        """Predict a batch, (B, D) and (B, K); rows do not see each other.
+    def posteriors(self, features: Array | None, logits: Array, state: S, /) -> Posteriors:
+        """What is proposed of a batch, (B, D) and (B, K), and who judges it.
 
         Raises
         ------
         ArrayError
             If a shape, dtype, device or namespace does not fit.
+        """
+        ...
+
+    def predict(self, features: Array | None, logits: Array, state: S, /) -> Prediction:
+        """`answer` to the posteriors; rows do not see each other, and without a correction p* = s.
+
+        Raises
+        ------
+        ArrayError
+            As `posteriors`.
         """
         ...
 
@@ -129,34 +165,14 @@ class Method(Protocol[S]):
         ...
 
 
-def answer(
-    start: Array,
-    log_proposal: Array,
-    log_evaluator: Array,
-    /,
-    *,
-    source: Array,
-    adapts: Array,
-    finite: Array,
-) -> Prediction:
-    """As much of the correction as the evaluator expects to help, all (B, K).
-
-    Parameters
-    ----------
-    start : array
-        log s as it enters log-ratios (floored, where a method floors it).
-    log_proposal, log_evaluator : array
-        log q_hat and log q_bar.
-    source : array
-        log s, returned to the bit where the strength is 0.
-    adapts : array, () bool
-        Whether there is a correction at all.
-    finite : array, () bool
-        Of the inputs.
-    """
+def answer(posteriors: Posteriors, /) -> Prediction:
+    """As much of the correction as the evaluator expects to help."""
+    start, source = posteriors.start, posteriors.source
     xp = array_namespace(start)
-    evidence = xp.where(adapts, log_proposal - start, xp.zeros_like(start))
-    gain = expected_gain(xp.where(adapts, log_evaluator, start), evidence)
+    adapts, nothing = posteriors.adapts, xp.zeros_like(start)
+    evidence = xp.where(adapts, posteriors.log_proposal - start, nothing)
+    # A state of zeros has no evaluator.
+    gain = expected_gain(xp.where(adapts, posteriors.log_evaluator, nothing), evidence)
     strength = solve_strength(start, evidence, gain=gain)
     adapted = evidence_path(start, evidence, strength)
     log_probs = xp.where(strength[:, None] > 0, adapted, source)
@@ -166,7 +182,7 @@ def answer(
         strength=strength,
         gain=gain,
         source_log_probs=source,
-        finite=finite & all_finite(log_probs, gain),
+        finite=posteriors.finite & all_finite(log_probs, gain),
     )
 
 

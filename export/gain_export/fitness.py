@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gain_core.errors import ArtifactError
 from gain_core.prototypes import DEFAULT_ASYMMETRY
-from gain_export.asymmetry import CLASS_IMAGES, LEAST_IMAGES, MAX_IMAGES, measure_asymmetry
+from gain_export.skewness import CLASS_IMAGES, LEAST_IMAGES, MAX_IMAGES, measure_skewness
 from gain_export.photographs import iterate_photographs
 from gain_runtime.artifact import load_artifact, read_model, write_metadata
 from gain_runtime.atomic_file import write_atomically
@@ -136,7 +136,7 @@ def measure_fitness(
     probs = np.exp(raw - peaks)
     probs /= probs.sum(axis=1, keepdims=True)
     share = np.bincount(predicted, minlength=rows.shape[0]) / len(z)
-    asymmetry = measure_asymmetry(raw)
+    skewness = measure_skewness(raw)
     return Fitness(
         num_images=len(z),
         num_classes=rows.shape[0],
@@ -146,9 +146,9 @@ def measure_fitness(
         confidence=float(np.mean(probs.max(axis=1))),
         effective_classes=float(1.0 / np.sum(share * share)),
         lda_agreement=_lda_agreement(centered, predicted),
-        single_asymmetry=None if asymmetry is None else asymmetry.single,
-        mixed_asymmetry=None if asymmetry is None else asymmetry.mixed,
-        single_images=0 if asymmetry is None else asymmetry.single_images,
+        one_class_skewness=None if skewness is None else skewness.one_class,
+        mixture_skewness=None if skewness is None else skewness.mixture,
+        one_class_images=0 if skewness is None else skewness.one_class_images,
     )
 
 
@@ -187,7 +187,7 @@ def advice(fitness: Fitness, /) -> list[str]:
     list of str
     """
     num_classes = fitness.num_classes
-    lines = [_on_preset(fitness), _on_asymmetry(fitness)]
+    lines = [_on_preset(fitness), _on_skewness(fitness)]
     if fitness.common_share > 0.5:
         lines.append(
             f"{100 * fitness.common_share:.0f} % of the features' square is common to all images: "
@@ -211,23 +211,23 @@ def _on_preset(fitness: Fitness) -> str:
     fits = "the preset tracked, the default, fits"
     if fitness.num_classes < 3:
         return f"{fits}; a stream of one class is told by what is predicted alone"
-    if fitness.asymmetry is None:
+    if fitness.skewness is None:
         return f"{fits}, at its most careful, for want of asymmetries measured on these images"
-    if fitness.single_images == 0:
-        return f"{fits}, with the asymmetry of frames of many classes as measured on these images"
+    if fitness.one_class_images == 0:
+        return f"{fits}, with the skewness of frames of many classes as measured on these images"
     return f"{fits}, with the asymmetries measured on these images, which adapting now uses"
 
 
-def _on_asymmetry(fitness: Fitness) -> str:
+def _on_skewness(fitness: Fitness) -> str:
     """What a stream of one class will be taken for."""
     num_classes = fitness.num_classes
-    single, mixed = fitness.single_asymmetry, fitness.mixed_asymmetry
+    single, mixed = fitness.one_class_skewness, fitness.mixture_skewness
     default = "at most {:g} and {:g} are taken until a stream has shown more".format(
         *DEFAULT_ASYMMETRY
     )
     if num_classes < 3:
         return (
-            "with two classes, frames of one cannot be told from frames of both by the asymmetry "
+            "with two classes, frames of one cannot be told from frames of both by the skewness "
             "of their logits; it is not looked at"
         )
     if single is None or mixed is None:
@@ -241,14 +241,14 @@ def _on_asymmetry(fitness: Fitness) -> str:
             "frames of one class cannot be told from frames of many on these images: their logits "
             f"are as symmetric; {default}, and the shift is followed late or not at all"
         )
-    if fitness.single_images == 0:
+    if fitness.one_class_images == 0:
         return (
-            f"the logits' asymmetry over frames of many classes is {mixed:.2f}; no class has "
+            f"the logits' skewness over frames of many classes is {mixed:.2f}; no class has "
             f"{CLASS_IMAGES} images, so {single:g} is taken for frames of one: {CLASS_IMAGES} of "
             f"each of the {num_classes} classes would do"
         )
     return (
-        "frames of one class can be told from frames of many: their logits' asymmetry is "
+        "frames of one class can be told from frames of many: their logits' skewness is "
         f"{single:.2f} against {mixed:.2f}; a stream of one class counts as a single draw"
     )
 

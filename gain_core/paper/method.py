@@ -20,7 +20,7 @@ from gain_core._checks import (
 from gain_core._logspace import floored, log_softmax
 from gain_core._typing import Array, Namespace
 from gain_core.errors import ArrayError, NumericsError
-from gain_core.method import Prediction, all_finite, answer, quiet
+from gain_core.method import Posteriors, Prediction, all_finite, answer, quiet
 from gain_core.paper.config import PaperConfig
 from gain_core.paper.geometry import Geometry, derive_geometry, log_posteriors
 from gain_core.paper.statistics import (
@@ -112,8 +112,8 @@ class Paper:
         return PaperState(**{name: zeros(axes) for name, axes in _AXES.items()})
 
     @quiet
-    def predict(self, features: Array | None, logits: Array, state: PaperState, /) -> Prediction:
-        """Predict a batch against a frozen state; without history p* = s.
+    def posteriors(self, features: Array | None, logits: Array, state: PaperState, /) -> Posteriors:
+        """Posterior mean and posterior predictive of the target Gaussians.
 
         Parameters
         ----------
@@ -127,26 +127,27 @@ class Paper:
         ArrayError
             If a shape, dtype, device or namespace does not fit the state, or features are None.
         """
-        xp = array_namespace(state.centers)
+        like = state.centers
+        xp = array_namespace(like)
         rows = self._rows(features, state)
-        logits = matrix_like(
-            "logits",
-            logits,
-            num_rows=rows.shape[0],
-            num_columns=self.num_classes,
-            like=state.centers,
-        )
+        count, columns = rows.shape[0], self.num_classes
+        logits = matrix_like("logits", logits, num_rows=count, num_columns=columns, like=like)
         source = log_softmax(detached(logits, xp=xp), xp=xp)
         floor = scalar(math.log(self.config.prob_floor), like=source, xp=xp)
         log_proposal, log_evaluator = log_posteriors(rows, state)
-        return answer(
-            floored(source, floor=floor, xp=xp),
-            floored(log_proposal, floor=floor, xp=xp),
-            log_evaluator,
+        return Posteriors(
             source=source,
+            start=floored(source, floor=floor, xp=xp),
+            log_proposal=floored(log_proposal, floor=floor, xp=xp),
+            log_evaluator=log_evaluator,
             adapts=state.sample_count > 0,
             finite=all_finite(rows, logits),
         )
+
+    @quiet
+    def predict(self, features: Array | None, logits: Array, state: PaperState, /) -> Prediction:
+        """See `Method`."""
+        return answer(self.posteriors(features, logits, state))
 
     @quiet
     def collect(

@@ -16,7 +16,7 @@ from array_api_compat import array_namespace, device, is_numpy_namespace
 from gain_core._checks import detached, float_like, matrix_like, refuse_below_two
 from gain_core._logspace import log_softmax
 from gain_core._typing import Array, Namespace
-from gain_core.method import Prediction, all_finite, answer, quiet
+from gain_core.method import Posteriors, Prediction, all_finite, answer, quiet
 from gain_core.records import arrays_of, refuse_foreign
 from gain_core.shift.config import ShiftConfig
 from gain_core.shift.skewness import DEFAULT_SKEWNESS, checked_pair, skewness_of_head
@@ -191,8 +191,8 @@ class Shift:
         return ShiftState(**zeros)
 
     @quiet
-    def predict(self, features: Array | None, logits: Array, state: ShiftState, /) -> Prediction:
-        """Predict a batch; without a shift p* = s.
+    def posteriors(self, features: Array | None, logits: Array, state: ShiftState, /) -> Posteriors:
+        """The source less its shift, and the same averaged over what the shift may be.
 
         Parameters
         ----------
@@ -209,7 +209,12 @@ class Shift:
         xp = array_namespace(state.shift)
         logits = matrix_like("logits", logits, num_columns=self.num_classes, like=state.shift)
         logits = detached(logits, xp=xp)
-        return self._answer(log_softmax(logits, xp=xp), state, finite=all_finite(logits))
+        return _posteriors(log_softmax(logits, xp=xp), state, finite=all_finite(logits))
+
+    @quiet
+    def predict(self, features: Array | None, logits: Array, state: ShiftState, /) -> Prediction:
+        """See `Method`."""
+        return answer(self.posteriors(features, logits, state))
 
     def revise(
         self, prediction: Prediction, before: ShiftState, after: ShiftState, /
@@ -227,7 +232,7 @@ class Shift:
             for name in names
         }
         state = ShiftState(**{**arrays_of(after), **moved})
-        return self._answer(prediction.source_log_probs, state, finite=prediction.finite)
+        return answer(_posteriors(prediction.source_log_probs, state, finite=prediction.finite))
 
     @quiet
     def collect(
@@ -341,23 +346,6 @@ class Shift:
         size = xp.sqrt(xp.mean(state.shift * state.shift))
         return {"shift_nats": size, "draws": state.draws[-1], "iid": state.iid}
 
-    def _answer(self, source: Array, state: ShiftState, *, finite: Array) -> Prediction:
-        """The source less its shift, as far as the evaluator expects that to help.
-
-        The evaluator averages over a shift whose entries have the variance v, so that a difference
-        of two logits has 2 v, by the probit approximation 1 / sqrt(1 + pi 2 v / 8) of a softmax
-        under Gaussian logits.
-        """
-        xp = array_namespace(source)
-        x = (_centered(source, xp=xp) - state.shift) * xp.exp(-state.log_scale)
-        log_proposal = log_softmax(x, xp=xp)
-        spread = xp.sqrt(1.0 + (math.pi / 4.0) * state.variance)
-        log_evaluator = log_softmax(log_proposal / spread, xp=xp)
-        moved = xp.any(state.shift != 0) | xp.any(state.log_scale != 0)
-        return answer(
-            source, log_proposal, log_evaluator, source=source, adapts=moved, finite=finite
-        )
-
     def _watched(
         self, evidence: ShiftEvidence, state: ShiftState, *, fade: Array, xp: Namespace
     ) -> dict[str, Array]:
@@ -440,6 +428,27 @@ class Shift:
     def _number(self, value: float) -> Array:
         like = self._like
         return array_namespace(like).asarray(value, dtype=like.dtype, device=device(like))
+
+
+def _posteriors(source: Array, state: ShiftState, *, finite: Array) -> Posteriors:
+    """Of log s (B, K).
+
+    The evaluator averages over a shift whose entries have the variance v, so that a difference of
+    two logits has 2 v, by the probit approximation 1 / sqrt(1 + pi 2 v / 8) of a softmax under
+    Gaussian logits.
+    """
+    xp = array_namespace(source)
+    x = (_centered(source, xp=xp) - state.shift) * xp.exp(-state.log_scale)
+    log_proposal = log_softmax(x, xp=xp)
+    spread = xp.sqrt(1.0 + (math.pi / 4.0) * state.variance)
+    return Posteriors(
+        source=source,
+        start=source,
+        log_proposal=log_proposal,
+        log_evaluator=log_softmax(log_proposal / spread, xp=xp),
+        adapts=xp.any(state.shift != 0) | xp.any(state.log_scale != 0),
+        finite=finite,
+    )
 
 
 def _centered(logits: Array, *, xp: Namespace) -> Array:

@@ -1,33 +1,32 @@
-"""A session with GAIN on top: frames in, adapted predictions in host memory out."""
+"""One stream's adaptation: frames in, adapted predictions in host memory out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from gain_core import GainConfig
-from gain_core.errors import NumericsError
-from gain_runtime.adaptation_status import AdaptationStatus, status_of_state
-from gain_runtime.artifact import Artifact
+from gain_core import Config
+from gain_runtime.batch_preprocess import BatchPreprocessor
 from gain_runtime.closing import Closing
-from gain_runtime.lane import LaneResult
-from gain_runtime.open_lane import open_lane
+from gain_runtime.engine import Engine, EngineArtifact
+from gain_runtime.onnx_native import CPU_PROVIDER
 from gain_runtime.preprocess import Region
-from gain_runtime.session import Session
 from gain_runtime.state_file import load_state, save_state
-from gain_runtime.trip_log import TripLog
 
-__all__ = ["STAGES", "AdaptedBatch", "Adapter"]
+__all__ = ["STAGES", "AdaptationStatus", "AdaptedBatch", "Adapter"]
 
 # What a batch passes through here, in this order; keys of `AdaptedBatch.stage_ns`.
 STAGES = ("preprocess", "forward", "adapt")
 
 Floats = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,8 +44,7 @@ class AdaptedBatch:
     gain : array, (B,) float32
         Expected gain of the full correction, in nats.
     stage_ns : mapping
-        Nanoseconds the whole batch spent in each of `STAGES`: of the host's clock, and by a GPU's
-        events what that worked on it. What a batch waits for is in none of them.
+        Nanoseconds the whole batch spent in each of `STAGES`.
     """
 
     source_probs: Floats
@@ -58,99 +56,102 @@ class AdaptedBatch:
     stage_ns: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptationStatus:
+    """What the state says at this moment.
+
+    Attributes
+    ----------
+    frames : int
+        Learned from.
+    shift_nats : float
+        Root mean square of the shift over the classes: how far the domain has moved the logits.
+        0 where the method has no shift.
+    draws : float
+        Effective number of draws of a class behind that.
+    """
+
+    frames: int
+    shift_nats: float
+    draws: float
+
+
 class Adapter(Closing):
-    """One stream's adaptation on top of a session; closing it ends the threads that preprocess.
+    """Preprocessing, engine and state files of one stream.
 
     Parameters
     ----------
-    session : Session
-        Not owned: whoever opened it closes it.
-    config : GainConfig
-    update_every : int, optional
-        Frames between two updates of the state; 1 learns after every batch.
-    warmup_frames : int, optional
-        Frames the first update waits for.
+    engine : Engine
+        Not owned: whoever opened its session closes it.
     frozen : bool, optional
         Never learn. Without a loaded state every adapted prediction is then the source's own.
-    device_preprocess : bool, optional
-        Resize, crop and normalise on the session's GPU, bit for bit as on the host.
     preprocess_threads : int or None, optional
-        Threads of the host that take a frame of the batch each otherwise, bit for bit as one does;
-        None is one for each core that this process may use.
+        Threads that take a frame of the batch each, bit for bit as one does; None is one for each
+        core that this process may use.
 
     Raises
     ------
     ConfigError
-        If `update_every`, `warmup_frames` or `preprocess_threads` is below 1, or
-        `device_preprocess` is set for a session whose results are in host memory.
-    EngineError
-        If the session's device has no room, or fails.
+        If `preprocess_threads` is below 1.
     """
 
     def __init__(
-        self,
-        session: Session,
-        config: GainConfig,
-        /,
-        *,
-        update_every: int = 1,
-        warmup_frames: int = 1,
-        frozen: bool = False,
-        device_preprocess: bool = False,
-        preprocess_threads: int | None = 1,
+        self, engine: Engine, /, *, frozen: bool = False, preprocess_threads: int | None = 1
     ) -> None:
-        self._session = session
-        self._lane = open_lane(
-            session,
-            config,
-            update_every=update_every,
-            warmup_frames=warmup_frames,
-            device_preprocess=device_preprocess,
-            preprocess_threads=preprocess_threads,
-        )
-        self._gain = self._lane.gain
-        self._trips = TripLog(lambda: self.status().guard_hold_frames)
+        self._engine = engine
+        spec = engine.artifact.manifest.preprocess
+        self._preprocessor = BatchPreprocessor(spec, threads=preprocess_threads)
+        # A device computes while the host prepares the next batch; on the host both need its cores.
+        on_host = engine.provider == CPU_PROVIDER
+        self._worker = None if on_host else ThreadPoolExecutor(1, thread_name_prefix="adapter")
         if frozen:
-            self._gain.freeze()
+            engine.freeze()
 
     @property
-    def artifact(self) -> Artifact:
-        """The artifact in use."""
-        return self._session.artifact
+    def artifact(self) -> EngineArtifact:
+        """The file in use."""
+        return self._engine.artifact
 
     @property
-    def config(self) -> GainConfig:
+    def config(self) -> Config:
         """The settings in use."""
-        return self._gain.config
+        config: Config = self._engine.method.config
+        return config
 
     @property
     def provider(self) -> str:
         """The execution provider really in use."""
-        return self._session.provider
+        return self._engine.provider
 
     @property
     def update_every(self) -> int:
-        """Frames between two updates of the state; may be changed while the stream runs."""
-        return self._gain.update_every
+        """Frames between two updates of the state; may be changed while the stream runs.
+
+        Raises
+        ------
+        ConfigError
+            If it is set below 1, or below what an adaptive file has baked in.
+        """
+        return self._engine.update_every
 
     @update_every.setter
     def update_every(self, frames: int) -> None:
-        self._gain.update_every = frames
+        self._engine.update_every = frames
 
     @property
     def frozen(self) -> bool:
         """Whether nothing is learned at present."""
-        return self._gain.frozen
+        return self._engine.frozen
 
     @property
     def frames(self) -> int:
         """Frames the state has learned from (pending ones not counted)."""
-        return self._gain.frames
+        return self._engine.frames
 
     @property
     def ahead(self) -> int:
         """Batches worth submitting ahead of their results: 1 on a device, 0 on the host."""
-        return self._lane.ahead
+        return 0 if self._worker is None else 1
 
     def step(
         self,
@@ -178,12 +179,12 @@ class Adapter(Closing):
         Raises
         ------
         ArrayError
-            If an image or region cannot be preprocessed, or the artifact has another fixed batch
-            size; the state is untouched.
+            If an image or region cannot be preprocessed, or the network has another fixed batch
+            size; the state is untouched, as after every error.
         EngineError
-            If the forward pass fails; the state is untouched.
+            If the forward pass fails.
         NumericsError
-            If the network returned NaN or infinity; the state is untouched.
+            If the network returned NaN or infinity.
         """
         return self.submit(images, regions=regions, learn=learn)()
 
@@ -195,7 +196,7 @@ class Adapter(Closing):
         regions: Sequence[Region | None] | None = None,
         learn: bool = True,
     ) -> Callable[[], AdaptedBatch]:
-        """As `step`, without waiting for a device: so the next batch is prepared meanwhile.
+        """As `step`, without waiting for a device, so that the next batch is prepared meanwhile.
 
         Parameters
         ----------
@@ -205,20 +206,25 @@ class Adapter(Closing):
         Returns
         -------
         callable
-            Waits for the batch and returns it. Batches are worked on in the order of their
-            submission. Raises NumericsError as `step` does, and EngineError if the device fails
-            meanwhile.
+            Waits for the batch and returns it, or raises as `step`. Batches are worked on in the
+            order of their submission.
 
         Raises
         ------
-        ArrayError, EngineError
-            As `step`; EngineError also where an earlier batch failed on the device.
+        ArrayError
+            As `step`; on the host the other errors as well, at once.
         """
         started = perf_counter_ns()
-        prepared = self._lane.prepare(images, regions=regions)
+        pixel_values = self._preprocessor(images, regions=regions)
         preprocess_ns = perf_counter_ns() - started
-        awaited = self._lane.submit(prepared, learn=learn)
-        return lambda: self._adapted(awaited(), preprocess_ns)
+
+        def work() -> AdaptedBatch:
+            return self._adapted(pixel_values, preprocess_ns, learn=learn)
+
+        if self._worker is not None:
+            return self._worker.submit(work).result
+        batch = work()
+        return lambda: batch
 
     def warm_up(self, batch_size: int = 1, /) -> None:
         """Run the network once on zeros, so that the first frame does not pay for allocations.
@@ -230,34 +236,35 @@ class Adapter(Closing):
 
         Raises
         ------
-        ArrayError
-            If the artifact has another fixed batch size.
-        EngineError
-            If the forward pass fails.
+        ArrayError, EngineError
+            As `step`.
         """
         size = self.artifact.manifest.preprocess
         shape = (batch_size, 3, size.height_px, size.width_px)
-        self._session.infer(np.zeros(shape, dtype=np.float32))
+        zeros = np.zeros(shape, dtype=np.float32)
+        self._in_turn(lambda: self._engine.warm_up(zeros))
 
     def status(self) -> AdaptationStatus:
-        """What the adaptation is doing; copies a few numbers to the host."""
-        with self._lane.queue():
-            return status_of_state(
-                self._gain.state, frames=self._gain.frames, guarded=self.config.guard
-            )
+        """What the adaptation is doing."""
+        summary = self._in_turn(self._engine.summary)
+        numbers = {name: float(np.asarray(value)) for name, value in summary.items()}
+        return AdaptationStatus(
+            frames=self.frames,
+            shift_nats=numbers.get("shift_nats", 0.0),
+            draws=numbers.get("draws", 0.0),
+        )
 
     def reset(self) -> None:
         """Return to the source: nothing learned, nothing pending."""
-        with self._lane.queue():
-            self._gain.reset()
+        self._in_turn(self._engine.reset)
 
     def freeze(self) -> None:
         """Keep predicting with the state as it is, and stop learning."""
-        self._gain.freeze()
+        self._in_turn(self._engine.freeze)
 
     def unfreeze(self) -> None:
         """Learn again."""
-        self._gain.unfreeze()
+        self._in_turn(self._engine.unfreeze)
 
     def save_state(self, path: str | Path, /, *, flush: bool = True) -> None:
         """Write the state, whole or not at all.
@@ -265,7 +272,8 @@ class Adapter(Closing):
         Parameters
         ----------
         path : str or Path
-            Replaced if it exists.
+            Replaced if it exists. Read by adapters of the artifact and of adaptive files made
+            from it alike.
         flush : bool, optional
             Learn from the pending frames first. A snapshot does not, so that taking one changes no
             later prediction.
@@ -275,16 +283,19 @@ class Adapter(Closing):
         ArtifactError
             If it cannot be written or holds NaN or infinity.
         """
-        with self._lane.queue():
+
+        def save() -> None:
             if flush:
-                self._gain.flush()
+                self._engine.flush()
             save_state(
                 path,
-                self._gain.state,
+                self._engine.state,
                 config=self.config,
-                artifact_sha256=self.artifact.sha256,
-                frames=self._gain.frames,
+                artifact_sha256=self._engine.artifact_sha256,
+                frames=self.frames,
             )
+
+        self._in_turn(save)
 
     def load_state(self, path: str | Path, /) -> None:
         """Continue from a saved state; what was learned before is dropped.
@@ -301,30 +312,26 @@ class Adapter(Closing):
         ConfigError
             If it was learned with another config.
         """
-        with self._lane.queue():
-            loaded = load_state(
-                path,
-                prototypes=self._lane.prototypes,
-                config=self.config,
-                artifact_sha256=self.artifact.sha256,
-            )
-            self._gain.load_state(loaded.state, frames=loaded.frames)
-        self._trips.resume(self.status().guard_trips)
+        loaded = load_state(
+            path, method=self._engine.method, artifact_sha256=self._engine.artifact_sha256
+        )
+        self._in_turn(lambda: self._engine.load_state(loaded.state, frames=loaded.frames))
 
     def close(self) -> None:
-        """End the threads that preprocess; may be called twice. The session stays open."""
-        self._lane.close()
+        """End its threads; may be called twice. The session stays open."""
+        if self._worker is not None:
+            self._worker.shutdown()
+        self._preprocessor.close()
 
-    def _adapted(self, result: LaneResult, preprocess_ns: int) -> AdaptedBatch:
-        """What the batch gave, unless it was rejected."""
-        self._trips.report(result.trips)
-        prediction = result.prediction
-        if not prediction.finite:
-            raise NumericsError(
-                f"{self.artifact.path}: features, logits: expected finite values, got NaN or "
-                "infinity; the batch was rejected and the state is untouched"
-            )
+    def _in_turn(self, work: Callable[[], T]) -> T:
+        """Done after the batches submitted before."""
+        return work() if self._worker is None else self._worker.submit(work).result()
+
+    def _adapted(self, pixel_values: Floats, preprocess_ns: int, *, learn: bool) -> AdaptedBatch:
+        """One batch through network and method."""
+        prediction, (forward_ns, adapt_ns) = self._engine.step(pixel_values, learn=learn)
         source_log_probs = np.asarray(prediction.source_log_probs)
+        times = (preprocess_ns, forward_ns, adapt_ns)
         return AdaptedBatch(
             source_probs=np.exp(source_log_probs),
             source_log_probs=source_log_probs,
@@ -332,8 +339,5 @@ class Adapter(Closing):
             log_probs=np.asarray(prediction.log_probs),
             strength=np.asarray(prediction.strength),
             gain=np.asarray(prediction.gain),
-            stage_ns={
-                **result.stage_ns,
-                "preprocess": preprocess_ns + result.stage_ns["preprocess"],
-            },
+            stage_ns=dict(zip(STAGES, times, strict=True)),
         )

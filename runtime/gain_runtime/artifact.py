@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +13,12 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import numpy_helper
 
-from gain_core import GainConfig, Prototypes, prepare_prototypes
-from gain_core._typing import Array
 from gain_core.errors import ArtifactError
 from gain_runtime.manifest import PREFIX, Manifest
 from gain_runtime.model_text import dtype_name, refuse_broken_text
 
 __all__ = [
     "Artifact",
-    "artifact_prototypes",
     "load_artifact",
     "read_head",
     "read_model",
@@ -60,10 +57,10 @@ class Artifact:
     head_bias: npt.NDArray[np.float32]
 
     @property
-    def asymmetry(self) -> tuple[float, float] | None:
+    def skewness(self) -> tuple[float, float] | None:
         """Of the source's frames of one class, and of all, where the export measured it."""
         fitness = self.manifest.fitness
-        return None if fitness is None else fitness.asymmetry
+        return None if fitness is None else fitness.skewness
 
 
 def load_artifact(path: str | Path, /) -> Artifact:
@@ -92,29 +89,6 @@ def load_artifact(path: str | Path, /) -> Artifact:
     _check_graph(model.graph, manifest, path)
     weight, bias = read_head(model.graph, manifest, path)
     return Artifact(path=path, sha256=sha256, manifest=manifest, head_weight=weight, head_bias=bias)
-
-
-def artifact_prototypes(
-    artifact: Artifact, config: GainConfig, /, *, place: Callable[..., Array] | None = None
-) -> Prototypes:
-    """What adaptation starts from: the head, and how lopsided its clean logits were measured.
-
-    Parameters
-    ----------
-    artifact : Artifact
-    config : GainConfig
-    place : callable, optional
-        Takes an array to where the adaptation runs, as `cupy.asarray`; host memory without it.
-
-    Returns
-    -------
-    Prototypes
-    """
-    weight: Array = artifact.head_weight
-    bias: Array = artifact.head_bias
-    if place is not None:
-        weight, bias = place(weight), place(bias)
-    return prepare_prototypes(weight, config, bias=bias, asymmetry=artifact.asymmetry)
 
 
 def read_model(path: Path, /) -> tuple[onnx.ModelProto, str]:

@@ -31,17 +31,17 @@ class Fitness:
         1 / sum of squared shares of the predicted classes.
     lda_agreement : float or None
         Share of images on which diagonal LDA gives the head's class; None on too few images.
-    single_asymmetry, mixed_asymmetry : float or None
-        Asymmetry of the logits about their mean over the images of one class, and over all
+    one_class_skewness, mixture_skewness : float or None
+        Skewness of the logits about their mean over the images of one class, and over all
         images: what a stream of one class is told from a mixture by. None, both, where it was not
         measured or the two do not differ enough.
-    single_images : int
-        Images behind `single_asymmetry`; 0 where no class has enough and it is the default.
+    one_class_images : int
+        Images behind `one_class_skewness`; 0 where no class has enough and it is the default.
 
     Raises
     ------
     ValueError
-        If a number is not finite, only one asymmetry is there, or the second is not the larger.
+        If a number is not finite, only one skewness is there, or the second is not the larger.
     """
 
     num_images: int
@@ -52,28 +52,28 @@ class Fitness:
     confidence: float
     effective_classes: float
     lda_agreement: float | None
-    single_asymmetry: float | None = None
-    mixed_asymmetry: float | None = None
-    single_images: int = 0
+    one_class_skewness: float | None = None
+    mixture_skewness: float | None = None
+    one_class_images: int = 0
 
     def __post_init__(self) -> None:
         numbers = [value for value in asdict(self).values() if isinstance(value, float)]
         if not all(map(math.isfinite, numbers)):
             raise ValueError("fitness: expected finite numbers")
-        single, mixed = self.single_asymmetry, self.mixed_asymmetry
+        single, mixed = self.one_class_skewness, self.mixture_skewness
         neither = single is None and mixed is None
         if not (neither or (single is not None and mixed is not None and single < mixed)):
             raise ValueError(
-                "fitness: expected the asymmetry of one class below that of all, or neither, "
+                "fitness: expected the skewness of one class below that of all, or neither, "
                 f"got {single!r} and {mixed!r}"
             )
 
     @property
-    def asymmetry(self) -> tuple[float, float] | None:
+    def skewness(self) -> tuple[float, float] | None:
         """Of frames of one class, and of all, as `prepare_prototypes` takes it."""
-        if self.single_asymmetry is None or self.mixed_asymmetry is None:
+        if self.one_class_skewness is None or self.mixture_skewness is None:
             return None
-        return self.single_asymmetry, self.mixed_asymmetry
+        return self.one_class_skewness, self.mixture_skewness
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], /) -> Fitness:
@@ -88,7 +88,7 @@ class Fitness:
         # What records had before the mean logits were found to be of no use.
         if (mean_logits := values.pop("mean_logits", None)) is not None:
             values["num_classes"] = len(mean_logits)
-        for name in ("single_asymmetry", "mixed_asymmetry"):
+        for name in ("one_class_skewness", "mixture_skewness"):
             # Records of before it was measured lack them.
             if values.get(name) is not None:
                 values[name] = float(values[name])

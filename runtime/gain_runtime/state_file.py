@@ -15,21 +15,15 @@ from array_api_compat import array_namespace, device, to_device
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from gain_core import (
-    GainConfig,
-    GainState,
-    Prototypes,
-    __version__,
-    state_from_arrays,
-    state_to_arrays,
-)
+from gain_core import Config, Method, __version__, config_to_dict
 from gain_core._typing import Array
 from gain_core.errors import ArrayError, ArtifactError, ConfigError
+from gain_core.records import arrays_of, record_from_arrays
 from gain_runtime.atomic_file import write_atomically
 
 __all__ = ["STATE_SCHEMA_VERSION", "LoadedState", "load_state", "save_state"]
 
-STATE_SCHEMA_VERSION = "2"
+STATE_SCHEMA_VERSION = "3"
 _PREFIX = "gain.state."
 
 HostArrays = dict[str, npt.NDArray[Any]]
@@ -39,16 +33,16 @@ HostArrays = dict[str, npt.NDArray[Any]]
 class LoadedState:
     """A state read from a file, and the number of frames it was learned from."""
 
-    state: GainState
+    state: Any
     frames: int
 
 
 def save_state(
     path: str | Path,
-    state: GainState,
+    state: Any,
     /,
     *,
-    config: GainConfig,
+    config: Config,
     artifact_sha256: str,
     frames: int,
 ) -> None:
@@ -58,9 +52,9 @@ def save_state(
     ----------
     path : str or Path
         Replaced if it exists.
-    state : GainState
-        On any device. Evidence still pending in a `Gain` is not part of it: flush first.
-    config : GainConfig
+    state : record
+        Of a method, on any device. What still waits in a `Gain` is not part of it: flush first.
+    config : Config
         The config it was learned with.
     artifact_sha256 : str
         Hash of the artifact it was learned on.
@@ -78,11 +72,11 @@ def save_state(
     path = Path(path)
     if frames < 0:
         raise ConfigError(f"frames: expected 0 or more, got {frames}")
-    arrays = {name: _to_host(array) for name, array in state_to_arrays(state).items()}
+    arrays = {name: _to_host(array) for name, array in arrays_of(state).items()}
     _refuse_non_finite(arrays, path)
     metadata = {
         "schema": STATE_SCHEMA_VERSION,
-        "config": json.dumps(config.to_dict(), sort_keys=True),
+        "config": json.dumps(config_to_dict(config), sort_keys=True),
         "artifact_sha256": artifact_sha256,
         "frames": str(frames),
         "version": __version__,
@@ -102,8 +96,7 @@ def load_state(
     path: str | Path,
     /,
     *,
-    prototypes: Array | Prototypes,
-    config: GainConfig,
+    method: Method[Any],
     artifact_sha256: str,
 ) -> LoadedState:
     """Read a state and check that it belongs to this artifact and config.
@@ -112,10 +105,8 @@ def load_state(
     ----------
     path : str or Path
         Written by `save_state`.
-    prototypes : array, (K, D) floating, or Prototypes
-        Rows of the artifact's head; the state's arrays come to their library and device.
-    config : GainConfig
-        The config in use.
+    method : Method
+        The one in use; the arrays come to its library and device.
     artifact_sha256 : str
         Hash of the artifact in use.
 
@@ -148,11 +139,11 @@ def load_state(
             f"{path}: artifact hash: expected {artifact_sha256[:12]} (the artifact in use), got "
             f"{saved_sha256[:12]}; load it with the artifact it was learned on, or start without it"
         )
-    _check_config(saved_config, config.to_dict(), path)
+    _check_config(saved_config, json.loads(json.dumps(config_to_dict(method.config))), path)
     if _digest(arrays) != digest:
         raise _corrupt(path, "its arrays do not match their checksum")
     _refuse_non_finite(arrays, path)
-    return LoadedState(state=_rebuild(arrays, prototypes, config, path=path), frames=frames)
+    return LoadedState(state=_rebuild(arrays, method, path=path), frames=frames)
 
 
 def _read(path: Path) -> tuple[dict[str, str], HostArrays]:
@@ -211,16 +202,14 @@ def _check_config(saved: Mapping[str, object], expected: Mapping[str, object], p
         )
 
 
-def _rebuild(
-    arrays: HostArrays, prototypes: Array | Prototypes, config: GainConfig, *, path: Path
-) -> GainState:
-    """The state, on the prototypes' device."""
-    rows = prototypes.centered if isinstance(prototypes, Prototypes) else prototypes
-    xp = array_namespace(rows)
-    place = device(rows)
+def _rebuild(arrays: HostArrays, method: Method[Any], *, path: Path) -> Any:
+    """The state, on the method's device."""
+    fresh = method.init_state()
+    like = next(iter(arrays_of(fresh).values()))
+    xp, place = array_namespace(like), device(like)
     moved = {name: xp.asarray(array, device=place) for name, array in arrays.items()}
     try:
-        return state_from_arrays(moved, prototypes=prototypes, config=config)
+        return record_from_arrays(fresh, moved)
     except ArrayError as err:
         raise ArtifactError(f"{path}: {err}") from err
 
