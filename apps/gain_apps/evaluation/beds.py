@@ -60,7 +60,7 @@ def load_bed(path: str | Path, /, *, domains: Sequence[str] | None = None) -> Be
     Returns
     -------
     Bed
-        `head.source_mean` and `head.asymmetry` are those of `clean` where there is one.
+        `head.source_mean` and `head.skewness` are those of `clean` where there is one.
 
     Raises
     ------

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from gain_apps.evaluation.methods.protocol import Floats, Head
-from gain_export.asymmetry import MAX_IMAGES, measure_asymmetry
+from gain_export.skewness import MAX_IMAGES, measure_skewness
 
 __all__ = ["source_head"]
 
@@ -29,11 +29,11 @@ def source_head(weight: Floats, bias: Floats, /, *, clean: Floats | None) -> Hea
     head = Head(weight=weight, bias=bias)
     if clean is None:
         return head
-    asymmetry = measure_asymmetry(head.logits(_some(clean)))
+    skewness = measure_skewness(head.logits(_some(clean)))
     return replace(
         head,
         source_mean=clean.mean(axis=0, dtype=np.float64),
-        asymmetry=None if asymmetry is None else (asymmetry.single, asymmetry.mixed),
+        skewness=None if skewness is None else (skewness.one_class, skewness.mixture),
     )
 
 

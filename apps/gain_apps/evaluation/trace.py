@@ -33,7 +33,7 @@ Reals = npt.NDArray[np.float64]
 class GainTrace:
     """What GAIN's parts said about each sample, (T,) each, before its batch was learned from.
 
-    A tracked shift's revision, which is scored, is not in it; see `Diagnosis`.
+    The shift's revision, which is scored, is not in it; see `Diagnosis`.
 
     Attributes
     ----------

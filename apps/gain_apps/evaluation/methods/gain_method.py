@@ -2,57 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from gain_apps.evaluation.methods.protocol import Batch, Cost, Diagnosis, Floats, Head
-from gain_core import Gain, GainConfig, posteriors
-from gain_core.errors import ConfigError
-from gain_core.step import may_adapt
+from gain_apps.evaluation.methods.protocol import Batch, Cost, Diagnosis, Floats
+from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Gain
+from gain_core.method import Method
+from gain_core.records import nbytes
 
 __all__ = ["GainMethod"]
 
 
 class GainMethod:
-    """GAIN as a session runs it.
+    """GAIN as a stream runs it.
 
     Parameters
     ----------
-    head : Head
-    config : GainConfig
-    update_every : int
+    method : gain_core.Method
+    update_every, warmup_frames : int, optional
         See `Gain`.
-    measured : bool
-        Tell frames of one class from frames of many by the asymmetry of clean images' logits.
-
-    Raises
-    ------
-    ConfigError
-        If `measured` and the head comes without clean images.
     """
 
     def __init__(
         self,
-        head: Head,
-        config: GainConfig,
+        method: Method[Any],
         /,
         *,
-        update_every: int = 1,
-        measured: bool = False,
+        update_every: int = UPDATE_EVERY,
+        warmup_frames: int = WARMUP_FRAMES,
     ) -> None:
-        if measured and head.source_mean is None:
-            raise ConfigError("measured: needs features of uncorrupted images; add --source-data")
-        self._gain = Gain(
-            head.weight,
-            config,
-            update_every=update_every,
-            bias=head.bias,
-            asymmetry=head.asymmetry if measured else None,
-        )
+        self._gain = Gain(method, update_every=update_every, warmup_frames=warmup_frames)
 
     @property
     def cost(self) -> Cost:
         """One forward pass and the statistics."""
-        return Cost(state_bytes=self._gain.state.nbytes)
+        return Cost(state_bytes=nbytes(self._gain.state))
 
     def predict(self, batch: Batch, /) -> Floats:
         """log p*, as `Gain.step` has it, (B, K)."""
@@ -66,13 +51,12 @@ class GainMethod:
 
     def diagnose(self, batch: Batch, /) -> Diagnosis:
         """Strength, expected gain and evidence of a batch against the state as it is, unrevised."""
-        prediction = self._gain.predict(batch.features, batch.logits)
-        source = np.asarray(prediction.source_log_probs)
-        evidence = np.zeros_like(source)
-        state = self._gain.state
-        if bool(may_adapt(state)):
-            proposal, _ = posteriors(batch.features, batch.logits, state, config=self._gain.config)
-            evidence = np.asarray(proposal) - source
+        method, state = self._gain.method, self._gain.state
+        prediction = method.predict(batch.features, batch.logits, state)
+        found = method.posteriors(batch.features, batch.logits, state)
+        evidence = np.zeros_like(np.asarray(found.source))
+        if found.adapts:
+            evidence = np.asarray(found.log_proposal) - np.asarray(found.source)
         return Diagnosis(
             strength=np.asarray(prediction.strength),
             gain=np.asarray(prediction.gain),

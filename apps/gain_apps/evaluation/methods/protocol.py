@@ -23,14 +23,14 @@ class Head:
     bias : array, (K,) float32
     source_mean : array, (D,) float32, or None
         Mean of the features of uncorrupted images.
-    asymmetry : pair of float, or None
+    skewness : pair of float, or None
         Of their logits, within a class and over all; None also where it tells nothing.
     """
 
     weight: Floats
     bias: Floats
     source_mean: Floats | None = None
-    asymmetry: tuple[float, float] | None = None
+    skewness: tuple[float, float] | None = None
 
     @property
     def num_classes(self) -> int:
@@ -89,8 +89,8 @@ class Cost:
 class Diagnosis:
     """What GAIN's parts say about a batch before it is learned from.
 
-    Of a tracked shift this is the prediction before `revise`: where frames are independent the
-    one that is scored has been revised, and strength, gain and evidence of that are others.
+    Of the shift this is the prediction before `revise`: where frames are independent the one that
+    is scored has been revised, and strength, gain and evidence of that are others.
 
     Attributes
     ----------

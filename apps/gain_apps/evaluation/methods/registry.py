@@ -1,4 +1,4 @@
-"""Methods by name, with options: `tracked`, `neo-continual:rate=0.3`, `paper:rule=fixed`."""
+"""Methods by name, with options: `shift`, `neo-continual:rate=0.3`, `paper:rule=fixed`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from gain_apps.evaluation.methods.ablation import AblatedGain, Ablation
+from gain_apps.evaluation.methods.ablation import AblatedPaper, Ablation
 from gain_apps.evaluation.methods.dota import Dota
 from gain_apps.evaluation.methods.gain_method import GainMethod
 from gain_apps.evaluation.methods.lame import Lame
@@ -17,7 +17,16 @@ from gain_apps.evaluation.methods.recentring import BatchRecentring, FoaShift, N
 from gain_apps.evaluation.methods.source import Source
 from gain_apps.evaluation.methods.t3a import T3A
 from gain_apps.evaluation.methods.torch_network import TorchNetwork
-from gain_core import PRESETS, GainConfig
+from gain_core import (
+    PRESETS,
+    UPDATE_EVERY,
+    WARMUP_FRAMES,
+    Config,
+    PaperConfig,
+    config_to_dict,
+    preset,
+)
+from gain_core import make_method as make_gain
 from gain_core.errors import ConfigError
 
 __all__ = [
@@ -56,8 +65,8 @@ TORCH_METHODS: tuple[str, ...] = tuple(_WITH_TORCH)
 METHODS: tuple[str, ...] = ("source", *PRESETS, *_BASELINES)
 ALL_METHODS = (*METHODS, *TORCH_METHODS)
 
-_CONFIG_KEYS = frozenset(item.name for item in fields(GainConfig))
-_GAIN_KEYS = frozenset({"update_every", "measured"})
+_WAITS = {"update_every": UPDATE_EVERY, "warmup_frames": WARMUP_FRAMES}
+_GAIN_KEYS = frozenset({*_WAITS, "measured"})
 _ABLATION_KEYS = frozenset(item.name for item in fields(Ablation))
 
 
@@ -100,8 +109,9 @@ def make_method(
     Parameters
     ----------
     spec : MethodSpec or str
-        GAIN presets take every key of `GainConfig` and `Ablation`, `update_every` and `measured`;
-        the baselines take the keywords of their classes.
+        GAIN presets take every key of their config, `update_every`, `warmup_frames` and
+        `measured` (whether clean images are used where there are some; the default), the paper's
+        presets those of `Ablation`; the baselines take the keywords of their classes.
     head : Head
     network : callable, optional
         Makes the network in torch, for the methods that train it.
@@ -153,20 +163,23 @@ def describe_method(spec: MethodSpec, /) -> dict[str, Any]:
     if spec.name not in PRESETS:
         return {"name": spec.name, "options": dict(spec.options)}
     config, ablation = gain_settings(spec)
-    record: dict[str, Any] = {"name": spec.name, "config": config.to_dict()}
+    record: dict[str, Any] = {"name": spec.name, "config": config_to_dict(config)}
     if not ablation.is_neutral:
         record["ablation"] = {item.name: getattr(ablation, item.name) for item in fields(ablation)}
     record |= {key: spec.options[key] for key in _GAIN_KEYS if key in spec.options}
     return record
 
 
-def gain_settings(spec: MethodSpec, /) -> tuple[GainConfig, Ablation]:
+def gain_settings(spec: MethodSpec, /) -> tuple[Config, Ablation]:
     """The config and the ablation that a spec of a GAIN preset means."""
-    _check_options(spec, _CONFIG_KEYS | _ABLATION_KEYS | _GAIN_KEYS)
-    changes: dict[str, Any] = {k: v for k, v in spec.options.items() if k in _CONFIG_KEYS}
-    exchanged: dict[str, Any] = {k: v for k, v in spec.options.items() if k in _ABLATION_KEYS}
+    config = preset(spec.name)
+    config_keys = frozenset(item.name for item in fields(config))
+    ablation_keys = _ABLATION_KEYS if isinstance(config, PaperConfig) else frozenset()
+    _check_options(spec, config_keys | ablation_keys | _GAIN_KEYS)
+    changes: dict[str, Any] = {k: v for k, v in spec.options.items() if k in config_keys}
+    exchanged: dict[str, Any] = {k: v for k, v in spec.options.items() if k in ablation_keys}
     try:
-        return replace(GainConfig.preset(spec.name), **changes), Ablation(**exchanged)
+        return replace(config, **changes), Ablation(**exchanged)
     except TypeError as err:
         raise ConfigError(f"{spec.text}: an option is of the wrong type ({err})") from err
 
@@ -174,19 +187,19 @@ def gain_settings(spec: MethodSpec, /) -> tuple[GainConfig, Ablation]:
 def _make_gain(spec: MethodSpec, head: Head) -> Method:
     """GAIN itself, or with parts exchanged."""
     config, ablation = gain_settings(spec)
-    update_every = spec.options.get("update_every", 1)
-    if isinstance(update_every, bool) or not isinstance(update_every, int):
-        raise ConfigError(f"{spec.text}: update_every: expected a whole number of frames")
-    measured = spec.options.get("measured", False)
+    waits = {}
+    for name, default in _WAITS.items():
+        frames = spec.options.get(name, default)
+        if isinstance(frames, bool) or not isinstance(frames, int):
+            raise ConfigError(f"{spec.text}: {name}: expected a whole number of frames")
+        waits[name] = frames
+    measured = spec.options.get("measured", True)
     if not isinstance(measured, bool):
         raise ConfigError(f"{spec.text}: measured: expected true or false, got {measured!r}")
-    if ablation.is_neutral:
-        return GainMethod(head, config, update_every=update_every, measured=measured)
-    if update_every != 1:
-        raise ConfigError(f"{spec.text}: ablations learn after every batch; drop update_every")
-    if measured:
-        raise ConfigError(f"{spec.text}: ablations are not measured on clean images; drop measured")
-    return AblatedGain(head, config, ablation)
+    if isinstance(config, PaperConfig) and not ablation.is_neutral:
+        return GainMethod(AblatedPaper(head.weight, config, ablation), **waits)
+    method = make_gain(head.weight, config, skewness=head.skewness if measured else None)
+    return GainMethod(method, **waits)
 
 
 def _check_options(spec: MethodSpec, known: frozenset[str]) -> None:
