@@ -26,6 +26,7 @@ __all__ = [
     "THRESHOLDS",
     "AdaptiveArtifact",
     "StateSpec",
+    "is_adaptive",
     "load_adaptive",
 ]
 
@@ -238,3 +239,15 @@ def _check_schema(entries: Mapping[str, str], path: Path) -> None:
             f"{path}: expected adaptive schema {ADAPTIVE_SCHEMA_VERSION}, got {schema}; "
             "make the adaptive file again with this version of gain-export"
         )
+
+
+def is_adaptive(path: str | Path, /) -> bool:
+    """Whether a file's metadata say that adaptation is inside.
+
+    Raises
+    ------
+    ArtifactError
+        As `load_artifact`, where it is no ONNX model.
+    """
+    model, _ = read_model(Path(path))
+    return any(item.key.startswith(ADAPTIVE_PREFIX) for item in model.metadata_props)

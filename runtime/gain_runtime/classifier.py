@@ -1,0 +1,266 @@
+"""The front door: a classifier that adapts, from one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Config
+from gain_core.errors import ConfigError
+from gain_runtime.adapter import AdaptationStatus, Adapter
+from gain_runtime.adaptive_artifact import is_adaptive, load_adaptive
+from gain_runtime.artifact import load_artifact
+from gain_runtime.closing import Closing
+from gain_runtime.engine import AdaptiveEngine, Engine, NetworkEngine
+from gain_runtime.open_session import Device, open_adaptive_session, open_session
+
+__all__ = ["Classifier", "Result", "load", "open_engine"]
+
+Image = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Result:
+    """What was found out about one image, or about B of them.
+
+    Attributes
+    ----------
+    label : str, or tuple of B str
+        Of the most probable class.
+    probs, source : array, (K,) or (B, K) float32
+        The adapted probabilities, and those of the frozen network.
+    strength : float, or array (B,) float32
+        How much of the correction was applied, in [0, 1]; at 0 `probs` are `source`.
+    """
+
+    label: str | tuple[str, ...]
+    probs: npt.NDArray[np.float32]
+    source: npt.NDArray[np.float32]
+    strength: float | npt.NDArray[np.float32]
+
+
+class Classifier(Closing):
+    """A network that keeps itself calibrated; `load` opens one. Use it as a context manager.
+
+    Parameters
+    ----------
+    engine : Engine
+    resources : ExitStack, optional
+        Closed with the classifier.
+    """
+
+    def __init__(self, engine: Engine, /, *, resources: ExitStack | None = None) -> None:
+        self._adapter = Adapter(engine, preprocess_threads=None)
+        self._resources = resources or ExitStack()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the K classes."""
+        return tuple(self._adapter.artifact.manifest.labels)
+
+    def step(self, images: Image | Sequence[Image], /, *, learn: bool = True) -> Result:
+        """Classify an image or a batch, and learn from it.
+
+        Parameters
+        ----------
+        images : array, (H, W, 3) uint8 RGB, or a sequence of B of them
+            In the order in which they were taken; sizes may differ.
+        learn : bool, optional
+            Whether the state may change.
+
+        Returns
+        -------
+        Result
+
+        Raises
+        ------
+        ArrayError
+            If an image has another shape or dtype; the state is untouched, as after every error.
+        EngineError
+            If the forward pass fails.
+        NumericsError
+            If the network returned NaN or infinity.
+        """
+        single = isinstance(images, np.ndarray) and images.ndim == 3
+        batch = self._adapter.step([images] if single else list(images), learn=learn)
+        names = tuple(self.labels[index] for index in np.argmax(batch.probs, axis=1))
+        if single:
+            return Result(
+                label=names[0],
+                probs=batch.probs[0],
+                source=batch.source_probs[0],
+                strength=float(batch.strength[0]),
+            )
+        return Result(
+            label=names, probs=batch.probs, source=batch.source_probs, strength=batch.strength
+        )
+
+    def status(self) -> AdaptationStatus:
+        """What the adaptation is doing."""
+        return self._adapter.status()
+
+    def freeze(self) -> None:
+        """Keep predicting with the state as it is, and stop learning."""
+        self._adapter.freeze()
+
+    def unfreeze(self) -> None:
+        """Learn again."""
+        self._adapter.unfreeze()
+
+    def reset(self) -> None:
+        """Return to the frozen network: nothing learned, nothing pending."""
+        self._adapter.reset()
+
+    def save(self, path: str | Path, /) -> None:
+        """Write what was learned, whole or not at all.
+
+        Raises
+        ------
+        ArtifactError
+            If it cannot be written.
+        """
+        self._adapter.save_state(path)
+
+    def load_state(self, path: str | Path, /) -> None:
+        """Continue from what `save` wrote; what was learned before is dropped.
+
+        Raises
+        ------
+        ArtifactError
+            If it is missing, damaged, or was learned on another artifact.
+        ConfigError
+            If it was learned with another config.
+        """
+        self._adapter.load_state(path)
+
+    def close(self) -> None:
+        """Release the network; may be called twice."""
+        self._adapter.close()
+        self._resources.close()
+
+
+def load(
+    path: str | Path,
+    /,
+    *,
+    device: Device = "cpu",
+    config: Config | None = None,
+    update_every: int | None = None,
+    warmup_frames: int | None = None,
+    state: str | Path | None = None,
+    num_threads: int | None = None,
+) -> Classifier:
+    """Open an exported file as a classifier that adapts.
+
+    Parameters
+    ----------
+    path : str or Path
+        An artifact of `gain-export`, or an adaptive file; its metadata say which.
+    device : {"cpu", "cuda", "auto", "tensorrt"}, optional
+    config : Config, optional
+        Default: `gain_core.preset("shift")`. Baked into an adaptive file.
+    update_every, warmup_frames : int, optional
+        Frames between two updates, and before the first one; `gain_core`'s defaults. Baked into an
+        adaptive file.
+    state : str or Path, optional
+        What `Classifier.save` wrote.
+    num_threads : int, optional
+        CPU threads within one operator; None lets the library choose.
+
+    Returns
+    -------
+    Classifier
+
+    Raises
+    ------
+    ArtifactError
+        If a file is missing, damaged, or not what is expected.
+    BackendUnavailableError, EngineError
+        If the device cannot be used, or the network cannot be loaded on it.
+    ConfigError
+        If a setting is out of its range, or given for a file that has it baked in.
+    """
+    resources = ExitStack()
+    with resources:
+        engine = open_engine(
+            path,
+            resources,
+            device=device,
+            config=config,
+            update_every=update_every,
+            warmup_frames=warmup_frames,
+            num_threads=num_threads,
+        )
+        classifier = Classifier(engine, resources=resources.pop_all())
+        try:
+            if state is not None:
+                classifier.load_state(state)
+        except BaseException:
+            classifier.close()
+            raise
+    return classifier
+
+
+def open_engine(
+    path: str | Path,
+    resources: ExitStack,
+    /,
+    *,
+    device: Device = "cpu",
+    config: Config | None = None,
+    update_every: int | None = None,
+    warmup_frames: int | None = None,
+    num_threads: int | None = None,
+    allow_host_code: bool = False,
+) -> Engine:
+    """Open a file's network and what adapts it.
+
+    Parameters
+    ----------
+    path, device, config, update_every, warmup_frames, num_threads
+        As for `load`.
+    resources : ExitStack
+        Closes the session.
+    allow_host_code : bool, optional
+        As for `open_session`.
+
+    Returns
+    -------
+    Engine
+
+    Raises
+    ------
+    ArtifactError, BackendUnavailableError, ConfigError, EngineError
+        As `load`.
+    """
+    if not is_adaptive(path):
+        session = open_session(
+            load_artifact(path),
+            device=device,
+            num_threads=num_threads,
+            allow_host_code=allow_host_code,
+        )
+        return NetworkEngine(
+            resources.enter_context(session),
+            config,
+            update_every=UPDATE_EVERY if update_every is None else update_every,
+            warmup_frames=WARMUP_FRAMES if warmup_frames is None else warmup_frames,
+        )
+    given: dict[str, Any] = {"config": config, "warmup_frames": warmup_frames}
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name}: baked into {path}, an adaptive file; leave it out, or make the file "
+                "again with gain-export --adaptive"
+            )
+    adaptive = open_adaptive_session(load_adaptive(path), device=device, num_threads=num_threads)
+    engine = AdaptiveEngine(resources.enter_context(adaptive))
+    if update_every is not None:
+        engine.update_every = update_every
+    return engine
