@@ -9,14 +9,9 @@ from contextlib import ExitStack, suppress
 from gain_core.errors import GainError, StreamError
 from gain_runtime.result import FrameResult, Sink
 
-__all__ = ["Outputs", "PacedSink"]
+__all__ = ["Outputs"]
 
 logger = logging.getLogger(__name__)
-
-# A camera that hangs for minutes shall not fill the disk with copies of one frame.
-MOST_REPEATS = 300
-# In frames: containers store times in whole milliseconds or ticks.
-ROUNDING = 0.05
 
 
 class Outputs:
@@ -134,38 +129,3 @@ def _raise_first(failures: list[StreamError]) -> None:
         logger.error("%s", err)
     if failures:
         raise failures[0]
-
-
-class PacedSink:
-    """Repeats or leaves out frames so that a video of a source runs at its true speed.
-
-    A camera's frames are dropped while the network is busy; written one after another at the
-    camera's nominal rate they would play too fast. A file's own rate may vary.
-
-    Parameters
-    ----------
-    sink : Sink
-        Owned.
-    rate_hz : float
-        Constant frame rate of the sink.
-    """
-
-    def __init__(self, sink: Sink, /, *, rate_hz: float) -> None:
-        self._sink = sink
-        self._rate_hz = rate_hz
-        self._start_ns: int | None = None
-        self._written = 0
-
-    def write(self, result: FrameResult, /) -> None:
-        """Write the result as often as its time stamp asks for."""
-        now_ns = result.frame.timestamp_ns
-        if self._start_ns is None:
-            self._start_ns = now_ns
-        due = int((now_ns - self._start_ns) * self._rate_hz / 1e9 + ROUNDING) + 1
-        for _ in range(min(due - self._written, MOST_REPEATS)):
-            self._sink.write(result)
-        self._written = max(due, self._written)
-
-    def close(self) -> None:
-        """Close the sink; may be called twice."""
-        self._sink.close()

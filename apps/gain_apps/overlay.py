@@ -106,7 +106,7 @@ def canvas_size(info: SourceInfo, /, *, half: bool = False) -> tuple[int, int]:
         one size for photos, whose own sizes differ.
     """
     width, height = float(info.width_px), float(info.height_px)
-    if info.rate_hz is None and not info.live:
+    if not info.timed:
         width, height = PHOTO_CANVAS
     width, height = max(width, height / TALLEST), max(height, width / WIDEST)
     grow = max(1.0, LEAST_WIDTH_PX / width, LEAST_HEIGHT_PX / height)

@@ -11,9 +11,13 @@ from rich.status import Status
 
 from gain_apps.summary import RunRecord
 
-__all__ = ["ConsoleHandler", "RunProgress"]
+__all__ = ["NOTE", "ConsoleHandler", "RunProgress"]
 
 logger = logging.getLogger(__name__)
+
+# What everybody wants to see of a run, and no more: between INFO and WARNING.
+NOTE = 25
+logging.addLevelName(NOTE, "NOTE")
 
 LOG_INTERVAL_S = 10.0
 REDRAW_INTERVAL_S = 0.25
@@ -33,7 +37,8 @@ class RunProgress:
     def __init__(self, record: RunRecord, console: Console, /, *, total: int | None) -> None:
         self._record = record
         self._total = total
-        self._status: Status | None = console.status("opening") if console.is_terminal else None
+        shown = console.is_terminal and logger.isEnabledFor(NOTE)
+        self._status: Status | None = console.status("opening") if shown else None
         self._next_s = time.monotonic()
 
     def update(self) -> None:
@@ -46,7 +51,7 @@ class RunProgress:
             self._next_s = now + REDRAW_INTERVAL_S
             return
         if self._record.frames > 0 and now - self._record.started_s >= LOG_INTERVAL_S:
-            logger.info("%s", self._line())
+            logger.log(NOTE, "%s", self._line())
             self._next_s = now + LOG_INTERVAL_S
 
     def __enter__(self) -> RunProgress:

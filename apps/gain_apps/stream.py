@@ -60,8 +60,9 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="*",
         action=_Inputs,
         help="video file, photo, folder or 'glob', camera index or device, csi://0, rtsp:// or "
-        "http:// URL, 'GStreamer pipeline ! appsink', - for JPEGs on stdin, test://pattern; "
-        "several share the network, each with a state and output folders of its own",
+        "http:// URL, 'GStreamer pipeline ! appsink', - for JPEGs or a video on stdin, "
+        "test://pattern; several photos are one stream, several of the others share the network, "
+        "each with a state and output folders of its own",
     )
     parser.add_argument(
         "--names",
@@ -140,6 +141,12 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
         help="corrupt the frames: fog:3, a ramp fog:0-5, or several with commas, one after another",
     )
     group.add_argument(
+        "--hwaccel",
+        metavar="NAME",
+        help="decode videos and network streams by hardware: cuda, vaapi, videotoolbox; an error "
+        "where it cannot",
+    )
+    group.add_argument(
         "--truth",
         metavar="FILE",
         help="true classes: a classes.tsv, or lines of file name<TAB>index; 'none' for none "
@@ -178,7 +185,18 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
         "--side-by-side", action=on_off, help="draw the frozen source beside the adapted prediction"
     )
     group.add_argument("--json", action=on_off, help="print the summary as one JSON object")
-    group.add_argument("--log-level", help="debug, info (default), warning or error")
+    group.add_argument(
+        "--verbose",
+        dest="log_level",
+        action="store_const",
+        const="info",
+        help="log the settings and every step (default: what was opened, warnings, the summary)",
+    )
+    group.add_argument(
+        "--log-level",
+        metavar="LEVEL",
+        help="debug, info (as --verbose), note (default), warning or error (no table either)",
+    )
     group.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
 
 
@@ -294,11 +312,14 @@ def _run(flags: dict[str, Any]) -> int:
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(config.logging_level())
+    # Libraries warn by lines of their own.
+    logging.captureWarnings(True)
     stop = StopRequest()
     try:
         with signals_handled(stop):
             return _stream(configs, stop, console)
     finally:
+        logging.captureWarnings(False)
         for logger, level in zip(loggers, previous, strict=True):
             logger.removeHandler(handler)
             logger.setLevel(level)
@@ -306,12 +327,14 @@ def _run(flags: dict[str, Any]) -> int:
 
 def _stream(configs: Any, stop: Any, console: Any) -> int:
     """Run one stream or several and print their summaries."""
+    from gain_apps.progress import NOTE
     from gain_apps.stream_many import run_streams
     from gain_apps.stream_run import run_stream
     from gain_apps.summary import print_summary
 
     def report(summary: dict[str, Any]) -> None:
-        print_summary(summary, console)
+        if configs[0].logging_level() <= NOTE:
+            print_summary(summary, console)
         if configs[0].json:
             print(json.dumps(summary, allow_nan=False))
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from gain_apps.defaults import UPDATE_EVERY, WARM_UP
+from gain_apps.progress import NOTE
 from gain_apps.serve.address import ServeAddress
 from gain_core import GainConfig
 from gain_core.errors import ConfigError
 from gain_runtime.camera_source import CameraRequest
+from gain_runtime.file_kind import is_folder, resolved
 from gain_runtime.open_session import Device
 from gain_runtime.uri import redact
 
@@ -23,7 +25,13 @@ __all__ = ["LOG_LEVELS", "NO_TRUTH", "STDOUT", "StreamConfig"]
 
 STDOUT = "-"
 NO_TRUTH = "none"
-LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "note": NOTE,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 # Fields whose value is a file that is written, and those that are only read.
 WRITTEN = ("state_out", "output", "jsonl", "timeline")
 READ = ("input", "model", "adaptive", "state_in", "truth", "serve_token_file")
@@ -40,6 +48,8 @@ class StreamConfig:
     ----------
     input : str
         Source URI.
+    photos : tuple of str
+        Photos named one by one, `input` the first of them; empty for every other source.
     name : str or None
         What the stream is called where several run in one process.
     model : str or None
@@ -94,6 +104,8 @@ class StreamConfig:
         Do not learn from black, frozen and corrupt frames; None checks live sources.
     camera_size, camera_rate, camera_format : str, float, str or None
         What is asked of a camera: `1280x720`, Hz, four characters.
+    hwaccel : str or None
+        FFmpeg's hardware decoder for videos and network streams.
     side_by_side : bool
         Draw the frozen source and the adapted prediction beside each other.
     max_frames : int or None
@@ -123,6 +135,7 @@ class StreamConfig:
     """
 
     input: str
+    photos: tuple[str, ...] = ()
     name: str | None = None
     model: str | None = None
     adaptive: str | None = None
@@ -155,6 +168,7 @@ class StreamConfig:
     camera_size: str | None = None
     camera_rate: float | None = None
     camera_format: str | None = None
+    hwaccel: str | None = None
     side_by_side: bool = False
     max_frames: int | None = None
     seed: int = 0
@@ -168,7 +182,7 @@ class StreamConfig:
     shuffle: bool = False
     json: bool = False
     debug: bool = False
-    log_level: str = "info"
+    log_level: str = "note"
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -273,12 +287,13 @@ class StreamConfig:
 
     def logging_level(self) -> int:
         """`log_level` as a number; `debug` wins."""
-        return logging.DEBUG if self.debug else int(getattr(logging, self.log_level.upper()))
+        return logging.DEBUG if self.debug else LOG_LEVELS[self.log_level]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values of every setting, the resolved `GainConfig` under `gain`."""
         record = {item.name: getattr(self, item.name) for item in fields(self)}
         shown = {"input": redact(self.input), "gain": self.gain_config().to_dict()}
+        record["photos"] = list(self.photos)
         for name in ("webhook", "mqtt"):
             if record[name] is not None:
                 shown[name] = redact(record[name])
@@ -327,12 +342,12 @@ class StreamConfig:
 
     def _refuse_collisions(self) -> None:
         """No output may overwrite an input or another output; a state may be continued in place."""
-        taken: dict[Path, str] = {}
+        taken: dict[Path, str] = {resolved(photo): "input" for photo in self.photos[1:]}
         for name in (*READ, *WRITTEN):
             value = getattr(self, name)
             if value is None or value == STDOUT or "://" in value:
                 continue
-            path = Path(value).resolve()
+            path = resolved(value)
             other = taken.get(path)
             if name in WRITTEN and other is not None and (other, name) != ("state_in", "state_out"):
                 raise ConfigError(
@@ -352,9 +367,9 @@ def _check_target(name: str, value: str | None) -> None:
     if value is None or value == STDOUT:
         return
     path = Path(value)
-    if path.is_dir():
+    if is_folder(path):
         raise ConfigError(f"{name}: expected a file, got the folder {value}; add a file name")
-    if not path.parent.is_dir():
+    if not is_folder(path.parent):
         raise ConfigError(f"{name}: {value}: no such folder {path.parent}; create it first")
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from gain_apps.app_sources import app_schemes
 from gain_apps.corrupting_source import CorruptingSource, Stretch, parse_schedule
@@ -11,7 +12,7 @@ from gain_apps.truth import TruthSource, read_truth
 from gain_core.errors import ConfigError, GainError
 from gain_runtime.class_list import ClassList
 from gain_runtime.frame import FrameSource
-from gain_runtime.image_source import ImageSource
+from gain_runtime.image_source import ImageSource, open_images
 from gain_runtime.sources import open_source
 from gain_runtime.stream_adapter import StreamArtifact
 
@@ -46,15 +47,29 @@ def open_input(config: StreamConfig, artifact: StreamArtifact) -> FrameSource:
         if config.truth in (None, NO_TRUTH)
         else read_truth(str(config.truth), num_classes=num_classes)
     )
-    source = open_source(
-        config.input,
-        schemes=app_schemes(),
-        seed=config.seed,
-        shuffle=config.shuffle,
-        classes=truth if isinstance(truth, ClassList) else None,
-        camera=config.camera_request(),
-        patience_s=config.reconnect,
-    )
+    classes = truth if isinstance(truth, ClassList) else None
+    # What the user says of the truth wins; a file beside the photos may be of another label set.
+    own_classes = config.truth is None
+    source: FrameSource
+    if config.photos:
+        source = open_images(
+            [Path(photo) for photo in config.photos],
+            classes=classes,
+            own_classes=own_classes,
+            shuffle_seed=config.seed if config.shuffle else None,
+        )
+    else:
+        source = open_source(
+            config.input,
+            schemes=app_schemes(),
+            seed=config.seed,
+            shuffle=config.shuffle,
+            classes=classes,
+            own_classes=own_classes,
+            camera=config.camera_request(),
+            patience_s=config.reconnect,
+            hwaccel=config.hwaccel,
+        )
     try:
         return _dressed(source, truth, schedule, config=config, num_classes=num_classes)
     except GainError:

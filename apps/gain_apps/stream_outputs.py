@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from gain_apps.outputs import Outputs, PacedSink
+from gain_apps.outputs import Outputs
 from gain_apps.overlay import Overlay
 from gain_apps.stream_config import StreamConfig
 from gain_apps.timeline import TimelineSink
@@ -14,7 +14,7 @@ from gain_runtime.display_sink import DisplayAction, DisplaySink
 from gain_runtime.frame import FrameSource
 from gain_runtime.jsonl_sink import JsonlSink
 from gain_runtime.mqtt_sink import MqttSink
-from gain_runtime.video_sink import DEFAULT_RATE_HZ, VideoSink
+from gain_runtime.video_sink import LONGEST_GAP_S, VideoSink
 from gain_runtime.webhook_sink import WebhookSink
 
 __all__ = ["open_outputs"]
@@ -48,11 +48,14 @@ def open_outputs(
     info = source.info
     overlay = Overlay(info, side_by_side=config.side_by_side)
     if config.output is not None:
-        rate_hz = info.rate_hz or (DEFAULT_RATE_HZ if info.live else PHOTO_RATE_HZ)
-        # Photos are shown one after another, each as long.
-        paced = info.live or info.rate_hz is not None
-        video = VideoSink(config.output, render=overlay.render, rate_hz=rate_hz)
-        outputs.add("--output", PacedSink(video, rate_hz=rate_hz) if paced else video)
+        video = VideoSink(
+            config.output,
+            render=overlay.render,
+            rate_hz=info.rate_hz if info.timed else PHOTO_RATE_HZ,
+            constant=not info.timed,
+            longest_gap_s=LONGEST_GAP_S if info.live else None,
+        )
+        outputs.add("--output", video)
     if config.display:
         window = DisplaySink("gain-stream", render=overlay.render, on_action=on_action)
         outputs.add("--display", window, poll=window.poll)

@@ -10,6 +10,9 @@ from typing import Any
 from gain_apps.serve.address import ServeAddress
 from gain_apps.stream_config import STDOUT, StreamConfig, flag
 from gain_core.errors import ConfigError
+from gain_runtime.file_kind import is_file
+from gain_runtime.sources import is_picture
+from gain_runtime.uri import parse_uri
 
 __all__ = ["plan_streams"]
 
@@ -21,7 +24,7 @@ HIGHEST_PORT = 65_535
 
 
 def plan_streams(settings: Mapping[str, Any], /) -> tuple[StreamConfig, ...]:
-    """One `StreamConfig` for each input.
+    """One `StreamConfig` for each input; photos named one by one are one stream.
 
     A single input gets the settings as they are. Of several, each writes into a folder of its
     name, made here: `--jsonl out/rows.jsonl` becomes `out/NAME/rows.jsonl`, `--snapshots kept`
@@ -46,6 +49,9 @@ def plan_streams(settings: Mapping[str, Any], /) -> tuple[StreamConfig, ...]:
     """
     values = dict(settings)
     inputs, names = _listed(values.pop("input", None)), _listed(values.pop("names", None))
+    if not names and len(inputs) > 1 and all(map(_is_photo, inputs)):
+        # A shell has written out *.jpg.
+        return (StreamConfig.resolve({**values, "input": inputs[0], "photos": tuple(inputs)}),)
     if len(inputs) < 2:
         if names:
             raise ConfigError("--names: expected several INPUTs to name, got one; leave it out")
@@ -61,6 +67,12 @@ def plan_streams(settings: Mapping[str, Any], /) -> tuple[StreamConfig, ...]:
         StreamConfig.resolve({**_own(values, name, number), "input": uri, "name": name})
         for number, (uri, name) in enumerate(zip(inputs, names, strict=True))
     )
+
+
+def _is_photo(uri: str) -> bool:
+    """Whether an input is one picture."""
+    parsed = parse_uri(uri)
+    return parsed.kind == "path" and is_file(parsed.target) and is_picture(Path(parsed.target))
 
 
 def _listed(value: Any) -> list[str]:

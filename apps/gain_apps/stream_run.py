@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from gain_apps.backpressure import Backpressure
 from gain_apps.commands import Command
 from gain_apps.outputs import Outputs
-from gain_apps.progress import RunProgress
+from gain_apps.progress import NOTE, RunProgress
 from gain_apps.running_stream import RunningStream
 from gain_apps.snapshot_keeper import SnapshotKeeper
 from gain_apps.stop_request import StopRequest
@@ -81,6 +81,7 @@ def run_stream(
         # the cores from ONNX Runtime's: 1.1 ms against 33 ms a step, seen on two busy cores.
         stack.enter_context(threadpool_limits(limits=1, user_api="blas"))
         run = _open(config, stop, stack, session=session)
+        _say_opened(run)
         failures = _drive(run, console)
         run.reader.close()
         if not run.record.frames and not stop and not failures:
@@ -195,6 +196,20 @@ def _between(run: RunningStream, watchdog: Watchdog | None) -> Callable[[], None
             run.keeper.tick()
 
     return act
+
+
+def _say_opened(run: RunningStream) -> None:
+    """One line of what is looked at, one of what it runs on."""
+    info = run.source.info
+    facts = [f"{info.width_px} x {info.height_px} px"]
+    if info.timed:
+        facts.append("rate unknown" if info.rate_hz is None else f"{info.rate_hz:.5g} Hz")
+    if info.num_frames is not None:
+        facts.append(f"{info.num_frames} {'frames' if info.timed else 'photos'}")
+    if info.detail is not None:
+        facts.append(info.detail)
+    logger.log(NOTE, "%s: %s", info.source_id, ", ".join(facts))
+    logger.log(NOTE, "%s on %s", run.adapter.artifact.path, run.adapter.provider)
 
 
 def _drive(run: RunningStream, console: Console) -> list[GainError]:

@@ -1,4 +1,4 @@
-"""H.264 through PyAV, behind the three methods of `cv2.VideoWriter` that are used here."""
+"""Encoding frames into a video file through PyAV, each at its own time."""
 
 from __future__ import annotations
 
@@ -7,77 +7,162 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import numpy.typing as npt
+from av.video.reformatter import ColorRange, Colorspace
 
-from gain_core._optional import require
-from gain_core.errors import BackendUnavailableError
+from gain_core.errors import StreamError
+from gain_runtime.closing import Closing
 
-__all__ = ["AV_CODEC", "AvWriter"]
+__all__ = ["AvWriter"]
 
-AV_CODEC = "libx264"
-# One thread and a fast preset: the cores belong to the network.
-OPTIONS = {"preset": "veryfast", "threads": "1"}
-# Exact for 24000/1001 and its relatives.
+# One thread and a fast preset: the cores belong to the network. At this quality the demo's drive
+# through fog and noise takes 10 MB a minute.
+OPTIONS = {
+    # Without B-frames a file is as long as its frames say, whatever the gaps between them.
+    "libx264": {"preset": "veryfast", "crf": "25", "threads": "1", "bf": "0"},
+    "libopenh264": {"threads": "1"},
+    "mpeg4": {"qscale:v": "4", "threads": "1"},
+    "mjpeg": {"qscale:v": "4", "threads": "1"},
+}
+# Exact for 24000/1001 and its relatives; MPEG-4 part 2 can count no finer than to 65535.
+UNIT, MPEG4_UNIT = Fraction(1, 120_000), Fraction(1, 60_000)
 MOST_DENOMINATOR = 1001
+PIXEL_FORMATS = {"mjpeg": "yuvj420p", "ffv1": "bgr0"}
+# Of FFmpeg's enumerations: BT.709 for matrix, primaries and transfer, which browsers expect of
+# files that say nothing.
+BT709 = 1
+# So that a browser can play while it still loads.
+INDEX_FIRST = {"movflags": "+faststart"}
 
 
-class AvWriter:
-    """Encodes BGR frames of one size; never open where the extra `video` is not installed.
+class AvWriter(Closing):
+    """Encodes RGB frames of one size.
 
     Parameters
     ----------
     path : Path
-        Its suffix chooses the container.
+        Absolute; its suffix chooses the container.
+    encoder : str
+        FFmpeg's name of it.
     rate_hz : float
+        Usual frame rate. AVI knows no other: there, times are rounded to it, gaps stay gaps, and
+        of two frames in one period the first is kept.
     size : (int, int)
         Width and height in px, both even.
+
+    Raises
+    ------
+    StreamError
+        If the encoder is not there or refuses.
     """
 
-    def __init__(self, path: Path, /, *, rate_hz: float, size: tuple[int, int]) -> None:
+    def __init__(
+        self, path: Path, /, *, encoder: str, rate_hz: float, size: tuple[int, int]
+    ) -> None:
+        self._path = path
+        self._last = -1
         self._container: Any = None
+        rate = Fraction(rate_hz).limit_denominator(MOST_DENOMINATOR)
+        self._unit = MPEG4_UNIT if encoder == "mpeg4" else UNIT
+        if path.suffix.lower() == ".avi":
+            self._unit = 1 / rate
+        self._pixel_format = PIXEL_FORMATS.get(encoder, "yuv420p")
+        is_mp4 = path.suffix.lower() in (".mp4", ".m4v", ".mov")
         try:
-            self._av: Any = require("av", extra="video")
-        except BackendUnavailableError:
-            return
-        try:
-            container = self._av.open(str(path), "w")
-            rate = Fraction(rate_hz).limit_denominator(MOST_DENOMINATOR)
-            self._stream = container.add_stream(AV_CODEC, rate=rate, options=dict(OPTIONS))
-            self._stream.width, self._stream.height = size
-            self._stream.pix_fmt = "yuv420p"
+            self._container = av.open(
+                str(path), "w", container_options=INDEX_FIRST if is_mp4 else None
+            )
+            stream = self._container.add_stream(
+                encoder, rate=rate, options=dict(OPTIONS.get(encoder, {}))
+            )
+            stream.width, stream.height = size
+            stream.pix_fmt = self._pixel_format
+            context = stream.codec_context
+            context.time_base = stream.time_base = self._unit
+            if self._pixel_format == "yuv420p":
+                context.colorspace = context.color_primaries = context.color_trc = BT709
+                context.color_range = ColorRange.MPEG
+            self._stream = stream
             # An encoder that refuses shall do so now, while another can be taken.
-            container.start_encoding()
-        except (self._av.error.FFmpegError, OSError, ValueError):
-            return
-        self._container = container
+            self._container.start_encoding()
+        except (av.error.FFmpegError, OSError, ValueError) as err:
+            self._let_go()
+            raise StreamError(
+                f"{path.name}: the encoder {encoder} cannot be used ({_reason(err)})"
+            ) from err
 
-    def isOpened(self) -> bool:  # noqa: N802 - OpenCV's name
-        """Whether frames can be written."""
-        return self._container is not None
+    def write(self, image: npt.NDArray[np.uint8], position_s: float, /) -> bool:
+        """Append one frame.
 
-    def write(self, image: npt.NDArray[np.uint8], /) -> bool:
-        """Append one frame, (H, W, 3) uint8 BGR; whether that worked."""
-        frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="bgr24")
-        return self._mux(frame)
+        Parameters
+        ----------
+        image : array, (H, W, 3) uint8 RGB
+        position_s : float
+            When it is shown, from the start of the video.
 
-    def release(self) -> None:
-        """Write what the encoder still holds and close; may be called twice."""
-        container, self._container = self._container, None
-        if container is None:
+        Returns
+        -------
+        bool
+            False where its period was taken already (AVI).
+
+        Raises
+        ------
+        StreamError
+            If it cannot be encoded or written.
+        """
+        at = round(Fraction(position_s).limit_denominator(1_000_000) / self._unit)
+        if at <= self._last and self._path.suffix.lower() == ".avi":
+            return False
+        self._last = max(at, self._last + 1)
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+        frame = frame.reformat(
+            format=self._pixel_format,
+            dst_colorspace=Colorspace.ITU709 if self._pixel_format == "yuv420p" else None,
+            interpolation="BICUBIC",
+        )
+        frame.pts, frame.time_base = self._last, self._unit
+        self._mux(frame)
+        return True
+
+    def close(self) -> None:
+        """Write what the encoder still holds and close; may be called twice.
+
+        Raises
+        ------
+        StreamError
+            If that fails; the file is closed all the same.
+        """
+        if self._container is None:
             return
         try:
-            self._mux(None, container)
+            self._mux(None)
+            self._container.close()
+            self._container = None
+        except (av.error.FFmpegError, OSError) as err:
+            raise StreamError(f"cannot be finished ({_reason(err)})") from err
         finally:
-            # Whoever reads the file back finds it incomplete.
-            with suppress(self._av.error.FFmpegError, OSError):
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Close without finishing; whoever reads the file back finds it incomplete."""
+        container, self._container = self._container, None
+        if container is not None:
+            with suppress(av.error.FFmpegError, OSError):
                 container.close()
 
-    def _mux(self, frame: Any, container: Any = None) -> bool:
+    def _mux(self, frame: Any) -> None:
         """Encode a frame, or None for what is left, and write the packets."""
         try:
             for packet in self._stream.encode(frame):
-                (container or self._container).mux(packet)
-        except (self._av.error.FFmpegError, OSError):
-            return False
-        return True
+                self._container.mux(packet)
+        except (av.error.FFmpegError, OSError) as err:
+            if isinstance(err, StreamError):
+                raise
+            raise StreamError(f"cannot be written ({_reason(err)})") from err
+
+
+def _reason(err: BaseException) -> str:
+    """One clause."""
+    return str(getattr(err, "strerror", None) or " ".join(str(err).split()))

@@ -1,10 +1,12 @@
-"""Local cameras and live network streams as a frame source."""
+"""Local cameras and GStreamer pipelines as a frame source, through OpenCV."""
 
 from __future__ import annotations
 
 import logging
 import os
+import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +16,8 @@ import cv2
 
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.closing import Closing
-from gain_runtime.frame import Frame, SourceInfo
+from gain_runtime.file_kind import file_status
+from gain_runtime.frame import Frame, SourceInfo, rate_or_none
 from gain_runtime.opencv_capture import (
     Capture,
     CaptureFactory,
@@ -22,22 +25,18 @@ from gain_runtime.opencv_capture import (
     GuardedCapture,
     codec_name,
     open_capture,
-    rate_or_none,
 )
 from gain_runtime.uri import redact
+from gain_runtime.video_decoder import in_thread
 
 __all__ = ["CameraRequest", "CameraSource"]
 
 logger = logging.getLogger(__name__)
 
-# FFmpeg waits 30 s by default; a stalled stream must not look like a hang.
-NETWORK_SETTINGS = (
-    *(cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, 10_000),
-    *(cv2.CAP_PROP_READ_TIMEOUT_MSEC, 5_000),
-)
 RETRY_PAUSE_S = 0.05
 # Reads that fail by a time-out of several seconds each must not add up to minutes.
 PATIENCE_S = 10.0
+DEFAULT_WARM_UP = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +54,8 @@ class CameraRequest:
         rate in MJPG only.
     num_warm_up : int or None
         Frames discarded before the first one is yielded, while exposure and white balance
-        settle; dark frames would enter the running statistics. None means 10 for local cameras
-        and 0 for network streams.
+        settle; dark frames would enter the running statistics. None means 10 for cameras and
+        pipelines and 0 for network streams.
     num_tries : int
         Failed reads in a row after which the signal counts as lost; fewer where they take more
         than 10 s together.
@@ -95,7 +94,7 @@ class CameraSource(Closing):
     Parameters
     ----------
     target : str
-        Device index in digits, device path, URL or GStreamer pipeline.
+        Device index in digits, device path or GStreamer pipeline.
     shown : str or None
         What messages call it; None makes it from the target, without credentials.
     is_pipeline : bool
@@ -122,11 +121,11 @@ class CameraSource(Closing):
     ) -> None:
         self._request = request or CameraRequest()
         self._is_pipeline = is_pipeline
-        self._is_network = not is_pipeline and "://" in target
         name = redact(target) if not target.isdigit() else f"camera {target}"
         self._source_id = name if shown is None else shown
-        opened = self._open(target, capture)
-        if not self._is_network and not is_pipeline:
+        # Pipelines may wait for a camera on the network: a signal shall end that wait.
+        opened = in_thread(lambda: self._open(target, capture), closed=threading.Event())
+        if not is_pipeline:
             self._ask(opened)
         self._capture = GuardedCapture(opened)
         self._skipped = 0
@@ -146,7 +145,7 @@ class CameraSource(Closing):
     def __iter__(self) -> Iterator[Frame]:
         num_warm_up = self._request.num_warm_up
         if num_warm_up is None:
-            num_warm_up = 0 if self._is_network else 10
+            num_warm_up = DEFAULT_WARM_UP
         index = -num_warm_up
         while (grabbed := self._next()) is not None:
             if index >= 0:
@@ -165,18 +164,13 @@ class CameraSource(Closing):
     def _open(self, target: str, factory: CaptureFactory) -> Capture:
         if self._is_pipeline:
             opened = factory(target, cv2.CAP_GSTREAMER, ())
-        elif self._is_network:
-            opened = factory(target, cv2.CAP_FFMPEG, NETWORK_SETTINGS)
         else:
             backend = cv2.CAP_V4L2 if sys.platform.startswith("linux") else cv2.CAP_ANY
             opened = factory(int(target) if target.isdigit() else target, backend, ())
         if opened.isOpened():
             return opened
         opened.release()
-        if self._is_pipeline:
-            reason = _pipeline_hint()
-        else:
-            reason = _network_hint() if self._is_network else _device_hint(target)
+        reason = _pipeline_hint() if self._is_pipeline else _device_hint(target)
         raise StreamError(f"{self._source_id}: cannot be opened; {reason}")
 
     def _ask(self, opened: Capture) -> None:
@@ -210,7 +204,7 @@ class CameraSource(Closing):
             codec_name(self._capture.get(cv2.CAP_PROP_FOURCC)),
         )
         wanted = (self._request.width_px, self._request.height_px)
-        if not self._is_network and None not in wanted and wanted != (width_px, height_px):
+        if not self._is_pipeline and None not in wanted and wanted != (width_px, height_px):
             logger.warning(
                 "%s: asked for %d x %d px, the camera gives %d x %d px",
                 self._source_id,
@@ -251,12 +245,14 @@ class CameraSource(Closing):
 def _device_hint(target: str) -> str:
     """Why a local camera may not open, as far as the device nodes tell."""
     path = Path(f"/dev/video{target}" if target.isdigit() else target)
-    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+    status = file_status(path, error=StreamError)
+    if status is not None and not os.access(path, os.R_OK | os.W_OK):
         return f"no permission for {path}: add the user to the group that owns it (video)"
-    if path.exists():
+    if status is not None and stat.S_ISCHR(status.st_mode):
         return f"{path} exists, so another program may hold it, or it is no capture device"
     known = sorted(str(node) for node in Path("/dev").glob("video*"))
-    return f"no device {path}; devices here: {', '.join(known) or 'none'}"
+    found = f"no device {path}" if status is None else f"{path} is no device"
+    return f"{found}; devices here: {', '.join(known) or 'none'}"
 
 
 def _pipeline_hint() -> str:
@@ -267,11 +263,3 @@ def _pipeline_hint() -> str:
             "are; use the system's (python3-opencv, JetPack's), see docs/opencv.md"
         )
     return "try the same pipeline with gst-launch-1.0, fakesink in place of appsink"
-
-
-def _network_hint() -> str:
-    """Why a network stream may not open."""
-    return (
-        "expected a stream that OpenCV's FFmpeg can read: check the address, the credentials and "
-        "that the host answers"
-    )

@@ -10,7 +10,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Frame", "FrameSource", "SourceInfo"]
+__all__ = ["Frame", "FrameSource", "SourceInfo", "rate_or_none"]
+
+MAX_RATE_HZ = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,9 @@ class SourceInfo:
     """What is known about a source before its first frame.
 
     `rate_hz` and `num_frames` are None where the source cannot tell; `live` sources keep
-    producing whether or not anybody reads, so their reader drops the oldest frames.
+    producing whether or not anybody reads, so their reader drops the oldest frames. `detail` says
+    in a word or two how the frames are made (`h264`, `hevc on cuda`). `timed` says whether time
+    stamps tell when frames were taken; photos have none, and are shown one after another.
     """
 
     source_id: str
@@ -60,6 +64,8 @@ class SourceInfo:
     num_frames: int | None
     live: bool
     class_names: tuple[str, ...] | None = None
+    detail: str | None = None
+    timed: bool = True
 
 
 class FrameSource(Protocol):
@@ -85,3 +91,8 @@ class FrameSource(Protocol):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+
+def rate_or_none(rate_hz: float | None, /, *, most_hz: float = MAX_RATE_HZ) -> float | None:
+    """A frame rate as claimed, or None where it cannot be one (0, NaN, a time base like 90000)."""
+    return rate_hz if rate_hz is not None and 0.0 < rate_hz <= most_hz else None

@@ -1,42 +1,71 @@
-"""One photo from disk as upright 8-bit RGB, whatever its mode."""
+"""One picture as upright 8-bit RGB, whatever its mode: the loader of every tool."""
 
 from __future__ import annotations
 
+import ctypes
+import io
+import logging
 import struct
+import threading
+import warnings
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+import PIL
+from PIL import Image, UnidentifiedImageError
 
 from gain_core.errors import StreamError
+from gain_runtime.file_kind import Content, content_of, read_head, regular_file
 
-__all__ = ["IMAGE_SUFFIXES", "load_image"]
+__all__ = ["IMAGE_SUFFIXES", "MOST_PIXELS", "Picture", "decode_image", "load_image", "load_picture"]
 
-_PHOTO = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp", ".avif", ".jp2")
+logger = logging.getLogger(__name__)
+
+# What Pillow itself refuses by default: 0.5 GB as RGB.
+MOST_PIXELS = 178_956_970
+_PHOTO = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".jp2")
 _SCIENCE = (".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
 IMAGE_SUFFIXES = frozenset((*_PHOTO, *_SCIENCE))
-# What Pillow's decoders raise on damaged files.
-DECODE_ERRORS = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    RuntimeError,
-    EOFError,
-    IndexError,
-    KeyError,
-    struct.error,
-    Image.DecompressionBombError,
-)
+_RAW_A = (".dng", ".nef", ".nrw", ".arw", ".sr2", ".cr2", ".cr3", ".crw", ".orf", ".raf", ".rw2")
+_RAW_B = (".pef", ".srw", ".x3f", ".3fr", ".iiq", ".kdc", ".dcr", ".erf", ".mef", ".mos")
+RAW_SUFFIXES = frozenset((*_RAW_A, *_RAW_B))
+ORIENTATION, SUBFILE_TYPE, SUB_IFDS, DNG_VERSION = 0x0112, 254, 330, 50706
+# By the value of the orientation tag.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+RAW_HINT = "raw data of a camera; develop it to JPEG or TIFF first"
+REFUSED: dict[Content, str] = {
+    "heif": "HEIC or HEIF, which is not read here; convert it: heif-convert IN OUT.jpg",
+    "raw": RAW_HINT,
+    "video": "a video, not a picture",
+    "lfs pointer": "the pointer that Git LFS left in its place; fetch it with: git lfs pull",
+}
+
+
+class Picture(NamedTuple):
+    """A decoded picture: (H, W, 3) uint8 RGB, and whether its file holds others besides."""
+
+    pixels: npt.NDArray[np.uint8]
+    has_more: bool
 
 
 def load_image(path: Path, /) -> npt.NDArray[np.uint8]:
-    """Decode a photo: EXIF orientation applied, transparency laid over white, 16 bits scaled to 8.
+    """Decode a picture: orientation applied, transparency laid over white, 16 bits scaled to 8.
 
     Parameters
     ----------
     path : Path
-        Any format Pillow reads; of an animation, the first frame.
+        Any format Pillow reads, whatever its name; of an animated or multi-page file the first
+        picture.
 
     Returns
     -------
@@ -45,14 +74,73 @@ def load_image(path: Path, /) -> npt.NDArray[np.uint8]:
     Raises
     ------
     StreamError
-        If the file is missing, damaged, cut short, no image, or holds floating-point pixels.
+        If the file is missing, no regular file, damaged, cut short, no picture, raw data of a
+        camera, of more than `MOST_PIXELS`, or holds floating-point pixels.
     """
+    picture = load_picture(path)
+    if picture.has_more:
+        logger.info("%s: animated or of several pages; its first picture is used", path)
+    return picture.pixels
+
+
+def load_picture(path: Path, /) -> Picture:
+    """As `load_image`, and whether the file holds further pictures."""
+    regular_file(path)
+    head = read_head(path)
+    reason = REFUSED.get(content_of(head))
+    if not head:
+        reason = "an empty file"
+    elif reason is None and path.suffix.lower() in RAW_SUFFIXES:
+        reason = RAW_HINT
+    if reason is not None:
+        raise StreamError(f"{path}: expected a readable image ({reason})")
     try:
-        with Image.open(path) as opened:
-            image = ImageOps.exif_transpose(opened)
-            return np.array(_to_rgb(image))
-    except DECODE_ERRORS as err:
-        raise StreamError(f"{path}: expected a readable image ({_reason(err)})") from err
+        with path.open("rb") as stream:
+            return _decode(stream, str(path))
+    except OSError as err:
+        if isinstance(err, StreamError):
+            raise
+        raise StreamError(f"{path}: cannot be read ({err.strerror})") from err
+
+
+def decode_image(data: bytes, /, *, shown: str) -> npt.NDArray[np.uint8]:
+    """Decode a picture in memory, as `load_image` does a file; `shown` is what errors call it."""
+    return _decode(io.BytesIO(data), shown).pixels
+
+
+def _decode(stream: IO[bytes], shown: str) -> Picture:
+    try:
+        with _quiet, Image.open(stream) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise Image.DecompressionBombError
+            if _is_raw(image):
+                raise ValueError(RAW_HINT)
+            has_more = image.format != "MPO" and bool(getattr(image, "is_animated", False))
+            turn = TURNS.get(_orientation(image))
+            upright = image if turn is None else image.transpose(turn)
+            return Picture(np.array(_to_rgb(upright)), has_more)
+    except Exception as err:
+        # Pillow's plug-ins raise whatever their parsing of a damaged file runs into.
+        raise StreamError(f"{shown}: expected a readable image ({_reason(err)})") from err
+
+
+def _orientation(image: Image.Image) -> int:
+    """The value of one tag; broken ones beside it say nothing about the picture."""
+    try:
+        return int(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # noqa: BLE001 - metadata that cannot be read is none
+        return 1
+
+
+def _is_raw(image: Image.Image) -> bool:
+    """Whether a TIFF is a camera's raw file, of which Pillow reads the thumbnail."""
+    tags = getattr(image, "tag_v2", None)
+    if image.format != "TIFF" or tags is None:
+        return False
+    if DNG_VERSION in tags:
+        return True
+    reduced = tags.get(SUBFILE_TYPE, 0)
+    return isinstance(reduced, int) and bool(reduced & 1) and SUB_IFDS in tags
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -72,9 +160,49 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _reason(err: BaseException) -> str:
     """One line of why Pillow gave up."""
-    if isinstance(err, FileNotFoundError):
-        return "no such file"
     if isinstance(err, UnidentifiedImageError):
         return "no image format known here"
+    if isinstance(err, Image.DecompressionBombError):
+        return f"more than {MOST_PIXELS:,} pixels; scale it down first"
+    if isinstance(err, MemoryError):
+        return "not enough memory for it"
+    if isinstance(err, struct.error):
+        return "cut short"
     text = str(getattr(err, "strerror", None) or err).splitlines()
     return text[0] if text else type(err).__name__
+
+
+class _Quiet:
+    """Keeps Pillow's warnings from stderr while any thread decodes; what fails is an error."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._filters = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._filters = warnings.catch_warnings()
+                self._filters.__enter__()
+                warnings.simplefilter("ignore")
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._filters.__exit__(None, None, None)
+
+
+def _silence_libtiff() -> None:
+    """Keep libtiff, which Pillow's module is linked with, from writing to stderr by itself."""
+    try:
+        library = ctypes.CDLL(PIL._imaging.__file__)
+        library.TIFFSetErrorHandler(None)
+    except (OSError, AttributeError):
+        logger.debug("libtiff's messages cannot be silenced here")
+
+
+_quiet = _Quiet()
+_silence_libtiff()

@@ -24,11 +24,9 @@ __all__ = [
     "codec_name",
     "open_capture",
     "quiet_opencv",
-    "rate_or_none",
 ]
 
 SILENT = 0
-MAX_RATE_HZ = 1000.0
 
 
 class Capture(Protocol):
@@ -178,11 +176,6 @@ class GuardedCapture:
                     self._capture.release()
             finally:
                 self._lock.release()
-
-
-def rate_or_none(rate_hz: float, /) -> float | None:
-    """A frame rate as reported, or None where it cannot be one (0, NaN, a timebase like 90000)."""
-    return rate_hz if 0.0 < rate_hz <= MAX_RATE_HZ else None
 
 
 def codec_name(fourcc: float, /) -> str:

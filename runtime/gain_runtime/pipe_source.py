@@ -1,22 +1,23 @@
-"""JPEGs one after another on a pipe as a frame source."""
+"""A pipe as a frame source: JPEGs one after another, or a video that needs no seeking."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Protocol
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import StreamError
 from gain_runtime.closing import Closing
+from gain_runtime.file_kind import HEAD_BYTES, content_of
 from gain_runtime.frame import Frame, SourceInfo
+from gain_runtime.image_file import decode_image
 from gain_runtime.image_source import NOMINAL_RATE_HZ
-from gain_runtime.opencv_capture import quiet_opencv
+from gain_runtime.pipe_reader import ByteReader, PipeReader
+from gain_runtime.video_source import VideoSource
 
-__all__ = ["ByteReader", "JpegSplitter", "PipeSource"]
+__all__ = ["JpegSplitter", "PipeSource", "open_pipe"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +25,12 @@ CHUNK_BYTES = 65_536
 # No camera's picture is larger; a pipe of something else must not fill the memory.
 MOST_BYTES = 1 << 26
 START, SCAN, END = b"\xff\xd8", 0xDA, 0xD9
-
-
-class ByteReader(Protocol):
-    """An unbuffered binary stream: `read` returns what there is, nothing at the end."""
-
-    def read(self, size: int, /) -> bytes | None: ...
+# MPEG transport packets, and the start codes of raw MPEG, H.264 and HEVC.
+RAW_VIDEO = (b"\x47\x40", b"\x47\x5f", b"\0\0\0\1", b"\0\0\1")
+HINT = (
+    "pipe JPEGs, e.g. ffmpeg -i IN -c:v mjpeg -f image2pipe -, or a video that needs no seeking, "
+    "e.g. ffmpeg -i IN -c copy -f mpegts -"
+)
 
 
 class JpegSplitter:
@@ -38,10 +39,13 @@ class JpegSplitter:
     Parameters
     ----------
     stream : ByteReader
+    shown : str
+        What messages call it.
     """
 
-    def __init__(self, stream: ByteReader, /) -> None:
+    def __init__(self, stream: ByteReader, /, *, shown: str = "stdin") -> None:
         self._stream = stream
+        self._shown = shown
         self._buffer = bytearray()
         self._at = 0
         self._lost = 0
@@ -131,8 +135,8 @@ class JpegSplitter:
         """Read a chunk; False at the end."""
         if len(self._buffer) > MOST_BYTES:
             raise StreamError(
-                f"stdin: expected JPEGs one after another, got one of over {MOST_BYTES} bytes; "
-                "pipe e.g. ffmpeg -i IN -c:v mjpeg -f image2pipe -"
+                f"{self._shown}: expected JPEGs one after another, got one of over {MOST_BYTES} "
+                f"bytes; {HINT}"
             )
         chunk = self._stream.read(CHUNK_BYTES)
         self._buffer += chunk or b""
@@ -147,7 +151,9 @@ class PipeSource(Closing):
     Parameters
     ----------
     stream : ByteReader
-        Not owned.
+        Not owned, except a `PipeReader`.
+    shown : str
+        What messages call it.
 
     Raises
     ------
@@ -155,20 +161,20 @@ class PipeSource(Closing):
         If it ends before the first readable picture.
     """
 
-    def __init__(self, stream: ByteReader, /) -> None:
-        self._splitter = JpegSplitter(stream)
+    def __init__(self, stream: ByteReader, /, *, shown: str = "stdin") -> None:
+        self._stream = stream
+        self._shown = shown
+        self._splitter = JpegSplitter(stream, shown=shown)
         self._unreadable = 0
         self._index = -1
         self._closed = False
         self._first = self._next()
         if self._first is None:
-            raise StreamError(
-                "stdin: expected JPEGs one after another, got none; "
-                "pipe e.g. ffmpeg -i IN -c:v mjpeg -f image2pipe -"
-            )
+            self.close()
+            raise StreamError(f"{shown}: expected JPEGs one after another, got none; {HINT}")
         height_px, width_px = self._first.shape[:2]
         self._info = SourceInfo(
-            source_id="stdin",
+            source_id=shown,
             width_px=width_px,
             height_px=height_px,
             rate_hz=NOMINAL_RATE_HZ,
@@ -200,15 +206,41 @@ class PipeSource(Closing):
     def close(self) -> None:
         """End the iteration; a read that waits for the pipe ends with it."""
         self._closed = True
+        if isinstance(self._stream, PipeReader):
+            self._stream.close()
 
     def _next(self) -> npt.NDArray[np.uint8] | None:
-        """The next readable picture, EXIF orientation applied; None at the end."""
+        """The next readable picture, orientation applied; None at the end."""
         while not self._closed and (data := self._splitter.next()) is not None:
             self._index += 1
-            with quiet_opencv():
-                decoded = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_COLOR)
-            if decoded is not None:
-                image: npt.NDArray[np.uint8] = cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
-                return image
-            self._unreadable += 1
+            try:
+                return decode_image(data, shown=f"{self._shown}, picture {self._index}")
+            except StreamError as err:
+                self._unreadable += 1
+                if self._unreadable == 1:
+                    logger.warning("skipped: %s; further ones are only counted", err)
         return None
+
+
+def open_pipe(pipe: PipeReader, /, *, hwaccel: str | None = None) -> PipeSource | VideoSource:
+    """Open a pipe by its first bytes: a video's container, else JPEGs.
+
+    Parameters
+    ----------
+    pipe : PipeReader
+        Owned.
+    hwaccel : str or None
+        See `VideoDecoder`.
+
+    Raises
+    ------
+    StreamError
+        If neither can be read from it.
+    """
+    head = pipe.peek(HEAD_BYTES)
+    if not head:
+        pipe.close()
+        raise StreamError(f"{pipe.shown}: expected JPEGs or a video, got nothing; {HINT}")
+    if content_of(head) == "video" or head.startswith(RAW_VIDEO):
+        return VideoSource(pipe, hwaccel=hwaccel)
+    return PipeSource(pipe, shown=pipe.shown)

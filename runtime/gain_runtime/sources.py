@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import stat
 import sys
 from collections.abc import Callable, Mapping
-from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from gain_core.errors import ConfigError
+from gain_core.errors import ConfigError, StreamError
 from gain_runtime.camera_source import CameraRequest, CameraSource
 from gain_runtime.class_list import ClassList
+from gain_runtime.file_kind import content_of, file_status, read_head
 from gain_runtime.frame import FrameSource
-from gain_runtime.image_file import IMAGE_SUFFIXES
+from gain_runtime.image_file import IMAGE_SUFFIXES, RAW_SUFFIXES
 from gain_runtime.image_source import open_folder, open_glob, open_image
+from gain_runtime.network_source import NetworkSource
 from gain_runtime.pattern_source import open_pattern
-from gain_runtime.pipe_source import PipeSource
+from gain_runtime.pipe_reader import PipeReader
+from gain_runtime.pipe_source import open_pipe
 from gain_runtime.reconnecting_source import ReconnectingSource
 from gain_runtime.uri import SourceUri, parse_uri
 from gain_runtime.video_source import VideoSource
 
-__all__ = ["SourceFactory", "open_source"]
+__all__ = ["SourceFactory", "is_picture", "open_source"]
 
 SourceFactory: TypeAlias = Callable[[dict[str, str], int], FrameSource]
 
@@ -37,8 +40,10 @@ def open_source(
     seed: int = 0,
     shuffle: bool = False,
     classes: ClassList | None = None,
+    own_classes: bool = True,
     camera: CameraRequest | None = None,
     patience_s: float = 0.0,
+    hwaccel: str | None = None,
 ) -> FrameSource:
     """Open a source of frames.
 
@@ -46,8 +51,8 @@ def open_source(
     ----------
     uri : str
         A video file, an image, a folder or glob of images, a camera (`0`, `/dev/video0`,
-        `v4l2:///dev/video0`, `csi://0`), a GStreamer pipeline, `rtsp://`, `http(s)://`, `-` for
-        JPEGs on standard input, or `test://NAME?key=value`.
+        `v4l2:///dev/video0`, `csi://0`), a GStreamer pipeline, `rtsp://`, `http(s)://`, `udp://`
+        and others, `-` or a named pipe for JPEGs or a video, or `test://NAME?key=value`.
     schemes : mapping of str to callable
         More names after `test://`, each with a factory `(params, seed) -> FrameSource`.
     seed : int
@@ -55,11 +60,16 @@ def open_source(
     shuffle : bool
         Photos in an order drawn from `seed`; other sources ignore it.
     classes : ClassList or None
-        Gives the truth of photos by file or folder name; None uses a `classes.tsv` beside them.
+        Gives the truth of photos by file or folder name.
+    own_classes : bool
+        Whether a `classes.tsv` beside photos is used where `classes` is None.
     camera : CameraRequest or None
         What to ask cameras and live streams for.
     patience_s : float
         Seconds for which the lost signal of a camera or live stream is waited for.
+    hwaccel : str or None
+        FFmpeg's hardware decoder for videos and network streams (`cuda`, `vaapi`,
+        `videotoolbox`); an error where it cannot be used.
 
     Returns
     -------
@@ -78,28 +88,86 @@ def open_source(
     parsed = parse_uri(uri)
     if parsed.kind == "test":
         return _open_test(parsed, schemes or {}, seed=seed)
+    if hwaccel is not None and parsed.kind in ("camera", "pipeline", "glob"):
+        raise _no_video(hwaccel, parsed)
     if parsed.kind == "network" and _is_recording(parsed.target):
-        return VideoSource(parsed.target)
+        return VideoSource(parsed.target, hwaccel=hwaccel)
     if parsed.kind in ("camera", "network", "pipeline"):
-
-        def open_camera() -> FrameSource:
-            return CameraSource(
-                parsed.target,
-                shown=parsed.shown,
-                is_pipeline=parsed.kind == "pipeline",
-                request=camera,
-            )
-
-        if patience_s > 0.0:
-            return ReconnectingSource(open_camera, patience_s=patience_s)
-        return open_camera()
+        return _open_live(parsed, camera, patience_s=patience_s, hwaccel=hwaccel)
     if parsed.kind == "pipe":
+        if sys.stdin is None or sys.stdin.closed:
+            raise StreamError("stdin: expected a pipe, but standard input is closed")
         # Unbuffered: a thread that waits in a buffered read at exit would abort the process.
-        return PipeSource(FileIO(sys.stdin.fileno(), closefd=False))
+        return open_pipe(PipeReader(sys.stdin.fileno(), shown="stdin"), hwaccel=hwaccel)
     shuffle_seed = seed if shuffle else None
     if parsed.kind == "glob":
-        return open_glob(parsed.target, classes=classes, shuffle_seed=shuffle_seed)
-    return _open_path(Path(parsed.target), classes=classes, shuffle_seed=shuffle_seed)
+        return open_glob(
+            parsed.target, classes=classes, own_classes=own_classes, shuffle_seed=shuffle_seed
+        )
+    path = Path(parsed.target)
+    status = file_status(path, error=StreamError)
+    is_folder = status is not None and stat.S_ISDIR(status.st_mode)
+    if hwaccel is not None and (is_folder or is_picture(path)):
+        raise _no_video(hwaccel, parsed)
+    if is_folder:
+        return open_folder(
+            path, classes=classes, own_classes=own_classes, shuffle_seed=shuffle_seed
+        )
+    if status is not None and stat.S_ISFIFO(status.st_mode):
+        return open_pipe(PipeReader.open(path), hwaccel=hwaccel)
+    if is_picture(path):
+        return open_image(path, classes=classes, own_classes=own_classes)
+    return VideoSource(path, hwaccel=hwaccel)
+
+
+def _no_video(hwaccel: str, parsed: SourceUri) -> ConfigError:
+    """What is said where there is nothing to decode by hardware."""
+    return ConfigError(
+        f"--hwaccel {hwaccel}: expected a video file or a network stream as INPUT, got "
+        f"{parsed.shown}; leave it out"
+    )
+
+
+def is_picture(path: Path, /) -> bool:
+    """Whether a file is a picture: by its first bytes, and where they say nothing by its name.
+
+    Raises
+    ------
+    StreamError
+        If the system does not tell.
+    """
+    status = file_status(path, error=StreamError)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return path.suffix.lower() in IMAGE_SUFFIXES
+    content = content_of(read_head(path))
+    if content in ("picture", "heif", "raw"):
+        return True
+    return content != "video" and path.suffix.lower() in IMAGE_SUFFIXES | RAW_SUFFIXES
+
+
+def _open_live(
+    parsed: SourceUri, camera: CameraRequest | None, *, patience_s: float, hwaccel: str | None
+) -> FrameSource:
+    """A camera or a network stream, opened again where its signal is waited for."""
+
+    def open_once() -> FrameSource:
+        if parsed.kind == "network":
+            return NetworkSource(
+                parsed.target,
+                shown=parsed.shown,
+                num_warm_up=(camera.num_warm_up or 0) if camera is not None else 0,
+                hwaccel=hwaccel,
+            )
+        return CameraSource(
+            parsed.target,
+            shown=parsed.shown,
+            is_pipeline=parsed.kind == "pipeline",
+            request=camera,
+        )
+
+    if patience_s > 0.0:
+        return ReconnectingSource(open_once, patience_s=patience_s)
+    return open_once()
 
 
 def _open_test(uri: SourceUri, schemes: Mapping[str, SourceFactory], *, seed: int) -> FrameSource:
@@ -108,14 +176,6 @@ def _open_test(uri: SourceUri, schemes: Mapping[str, SourceFactory], *, seed: in
         known = ", ".join(f"test://{name}" for name in sorted(factories))
         raise ConfigError(f"{uri.shown}: unknown test source; expected one of {known}")
     return factories[uri.target](dict(uri.params), seed)
-
-
-def _open_path(path: Path, *, classes: ClassList | None, shuffle_seed: int | None) -> FrameSource:
-    if path.is_dir():
-        return open_folder(path, classes=classes, shuffle_seed=shuffle_seed)
-    if path.suffix.lower() in IMAGE_SUFFIXES:
-        return open_image(path, classes=classes)
-    return VideoSource(path)
 
 
 def _is_recording(url: str) -> bool:

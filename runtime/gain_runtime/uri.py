@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -15,11 +17,13 @@ from gain_runtime.csi_camera import CsiParams, csi_pipeline
 __all__ = ["SourceKind", "SourceUri", "has_magic", "parse_uri", "record_from_params", "redact"]
 
 SourceKind = Literal["camera", "network", "pipeline", "pipe", "path", "glob", "test"]
-NETWORK_SCHEMES = ("rtsp", "rtsps", "http", "https")
+NETWORK_SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "rtmps", "udp", "rtp", "tcp", "srt")
+# These may listen on every address: udp://:5000.
+HOSTLESS_SCHEMES = ("udp", "rtp", "tcp", "srt")
 GRAMMAR = (
     "a file, a folder, a glob ('photos/*.jpg'), a camera index (0), /dev/video0, "
-    "v4l2:///dev/video0, csi://0, rtsp://, rtsps://, http://, https://, a GStreamer pipeline that "
-    "ends in appsink, file://, - (JPEGs on stdin) or test://NAME"
+    f"v4l2:///dev/video0, csi://0, {'://, '.join(NETWORK_SCHEMES)}://, a GStreamer pipeline that "
+    "ends in appsink, file://, - (JPEGs or a video on stdin) or test://NAME"
 )
 # One-letter schemes are Windows drives (C:\clip.mp4).
 SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -102,7 +106,9 @@ def has_magic(text: str, /) -> bool:
 
 
 def parse_uri(uri: str, /) -> SourceUri:
-    """Tell what kind of source a URI names; only `glob` against `path` looks at the disk.
+    """Tell what kind of source a URI names.
+
+    The disk is looked at only to tell a glob and a device from a file.
 
     Parameters
     ----------
@@ -138,7 +144,7 @@ def parse_uri(uri: str, /) -> SourceUri:
                 "add ' ! videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1'"
             )
         return SourceUri(kind="pipeline", target=text, shown=redact(text))
-    if text.startswith("/dev/"):
+    if _is_device(text):
         return SourceUri(kind="camera", target=text, shown=text)
     if has_magic(text) and not _exists(text):
         return SourceUri(kind="glob", target=text, shown=text)
@@ -147,10 +153,18 @@ def parse_uri(uri: str, /) -> SourceUri:
 
 def _exists(text: str) -> bool:
     """Whether a path exists; one that no file system takes does not."""
-    try:
-        return Path(text).exists()
-    except (OSError, ValueError):
+    return os.path.lexists(text)
+
+
+def _is_device(text: str) -> bool:
+    """Whether a path is a camera's: `/dev/` holds files and pipes, too."""
+    if not text.startswith("/dev/"):
         return False
+    try:
+        return stat.S_ISCHR(Path(text).stat().st_mode)
+    except OSError:
+        # Whatever was unplugged is missed as a device.
+        return True
 
 
 def _parse_csi(rest: str, shown: str) -> SourceUri:
@@ -167,7 +181,7 @@ def _parse_scheme(scheme: str, text: str) -> SourceUri:
     """Parse `scheme://...`."""
     shown = redact(text)
     if scheme in NETWORK_SCHEMES:
-        if _host(text) is None:
+        if _host(text) is None and scheme not in HOSTLESS_SCHEMES:
             raise ConfigError(f"{shown}: expected {scheme}://HOST/..., got no valid host or port")
         return SourceUri(kind="network", target=text, shown=shown)
     rest = text[len(scheme) + 3 :]

@@ -6,24 +6,20 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+import av
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ArrayError, StreamError
-from gain_runtime.av_writer import AV_CODEC, AvWriter
+from gain_runtime.av_writer import AvWriter
 from gain_runtime.closing import Closing
-from gain_runtime.opencv_capture import (
-    check_encodable,
-    open_capture,
-    quiet_opencv,
-    rate_or_none,
-)
+from gain_runtime.file_kind import is_folder
+from gain_runtime.frame import rate_or_none
 from gain_runtime.result import FrameResult
+from gain_runtime.video_decoder import VideoDecoder
 
 __all__ = ["Render", "VideoSink"]
 
@@ -32,24 +28,27 @@ logger = logging.getLogger(__name__)
 Render = Callable[[FrameResult], npt.NDArray[np.uint8]]
 
 DEFAULT_RATE_HZ = 30.0
-# H.264 plays everywhere, but OpenCV's wheels from PyPI have no encoder for it: PyAV has (extra:
-# video). MPEG-4 part 2 is always there. VP9 would play in browsers and takes 40 times as long.
-CODECS = {
-    ".mp4": (AV_CODEC, "avc1", "mp4v"),
-    ".m4v": (AV_CODEC, "avc1", "mp4v"),
-    ".mov": (AV_CODEC, "avc1", "mp4v"),
-    ".mkv": (AV_CODEC, "H264", "mp4v"),
-    ".avi": ("XVID", "MJPG"),
+# H.264 plays everywhere, browsers included. An FFmpeg built without an encoder for it has MPEG-4
+# part 2. VP9 would play in browsers and takes 40 times as long.
+H264_FIRST = ("libx264", "libopenh264", "mpeg4")
+ENCODERS = {
+    ".mp4": H264_FIRST,
+    ".m4v": H264_FIRST,
+    ".mov": H264_FIRST,
+    ".mkv": H264_FIRST,
+    ".avi": ("mpeg4", "mjpeg"),
 }
 PROBE_SIZE = (320, 240)
 PROBE_FRAMES = 8
+# A camera that was away for an hour is shown as away for this long.
+LONGEST_GAP_S = 10.0
 
 
 class VideoSink(Closing):
     """Writes what `render` draws for each result into a video file.
 
-    The codec is chosen by writing and reading back a short clip while opening, so that an
-    unwritable folder, an unknown suffix or an absent codec is an error before the first frame.
+    The encoder is chosen by writing and reading back a short clip while opening, so that an
+    unwritable folder, an unknown suffix or an absent encoder is an error before the first frame.
     The first frame fixes the size (rounded up to even numbers); later ones are scaled to fit and
     centred on black.
 
@@ -64,9 +63,14 @@ class VideoSink(Closing):
     render : callable
         FrameResult to (H, W, 3) uint8 RGB.
     rate_hz : float or None
-        Constant frame rate; 30 where it is None or cannot be one.
-    codecs : sequence of str or None
-        Four-character codes to try in order; None means a list by suffix.
+        Usual frame rate; 30 where it is None or cannot be one. A frame whose time stamp does not
+        grow is shown one period after the one before.
+    constant : bool
+        Show every frame for one period, whatever its time stamp: photos have none.
+    longest_gap_s : float or None
+        What a longer time between two frames is cut to; None keeps every gap.
+    encoders : sequence of str or None
+        FFmpeg's names of encoders to try in order; None means a list by suffix.
 
     Raises
     ------
@@ -81,37 +85,43 @@ class VideoSink(Closing):
         *,
         render: Render,
         rate_hz: float | None = None,
-        codecs: Sequence[str] | None = None,
+        constant: bool = False,
+        longest_gap_s: float | None = None,
+        encoders: Sequence[str] | None = None,
     ) -> None:
         self._path = Path(path)
         suffix = self._path.suffix.lower()
-        if suffix not in CODECS:
+        if suffix not in ENCODERS:
             raise StreamError(
-                f"{path}: expected a video file name ending in {', '.join(CODECS)}, "
+                f"{path}: expected a video file name ending in {', '.join(ENCODERS)}, "
                 f"got {suffix or 'no suffix'}"
             )
         # FFmpeg takes `a:b.mp4` for a protocol; an absolute path is none.
         self._partial = self._path.absolute().with_name(
             f"{self._path.stem}.partial-{secrets.token_hex(4)}{suffix}"
         )
-        check_encodable(str(path))
         _check_writable(self._path, self._partial)
         self._render = render
-        self._rate_hz = rate_or_none(rate_hz or 0.0) or DEFAULT_RATE_HZ
-        self._codecs = _usable(codecs or CODECS[suffix], self._partial, rate_hz=self._rate_hz)
-        if not self._codecs:
+        self._rate_hz = rate_or_none(rate_hz) or DEFAULT_RATE_HZ
+        self._constant = constant
+        self._longest_gap_s = longest_gap_s
+        tried = encoders or ENCODERS[suffix]
+        self._encoders = _usable(tried, self._partial, rate_hz=self._rate_hz)
+        if not self._encoders:
             raise StreamError(
-                f"{path}: none of the codecs {', '.join(codecs or CODECS[suffix])} is available "
-                f"in this OpenCV ({cv2.__version__}); try another suffix: {', '.join(CODECS)}"
+                f"{path}: none of the encoders {', '.join(tried)} is available in this PyAV "
+                f"({av.__version__}); try another suffix: {', '.join(ENCODERS)}"
             )
-        self._writer: Any = None
+        self._writer: AvWriter | None = None
         self._size = (0, 0)
         self._num_frames = 0
+        self._position_s = 0.0
+        self._last_ns: int | None = None
         self._broken = False
         self._closed = False
 
     def write(self, result: FrameResult, /) -> None:
-        """Render and append one frame."""
+        """Render and append one frame, at the time its stamp tells."""
         if self._closed:
             raise StreamError(f"{self._path}: already closed")
         image = self._render(result)
@@ -120,16 +130,15 @@ class VideoSink(Closing):
                 f"render: expected (H, W, 3) uint8 RGB, got {image.shape} {image.dtype}"
             )
         if self._writer is None:
-            self._open(image)
-        frame = cv2.cvtColor(_letterbox(image, self._size), cv2.COLOR_RGB2BGR)
-        with quiet_opencv():
-            # OpenCV 5 returns a bool, OpenCV 4 nothing.
-            self._broken = self._writer.write(frame) is False
-        if self._broken:
+            self._writer = self._open(image)
+        position_s = self._next_position(result.frame.timestamp_ns)
+        try:
+            self._num_frames += self._writer.write(_letterbox(image, self._size), position_s)
+        except StreamError as err:
+            self._broken = True
             raise StreamError(
-                f"{self._path}: frame {self._num_frames} cannot be written, disk full?"
-            )
-        self._num_frames += 1
+                f"{self._path}: frame {self._num_frames} {err}; is the disk full?"
+            ) from err
 
     def close(self) -> None:
         """Finish, read back and rename the file; may be called twice.
@@ -143,19 +152,33 @@ class VideoSink(Closing):
             logger.warning("%s: no frame was given, so no file was written", self._path)
             return
         try:
-            with quiet_opencv():
-                self._writer.release()
+            self._writer.close()
             if not self._broken:
                 self._verify()
                 _sync(self._partial)
                 self._partial.replace(self._path)
-        except (OSError, cv2.error) as err:
-            if isinstance(err, StreamError):
+        except OSError as err:
+            if self._broken:
+                return
+            if str(err).startswith(str(self._path)):
                 raise
-            reason = getattr(err, "strerror", None) or " ".join(str(err).split())
-            raise StreamError(f"{self._path}: cannot be finished ({reason})") from err
+            reason = err if isinstance(err, StreamError) else f"cannot be finished ({err.strerror})"
+            raise StreamError(f"{self._path}: {reason}; is the disk full?") from err
         finally:
             self._remove_partial()
+
+    def _next_position(self, stamp_ns: int) -> float:
+        """When a frame is shown: as long after the one before as its stamp is."""
+        last_ns, self._last_ns = self._last_ns, stamp_ns
+        if last_ns is None:
+            return self._position_s
+        gap_s = 0.0 if self._constant else (stamp_ns - last_ns) / 1e9
+        if gap_s <= 0.0:
+            gap_s = 1.0 / self._rate_hz
+        if self._longest_gap_s is not None:
+            gap_s = min(gap_s, self._longest_gap_s)
+        self._position_s += gap_s
+        return self._position_s
 
     def _remove_partial(self) -> None:
         """Delete what is left of the file; a failure must not hide why it is left."""
@@ -164,51 +187,51 @@ class VideoSink(Closing):
         except OSError as err:
             logger.warning("%s: cannot be removed (%s); delete it", self._partial, err.strerror)
 
-    def _open(self, image: npt.NDArray[np.uint8]) -> None:
-        """Open the writer at the first frame's size with the first codec that takes it."""
+    def _open(self, image: npt.NDArray[np.uint8]) -> AvWriter:
+        """Open the writer at the first frame's size with the first encoder that takes it."""
         height, width = image.shape[:2]
         self._size = (width + width % 2, height + height % 2)
-        for codec in self._codecs:
-            writer = _open_writer(self._partial, codec, rate_hz=self._rate_hz, size=self._size)
-            if writer.isOpened():
-                self._writer = writer
-                logger.info(
-                    "%s: %d x %d px at %g Hz, codec %s",
-                    self._path,
-                    *self._size,
-                    self._rate_hz,
-                    codec,
+        refused = []
+        for encoder in self._encoders:
+            try:
+                writer = AvWriter(
+                    self._partial, encoder=encoder, rate_hz=self._rate_hz, size=self._size
                 )
-                return
-            writer.release()
-            self._partial.unlink(missing_ok=True)
+            except StreamError as err:
+                refused.append(str(err))
+                self._partial.unlink(missing_ok=True)
+                continue
+            logger.info("%s: %d x %d px, encoder %s", self._path, *self._size, encoder)
+            return writer
         raise StreamError(
-            f"{self._path}: no codec of {', '.join(self._codecs)} takes frames of "
-            f"{self._size[0]} x {self._size[1]} px"
+            f"{self._path}: no encoder of {', '.join(self._encoders)} takes frames of "
+            f"{self._size[0]} x {self._size[1]} px: {'; '.join(refused)}"
         )
 
     def _verify(self) -> None:
-        """Raise unless the finished file plays and promises the frames it was given.
+        """Raise unless the finished file plays and holds the frames it was given.
 
         A full disk leaves a file whose header was never completed.
         """
         size = self._partial.stat().st_size if self._partial.exists() else 0
-        readable, promised = _read_back(self._partial) if size else (False, 0.0)
-        # Containers that store a duration round it.
-        if not readable or promised < 0.99 * self._num_frames - 1.0:
+        held = _read_back(self._partial) if size else 0
+        if held != self._num_frames:
             raise StreamError(
                 f"{self._path}: the finished video does not play back ({size} bytes, "
-                f"{max(promised, 0.0):.0f} of {self._num_frames} frames), disk full?"
+                f"{held} of {self._num_frames} frames), disk full?"
             )
 
 
 def _check_writable(path: Path, partial: Path) -> None:
     """Raise unless the folder takes a new file and the name is free or a file's."""
-    if path.is_dir():
+    if is_folder(path, error=StreamError):
         raise StreamError(f"{path}: expected a file name, got a folder")
     try:
+        str(path).encode()
         partial.touch(exist_ok=False)
         partial.unlink()
+    except UnicodeEncodeError as err:
+        raise StreamError(f"{str(path)!a}: expected a UTF-8 file name; rename the file") from err
     except OSError as err:
         raise StreamError(
             f"{path}: cannot be created ({err.strerror}); name a file in an existing, "
@@ -216,44 +239,34 @@ def _check_writable(path: Path, partial: Path) -> None:
         ) from err
 
 
-def _usable(codecs: Sequence[str], probe: Path, *, rate_hz: float) -> tuple[str, ...]:
-    """The codecs from the first one that works on; the later ones are its substitutes."""
+def _usable(encoders: Sequence[str], probe: Path, *, rate_hz: float) -> tuple[str, ...]:
+    """The encoders from the first one that works on; the later ones are its substitutes."""
     frame = np.zeros((PROBE_SIZE[1], PROBE_SIZE[0], 3), dtype=np.uint8)
-    for at, codec in enumerate(codecs):
+    for at, encoder in enumerate(encoders):
         try:
-            writer = _open_writer(probe, codec, rate_hz=rate_hz, size=PROBE_SIZE)
-            try:
-                opened = writer.isOpened()
-                for shade in range(PROBE_FRAMES if opened else 0):
-                    writer.write(frame + np.uint8(shade * 8))
-            finally:
-                writer.release()
-            if opened and _read_back(probe)[0]:
-                return tuple(codecs[at:])
+            with AvWriter(probe, encoder=encoder, rate_hz=rate_hz, size=PROBE_SIZE) as writer:
+                for shade in range(PROBE_FRAMES):
+                    writer.write(frame + np.uint8(shade * 8), shade / rate_hz)
+            if _read_back(probe) == PROBE_FRAMES:
+                return tuple(encoders[at:])
+        except StreamError as err:
+            logger.debug("%s: %s", encoder, err)
         finally:
-            with suppress(FileNotFoundError):
-                probe.unlink()
+            probe.unlink(missing_ok=True)
     return ()
 
 
-def _open_writer(path: Path, codec: str, *, rate_hz: float, size: tuple[int, int]) -> Any:
-    """Open `cv2.VideoWriter`, with FFmpeg where this OpenCV has it, or PyAV for its codec."""
-    if codec == AV_CODEC:
-        return AvWriter(path, rate_hz=rate_hz, size=size)
-    has_ffmpeg = cv2.videoio_registry.hasBackend(cv2.CAP_FFMPEG)
-    backend = cv2.CAP_FFMPEG if has_ffmpeg else cv2.CAP_ANY
-    with quiet_opencv():
-        return cv2.VideoWriter(str(path), backend, cv2.VideoWriter.fourcc(*codec), rate_hz, size)
-
-
-def _read_back(path: Path) -> tuple[bool, float]:
-    """Whether the first frame decodes, and the number of frames the header promises."""
-    capture = open_capture(str(path), cv2.CAP_ANY, ())
+def _read_back(path: Path) -> int:
+    """Frames in a file, 0 where the first one cannot be decoded."""
     try:
-        readable = capture.isOpened() and capture.grab() and capture.retrieve()[0]
-        return readable, float(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-    finally:
-        capture.release()
+        with VideoDecoder(str(path), shown=str(path)) as decoder:
+            if decoder.read() is None:
+                return 0
+            # AVI counts the periods in which nothing new is shown, too; Matroska counts nothing.
+            exact = path.suffix.lower() in (".mp4", ".m4v", ".mov")
+            return (decoder.num_frames or 0) if exact else decoder.count_packets()
+    except StreamError:
+        return 0
 
 
 def _letterbox(image: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
