@@ -17,7 +17,7 @@ from gain_core import GainConfig
 from gain_core.errors import ConfigError
 from gain_runtime.camera_source import CameraRequest
 from gain_runtime.open_session import Device
-from gain_runtime.uri import redact
+from gain_runtime.uri import redact, redact_to_host
 
 __all__ = ["LOG_LEVELS", "NO_TRUTH", "STDOUT", "StreamConfig"]
 
@@ -25,7 +25,7 @@ STDOUT = "-"
 NO_TRUTH = "none"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Fields whose value is a file that is written, and those that are only read.
-WRITTEN = ("state_out", "output", "jsonl", "timeline")
+WRITTEN = ("state_out", "output", "jsonl", "timeline", "events")
 READ = ("input", "model", "adaptive", "state_in", "truth", "serve_token_file")
 # Fixed in an adaptive file when it was made.
 BAKED = ("preset", "half_life", "gain", "update_every", "warm_up")
@@ -75,6 +75,12 @@ class StreamConfig:
         `[HOST:]PORT` of the page in a browser.
     serve_token_file : str or None
         File with the token that viewers must know.
+    events : str or None
+        SQLite file of what happened, and of the curves; None keeps them in memory.
+    event_webhook : str or None
+        URL to which every event is posted.
+    paused : bool
+        Wait for somebody to resume the stream on the page.
     save_changed : str or None
         Folder for pictures whose prediction adaptation changed.
     save_changed_most : int
@@ -83,11 +89,14 @@ class StreamConfig:
         URL to which a result is posted when the class changes.
     mqtt : str or None
         Broker and topic on which every result is published.
+    mqtt_discovery : str or None
+        Prefix under which the streams are announced to Home Assistant.
     sink_errors : str or None
         `stop` ends the run when an output fails, `drop` goes on without it; None stops files and
         drops for live sources.
-    reconnect : float
-        Seconds for which the lost signal of a live source is waited for.
+    reconnect : float or None
+        Seconds for which the lost signal of a live source is waited for; None waits for ever, as
+        the streams of a service do unless it is given.
     watchdog : float or None
         Seconds after which a stream that hangs ends the process.
     check_frames : bool or None
@@ -144,12 +153,16 @@ class StreamConfig:
     display: bool = False
     serve: str | None = None
     serve_token_file: str | None = None
+    events: str | None = None
+    event_webhook: str | None = None
+    paused: bool = False
     save_changed: str | None = None
     save_changed_most: int = 1000
     webhook: str | None = None
     mqtt: str | None = None
+    mqtt_discovery: str | None = None
     sink_errors: str | None = None
-    reconnect: float = 300.0
+    reconnect: float | None = 300.0
     watchdog: float | None = None
     check_frames: bool | None = None
     camera_size: str | None = None
@@ -279,9 +292,13 @@ class StreamConfig:
         """Plain values of every setting, the resolved `GainConfig` under `gain`."""
         record = {item.name: getattr(self, item.name) for item in fields(self)}
         shown = {"input": redact(self.input), "gain": self.gain_config().to_dict()}
-        for name in ("webhook", "mqtt"):
+        for name, hide in (
+            ("webhook", redact_to_host),
+            ("event_webhook", redact_to_host),
+            ("mqtt", redact),
+        ):
             if record[name] is not None:
-                shown[name] = redact(record[name])
+                shown[name] = hide(record[name])
         return record | shown
 
     def _refuse_contradictions(self) -> None:
@@ -305,6 +322,10 @@ class StreamConfig:
                 "--model, --adaptive: an adaptive file holds its network; leave one out",
             ),
             (
+                self.mqtt_discovery is not None and self.mqtt is None,
+                "--mqtt-discovery: expected --mqtt URL, whose topics it announces; add it",
+            ),
+            (
                 self.watchdog is not None and not self.watchdog > 0.0,
                 f"--watchdog: expected seconds above 0, got {self.watchdog}",
             ),
@@ -317,8 +338,8 @@ class StreamConfig:
                 "--serve-token-file: expected --serve [HOST:]PORT, whose page it guards; add it",
             ),
             (
-                STDOUT in (self.output, self.state_out, self.timeline),
-                "--output, --state-out, --timeline: expected a file, got '-'; "
+                STDOUT in (self.output, self.state_out, self.timeline, self.events),
+                "--output, --state-out, --timeline, --events: expected a file, got '-'; "
                 "only --jsonl takes stdout",
             ),
         ):

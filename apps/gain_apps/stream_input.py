@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from gain_apps.app_sources import app_schemes
@@ -12,13 +13,16 @@ from gain_core.errors import ConfigError, GainError
 from gain_runtime.class_list import ClassList
 from gain_runtime.frame import FrameSource
 from gain_runtime.image_source import ImageSource
+from gain_runtime.reconnecting_source import ConnectionWatch
 from gain_runtime.sources import open_source
 from gain_runtime.stream_adapter import StreamArtifact
 
 __all__ = ["open_input"]
 
 
-def open_input(config: StreamConfig, artifact: StreamArtifact) -> FrameSource:
+def open_input(
+    config: StreamConfig, artifact: StreamArtifact, /, *, watch: ConnectionWatch | None = None
+) -> FrameSource:
     """Open the source with truth and corruption laid over it.
 
     Parameters
@@ -26,6 +30,8 @@ def open_input(config: StreamConfig, artifact: StreamArtifact) -> FrameSource:
     config : StreamConfig
     artifact : StreamArtifact
         Its number of classes bounds the truth.
+    watch : ConnectionWatch, optional
+        Is told how the connection to a live source stands.
 
     Returns
     -------
@@ -53,7 +59,8 @@ def open_input(config: StreamConfig, artifact: StreamArtifact) -> FrameSource:
         shuffle=config.shuffle,
         classes=truth if isinstance(truth, ClassList) else None,
         camera=config.camera_request(),
-        patience_s=config.reconnect,
+        patience_s=math.inf if config.reconnect is None else config.reconnect,
+        watch=watch,
     )
     try:
         return _dressed(source, truth, schedule, config=config, num_classes=num_classes)

@@ -61,6 +61,8 @@ class StreamLoop:
         Longest wait for a frame, in seconds; None waits for ever.
     backpressure : Backpressure, optional
         Chooses the frames that are classified while the device cannot keep up.
+    live : bool, optional
+        Whether frames are stamped by the monotonic clock when they are captured.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class StreamLoop:
         health: FrameHealth | None = None,
         silence_s: float | None = None,
         backpressure: Backpressure | None = None,
+        live: bool = False,
     ) -> None:
         self._adapter = adapter
         self._outputs = outputs
@@ -92,6 +95,7 @@ class StreamLoop:
         self._health = health
         self._silence_s = silence_s
         self._backpressure = backpressure
+        self._live = live
         self._batches = BatchesAhead(adapter)
         self._labels = adapter.artifact.manifest.labels
 
@@ -233,7 +237,10 @@ class StreamLoop:
         count = len(frames)
         rate_hz = self._record.tick(count)
         stage_ms = {stage: spent / 1e6 / count for stage, spent in batch.stage_ns.items()}
+        utc_ns, now_ns = time.time_ns(), time.monotonic_ns()
         for row, frame in enumerate(frames):
+            # A live frame is stamped when it was captured, others with their place in a recording.
+            age_ns = max(now_ns - frame.timestamp_ns, 0) if self._live else 0
             result = FrameResult(
                 frame=frame,
                 source_top=rank(batch.source_probs[row], self._labels, top_k=self._top_k),
@@ -242,6 +249,8 @@ class StreamLoop:
                 gain=float(batch.gain[row]),
                 rate_hz=rate_hz,
                 stage_ms=stage_ms,
+                utc_ns=utc_ns - age_ns,
+                latency_ms=age_ns / 1e6 if self._live else None,
             )
             self._record.add(result, batch, row)
             for stage, spent in stage_ms.items():

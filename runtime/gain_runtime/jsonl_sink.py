@@ -172,7 +172,7 @@ class JsonlSink(Closing):
 def _status(path: str | Path) -> os.stat_result | None:
     """What lies at a path now."""
     try:
-        return os.stat(path)
+        return Path(path).stat()
     except OSError:
         return None
 

@@ -17,7 +17,7 @@ from gain_runtime.image_file import IMAGE_SUFFIXES
 from gain_runtime.image_source import open_folder, open_glob, open_image
 from gain_runtime.pattern_source import open_pattern
 from gain_runtime.pipe_source import PipeSource
-from gain_runtime.reconnecting_source import ReconnectingSource
+from gain_runtime.reconnecting_source import ConnectionWatch, ReconnectingSource
 from gain_runtime.uri import SourceUri, parse_uri
 from gain_runtime.video_source import VideoSource
 
@@ -39,6 +39,7 @@ def open_source(
     classes: ClassList | None = None,
     camera: CameraRequest | None = None,
     patience_s: float = 0.0,
+    watch: ConnectionWatch | None = None,
 ) -> FrameSource:
     """Open a source of frames.
 
@@ -60,6 +61,8 @@ def open_source(
         What to ask cameras and live streams for.
     patience_s : float
         Seconds for which the lost signal of a camera or live stream is waited for.
+    watch : ConnectionWatch or None
+        Is told how the connection to it stands.
 
     Returns
     -------
@@ -91,7 +94,9 @@ def open_source(
             )
 
         if patience_s > 0.0:
-            return ReconnectingSource(open_camera, patience_s=patience_s)
+            return ReconnectingSource(
+                open_camera, patience_s=patience_s, watch=watch, shown=parsed.shown
+            )
         return open_camera()
     if parsed.kind == "pipe":
         # Unbuffered: a thread that waits in a buffered read at exit would abort the process.

@@ -105,8 +105,8 @@ def test_an_unknown_scheme_lists_the_known_ones_and_hides_credentials() -> None:
             "https://c/x/T0A1B2C3D/clip.mp4", "https://c/x/***/clip.mp4", id="token-in-path"
         ),
         pytest.param(
-            "rtspsrc location='rtsp://a:secret@c/1' user-pw=secret latency=0 ! video/x-raw,width=(int)64 "
-            "! appsink",
+            "rtspsrc location='rtsp://a:secret@c/1' user-pw=secret latency=0 "
+            "! video/x-raw,width=(int)64 ! appsink",
             "rtspsrc location=rtsp://***@c/1 *** latency=0 ! video/x-raw,width=(int)64 ! appsink",
             id="pipeline",
         ),
