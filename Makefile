@@ -9,6 +9,7 @@ DEMO_FRAMES ?= 2000
 
 demo: $(DEMO_VENV)/.ready
 	mkdir -p $(DEMO)
+	rm -f $(DEMO)/frames.jsonl
 	$(DEMO_VENV)/bin/gain-export models/roadsigns/roadsigns.onnx --output $(DEMO)/roadsigns.gain.onnx \
 	    --force --labels models/roadsigns/labels.txt --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 \
 	    --crop-pct 1 --crop-mode squash --interpolation bicubic --calibrate test://signs

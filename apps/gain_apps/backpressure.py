@@ -12,6 +12,8 @@ __all__ = ["Backpressure", "Load", "Slowable", "step_words"]
 logger = logging.getLogger(__name__)
 
 EVERY_S = 5.0
+# A network's first passes are slow, and a camera hands over what it has kept: neither is a load.
+SETTLING_S = 10.0
 # Share of the frames that may be dropped before something gives way.
 BEHIND = 0.05
 UPDATE_FACTOR = 4
@@ -64,12 +66,14 @@ class Backpressure:
         self._clock = clock
         self._steps = _steps(adapter.update_every)
         self._level = 0
-        self._next_s = clock() + EVERY_S
-        self._dropped_before = dropped()
+        # The first look comes after the first frame, whenever that is.
+        self._next_s: float | None = None
+        self._dropped_before = 0
         self._offered = self._position = 0
         self._calm = 0
         self._patience = FIRST_PATIENCE
         self._on_trial = False
+        self._settled = False
 
     @property
     def level(self) -> int:
@@ -91,7 +95,10 @@ class Backpressure:
     def takes(self) -> bool:
         """Count a frame that the reader delivered; whether it is to be classified."""
         self._offered += 1
-        if self._clock() >= self._next_s:
+        now_s = self._clock()
+        if self._next_s is None:
+            self._next_s = now_s + SETTLING_S
+        elif now_s >= self._next_s:
             self._look()
         self._position = (self._position + 1) % self.stride
         return self._position == 0
@@ -103,6 +110,10 @@ class Backpressure:
         share = lost / (lost + self._offered)
         self._dropped_before, self._offered = dropped, 0
         self._next_s = self._clock() + EVERY_S
+        if not self._settled:
+            # What was dropped up to here is counted, and says nothing of the load.
+            self._settled = True
+            return
         self._calm = self._calm + 1 if lost == 0 else 0
         if share > BEHIND:
             self._give_way(share)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from gain_apps.stream_config import StreamConfig
-from gain_core import GainConfig
 from gain_core.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -16,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = ["read_config_file", "read_toml"]
+__all__ = ["SHARED", "read_config_file", "read_settings", "read_toml"]
 
 KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -27,6 +27,50 @@ KINDS: dict[str, tuple[type, ...]] = {
 
 # What several streams have each of their own.
 LISTS = ("input", "names")
+# What all streams of a process share, and a camera's table cannot change.
+SHARED = (
+    *("allow_host_code", "debug", "device", "display"),
+    *("event_webhook", "events", "json", "log_level", "model", "mqtt", "mqtt_discovery", "name"),
+    *("serve", "serve_token_file", "threads", "watchdog"),
+)
+
+
+def read_settings(flags: Mapping[str, Any], /) -> tuple[dict[str, Any], Path | None]:
+    """What the flags say, over what the files say that they name.
+
+    Parameters
+    ----------
+    flags : mapping
+        Field name of `StreamConfig` to value, and `config` and `cameras`: paths.
+
+    Returns
+    -------
+    (dict, Path or None)
+        Settings for `gain_apps.stream_plan.plan_streams`, and the file that remembers cameras.
+
+    Raises
+    ------
+    ConfigError
+        As `read_config_file`.
+    """
+    given = dict(flags)
+    config, cameras = given.pop("config", None), given.pop("cameras", None)
+    settings = {} if config is None else read_config_file(config)
+    file = Path(config) if config is not None and "cameras" in settings else None
+    if cameras is not None:
+        file = Path(cameras)
+        known = read_config_file(file) if file.exists() else {}
+        others = sorted(set(known) - {"cameras"})
+        if others:
+            raise ConfigError(
+                f"--cameras {cameras}: expected tables [cameras.NAME] only, got "
+                f"{', '.join(others)}; move them to the file of --config"
+            )
+        settings["cameras"] = {**settings.get("cameras", {}), **known.get("cameras", {})}
+    if given.get("input"):
+        settings.pop("cameras", None)
+        file = None
+    return {**settings, **given}, file
 
 
 def read_config_file(path: str | Path, /) -> dict[str, Any]:
@@ -36,12 +80,14 @@ def read_config_file(path: str | Path, /) -> dict[str, Any]:
     ----------
     path : str or Path
         Keys are the flags without their dashes (`update-every = 16`); the table `[gain]` holds
-        fields of `GainConfig`. `input` may be a list, with `names` as another.
+        fields of the method's config. `input` may be a list, with `names` as another; or each
+        camera has a table `[cameras.NAME]` with its `input` and the settings in which it differs.
 
     Returns
     -------
     dict
-        Field name of `StreamConfig`, or `names`, to value.
+        Field name of `StreamConfig`, `names` or `cameras`, to value; `cameras` holds a dict of
+        fields for each name.
 
     Raises
     ------
@@ -50,24 +96,53 @@ def read_config_file(path: str | Path, /) -> dict[str, Any]:
         type.
     """
     record = read_toml(path)
-    known = {item.name.replace("_", "-"): item for item in fields(StreamConfig)}
+    where = f"--config {path}"
     if not isinstance(record.get("names", []), list):
-        raise ConfigError(f"--config {path}: names: expected a list of texts, got another type")
+        raise ConfigError(f"{where}: names: expected a list of texts, got another type")
     lists = {key: record.pop(key) for key in LISTS if isinstance(record.get(key), list)}
+    cameras = record.pop("cameras", None)
+    settings = _settings(record, where=where)
+    for key, values in lists.items():
+        settings[key] = [_typed(value, "str", where=f"{where}: {key}") for value in values]
+    if cameras is not None:
+        settings["cameras"] = _cameras(cameras, where=where)
+    return settings
+
+
+def _settings(record: dict[str, Any], *, where: str) -> dict[str, Any]:
+    """The keys of one table, as fields of `StreamConfig`."""
+    known = {item.name.replace("_", "-"): item for item in fields(StreamConfig)}
     unknown = sorted(set(record) - set(known))
     if unknown:
         raise ConfigError(
-            f"--config {path}: unknown key {', '.join(unknown)}; known keys are {', '.join(known)}"
+            f"{where}: unknown key {', '.join(unknown)}; known keys are {', '.join(known)}"
         )
     settings = {
-        known[key].name: _typed(value, str(known[key].type), where=f"--config {path}: {key}")
+        known[key].name: _typed(value, str(known[key].type), where=f"{where}: {key}")
         for key, value in record.items()
         if key != "gain"
     }
-    for key, values in lists.items():
-        settings[key] = [_typed(value, "str", where=f"--config {path}: {key}") for value in values]
-    table = record.get("gain", {})
-    return {**settings, "gain": _gain_table(table, where=f"--config {path}: gain")}
+    if "gain" in record:
+        settings["gain"] = _gain_table(record["gain"], where=f"{where}: gain")
+    return settings
+
+
+def _cameras(tables: Any, *, where: str) -> dict[str, dict[str, Any]]:
+    """Settings of each camera."""
+    if not isinstance(tables, dict) or not all(isinstance(item, dict) for item in tables.values()):
+        raise ConfigError(f"{where}: cameras: expected tables [cameras.NAME], got another type")
+    found = {}
+    for name, table in tables.items():
+        found[name] = _settings(table, where=f"{where}: cameras.{name}")
+        shared = sorted(set(found[name]) & set(SHARED))
+        if shared:
+            raise ConfigError(
+                f"{where}: cameras.{name}: {', '.join(shared).replace('_', '-')}: all cameras "
+                "share it; move it to the top of the file"
+            )
+        if not found[name].get("input"):
+            raise ConfigError(f"{where}: cameras.{name}: input: expected a source, got none")
+    return found
 
 
 def read_toml(path: str | Path, /) -> dict[str, Any]:
@@ -99,14 +174,10 @@ def read_toml(path: str | Path, /) -> dict[str, Any]:
 
 
 def _gain_table(table: Any, *, where: str) -> dict[str, Any]:
-    """Fields of `GainConfig`; the record itself checks their names and ranges."""
+    """Fields of the method's config, which checks their names and ranges itself."""
     if not isinstance(table, dict):
         raise ConfigError(f"{where}: expected a table [gain], got {table!r}")
-    kinds = {item.name: str(item.type) for item in fields(GainConfig)}
-    return {
-        key: _typed(value, kinds[key], where=f"{where}.{key}") if key in kinds else value
-        for key, value in table.items()
-    }
+    return table
 
 
 def _typed(value: Any, annotation: str, *, where: str) -> Any:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from gain_apps.defaults import UPDATE_EVERY, WARM_UP
 from gain_apps.export_target import refuse_existing
+from gain_core import UPDATE_EVERY
+from gain_core import WARMUP_FRAMES as WARM_UP
 from gain_core.config import GainConfig
 from gain_core.errors import ConfigError
 

@@ -71,6 +71,16 @@ class Outputs:
         for _, poll in self._polls:
             poll()
 
+    def reopen(self) -> None:
+        """Let sinks open files anew that were renamed to rotate them; a failure is said."""
+        for name, sink in self._sinks:
+            reopen = getattr(sink, "reopen", None)
+            if reopen is not None:
+                try:
+                    reopen()
+                except (GainError, OSError) as err:
+                    logger.error("%s: %s; rows go on into the old file", name, err)
+
     def close(self) -> None:
         """Close every sink; may be called twice.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
@@ -88,5 +89,6 @@ class ConsoleHandler(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record."""
-        self._console.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
+        """Print one record; a reader that has gone, or a full disk, stops no stream."""
+        with suppress(OSError, ValueError):
+            self._console.print(self.format(record), markup=False, highlight=False, soft_wrap=True)

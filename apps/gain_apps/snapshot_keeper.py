@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gain_core.errors import GainError
+from gain_core.errors import ArtifactError, GainError
+from gain_runtime.adapter import Adapter
+from gain_runtime.atomic_file import write_atomically
 from gain_runtime.snapshots import Snapshot, SnapshotStore
-from gain_runtime.stream_adapter import StreamAdapter
 
 __all__ = ["SnapshotKeeper"]
 
@@ -17,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 # A full disk is tried again after this many seconds, not at every frame.
 RETRY_S = 10.0
+# Beside the snapshots while a person wants no learning.
+HELD = "learning-paused.json"
 
 
 class SnapshotKeeper:
@@ -26,7 +30,7 @@ class SnapshotKeeper:
     ----------
     store : SnapshotStore
         Not owned.
-    adapter : StreamAdapter
+    adapter : Adapter
     every_frames : int
         Frames of learning that a crash may cost at most.
     every_s : float
@@ -38,7 +42,7 @@ class SnapshotKeeper:
     def __init__(
         self,
         store: SnapshotStore,
-        adapter: StreamAdapter,
+        adapter: Adapter,
         /,
         *,
         every_frames: int,
@@ -56,6 +60,17 @@ class SnapshotKeeper:
         self._retry_s = 0.0
         self._failing = False
         self._written = 0
+        self._last_utc_s: float | None = None
+
+    @property
+    def last_utc_s(self) -> float | None:
+        """When the last snapshot was taken or, after a start, written; seconds since 1970."""
+        return self._last_utc_s
+
+    @property
+    def set_aside(self) -> tuple[str, ...]:
+        """What was set aside and why, one line each."""
+        return self._store.set_aside
 
     @property
     def written(self) -> int:
@@ -77,6 +92,52 @@ class SnapshotKeeper:
         """Where the snapshots lie."""
         return self._store.folder
 
+    def hold(self, who: str, /) -> None:
+        """Remember over a restart that learning was paused.
+
+        Raises
+        ------
+        ArtifactError
+            If that cannot be written; learning is paused until the next start only.
+        """
+        record = {"since_s": time.time(), "who": who}
+        try:
+            write_atomically(self.folder / HELD, json.dumps(record).encode())
+        except OSError as err:
+            raise ArtifactError(
+                f"{self.folder / HELD}: cannot be written ({err.strerror}); learning is paused, "
+                "but not over a restart"
+            ) from err
+
+    def release(self) -> None:
+        """Forget that learning was paused.
+
+        Raises
+        ------
+        ArtifactError
+            If that cannot be done; the next start pauses again.
+        """
+        try:
+            (self.folder / HELD).unlink(missing_ok=True)
+        except OSError as err:
+            raise ArtifactError(
+                f"{self.folder / HELD}: cannot be removed ({err.strerror}); the next start pauses "
+                "learning again"
+            ) from err
+
+    def held(self) -> str | None:
+        """Who paused learning in an earlier run and when, in words; None where nobody did."""
+        try:
+            record = json.loads((self.folder / HELD).read_text("utf-8"))
+            since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(record["since_s"])))
+            who = str(record["who"]) or "a key"
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            # Whatever it says, it lies there because somebody wanted no learning.
+            return "an earlier run"
+        return f"{who}, {since}"
+
     def restore(self) -> bool:
         """Continue from the newest snapshot that fits; whether there was one.
 
@@ -87,6 +148,7 @@ class SnapshotKeeper:
         """
         self._rest_on(self._store.restore(self._adapter))
         if self._base is not None:
+            self._last_utc_s = self._base.path.stat().st_mtime
             logger.info("%s: continued after %d learned frames", self._base.path, self._base.frames)
         return self._base is not None
 
@@ -123,14 +185,20 @@ class SnapshotKeeper:
             logger.warning("%s: snapshots can be written again", written.path)
         self._failing = False
         self._written += 1
+        self._last_utc_s = time.time()
         self._rest_on(written)
         logger.debug("%s: kept", written.path)
         return True
 
-    def roll_back(self) -> bool:
+    def roll_back(self) -> str:
         """Return to the last snapshot, or where nothing was learned since it, to the one before.
 
         The newer ones are deleted, or the next start would load what was rolled back.
+
+        Returns
+        -------
+        str
+            What was done, in words.
 
         Raises
         ------
@@ -142,12 +210,10 @@ class SnapshotKeeper:
             before = self._base.number
         found = self._store.restore(self._adapter, before=before)
         if found is None:
-            logger.warning("%s: no earlier snapshot to roll back to", self._store.folder)
-            return False
+            return "no earlier snapshot to roll back to"
         self._store.forget_after(found.number)
         self._rest_on(found)
-        logger.info("%s: rolled back to %d learned frames", found.path, found.frames)
-        return True
+        return f"rolled back to {found.frames} learned frames (snapshot {found.number})"
 
     def _rest_on(self, snapshot: Snapshot | None) -> None:
         """What the adapter holds is this snapshot, from now on."""

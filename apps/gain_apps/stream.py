@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from gain_apps.defaults import UPDATE_EVERY
 from gain_apps.device_flags import add_device_flags
+from gain_apps.std_streams import finish_output, open_missing_streams, refuse_closed, say
+from gain_core import PRESETS, UPDATE_EVERY, WARMUP_FRAMES
 from gain_core.errors import GainError
 
 __all__ = ["build_parser", "main"]
@@ -23,16 +24,17 @@ EPILOG = """\
 examples:
   gain-stream clip.mp4 --model vit_b16.onnx --output out.mp4 --jsonl out.jsonl
   gain-stream photos/ --model vit_b16.onnx --corrupt fog:0-5 --shuffle --json
-  gain-stream 0 --model vit_b16.onnx --display --update-every 16 --state-out kitchen.safetensors
-  gain-stream 0 --model vit_b16.onnx --update-every 16 --serve 8080 --snapshots /var/lib/kitchen
+  gain-stream 0 --model vit_b16.onnx --display --state-out kitchen.safetensors
+  gain-stream 0 --model vit_b16.onnx --serve 8080 --snapshots /var/lib/kitchen
   gain-stream rtsp://cam/1 rtsp://cam/2 --names yard,door --model vit_b16.onnx --snapshots kept
-  gain-stream rtsp://cam/1 --adaptive vit_b16.adaptive.onnx --reconnect 3600 --watchdog 60
+  gain-stream --config cameras.toml --serve 8080
+  gain-stream rtsp://cam/1 --model vit_b16.adaptive.onnx --reconnect 3600 --watchdog 60
 
 exit status:
   0 success, 1 an error (one line says which), 2 wrong usage, 3 the signal of a live source was lost
   for good, 4 the watchdog ended a stream that hung, 130 Ctrl-C, 143 SIGTERM. Both signals finish
-  the files, save the state and print the summary first; a second one ends at once. (systemd:
-  SuccessExitStatus=143.)
+  the files, save the state and print the summary first; a second one ends at once, and so does
+  the first while nothing is open yet. SIGHUP opens rotated JSON lines anew.
 
 keys in the window:
   q or Esc quit, f freeze or unfreeze, r reset, s save the state
@@ -69,7 +71,16 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME,NAME,...",
         help="what several streams are called (default stream-1, stream-2, ...)",
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags win")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="TOML file with settings, and a table [cameras.NAME] for each camera; flags win",
+    )
+    parser.add_argument(
+        "--cameras",
+        metavar="FILE",
+        help="file of its own for the cameras, which the page changes (default: that of --config)",
+    )
     _add_adaptation(parser)
     _add_input(parser)
     _add_outputs(parser)
@@ -96,16 +107,12 @@ def _add_adaptation(parser: argparse.ArgumentParser) -> None:
     """What computes, and how it learns."""
     group = parser.add_argument_group("model and adaptation")
     on_off = argparse.BooleanOptionalAction
-    group.add_argument("--model", metavar="ARTIFACT", help=".onnx file made by gain-export")
     group.add_argument(
-        "--adaptive",
-        metavar="FILE",
-        help="adaptive file instead, made by gain-export --adaptive: its graph learns by itself",
+        "--model", metavar="FILE", help="artifact or adaptive file made by gain-export"
     )
     add_device_flags(group)
-    group.add_argument("--preset", help="tracked (default), balanced, paper or paper-l2")
     group.add_argument(
-        "--half-life", type=float, metavar="FRAMES", help="how fast old frames are forgotten"
+        "--preset", metavar="NAME", help=f"{', '.join(PRESETS)} (default: the first)"
     )
     group.add_argument(
         "--update-every",
@@ -117,7 +124,7 @@ def _add_adaptation(parser: argparse.ArgumentParser) -> None:
         "--warm-up",
         type=int,
         metavar="FRAMES",
-        help="frames that the first update waits for (default 64)",
+        help=f"frames that the first update waits for (default {WARMUP_FRAMES})",
     )
     group.add_argument(
         "--batch", type=int, metavar="N", help="frames per forward pass, for files (default 1)"
@@ -170,13 +177,16 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--serve",
         metavar="[HOST:]PORT",
-        help="show the stream in a browser, on this machine unless HOST says otherwise; several "
-        "streams have the ports from PORT on (extra: serve)",
+        help="show all streams on one page, to this machine unless HOST says otherwise "
+        "(extra: serve)",
     )
     group.add_argument(
         "--serve-token-file",
         metavar="FILE",
         help="token that viewers must know; needed where other machines can reach HOST",
+    )
+    group.add_argument(
+        "--events", metavar="FILE", help="keep events and curves over restarts, in a SQLite file"
     )
     group.add_argument(
         "--headless", dest="display", action="store_false", help="show none (default)"
@@ -219,7 +229,8 @@ def _add_long_runs(parser: argparse.ArgumentParser) -> None:
         "--reconnect",
         type=float,
         metavar="S",
-        help="seconds to wait for a lost camera before exit status 3 (default 300)",
+        help="seconds to wait for a lost camera before exit status 3 (default 300; for ever with "
+        "--serve or several streams)",
     )
     group.add_argument(
         "--watchdog", type=float, metavar="S", help="end a stream that hangs, with exit status 4"
@@ -244,9 +255,17 @@ def _add_long_runs(parser: argparse.ArgumentParser) -> None:
         "--webhook", metavar="URL", help="post the result there when the class changes"
     )
     group.add_argument(
+        "--event-webhook", metavar="URL", help="post every event there: losses, commands, logins"
+    )
+    group.add_argument(
         "--mqtt",
         metavar="URL",
         help="publish every result: mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC (extra: mqtt)",
+    )
+    group.add_argument(
+        "--mqtt-discovery",
+        metavar="PREFIX",
+        help="announce the streams to Home Assistant, whose prefix is homeassistant",
     )
     group.add_argument(
         "--sink-errors",
@@ -268,95 +287,114 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status.
     """
-    flags = vars(build_parser().parse_args(argv))
+    closed = open_missing_streams()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    flags = vars(build_parser().parse_args(arguments))
     try:
-        return _run(flags)
+        status = _run(flags, arguments, closed)
+        finish_output()
     except GainError as err:
         if flags.get("debug", False):
             traceback.print_exc()
-        print(f"gain-stream: error: {_one_line(err)}", file=sys.stderr)
-        return int(getattr(err, "exit_status", 1))
+        say(f"gain-stream: error: {_one_line(err)}")
+        status = int(getattr(err, "exit_status", 1))
+        with suppress(GainError):
+            finish_output()
     except KeyboardInterrupt:
-        print("gain-stream: interrupted", file=sys.stderr)
-        return 130
-    finally:
-        _flush_stdout()
+        say("gain-stream: interrupted")
+        status = 130
+    return status
 
 
-def _run(flags: dict[str, Any]) -> int:
-    """Resolve the settings and run the stream."""
+def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) -> int:
+    """Resolve the settings and run the streams."""
     # Imported late, so that --help and wrong usage do not wait for OpenCV and ONNX Runtime.
     from rich.console import Console
 
-    from gain_apps.config_file import read_config_file
+    from gain_apps.config_file import read_settings
+    from gain_apps.process_title import hide_credentials
     from gain_apps.progress import ConsoleHandler
+    from gain_apps.service import CameraNameFormatter
     from gain_apps.stop_request import StopRequest, signals_handled
-    from gain_apps.stream_many import StreamNameFormatter
     from gain_apps.stream_plan import plan_streams
 
-    file = read_config_file(flags.pop("config")) if "config" in flags else {}
     if "names" in flags:
         flags["names"] = flags["names"].split(",")
-    settings = {**file, **flags}
-    if not settings.get("input"):
-        build_parser().error("INPUT is required, here or as 'input' in --config")
-    configs = plan_streams(settings)
-    config = configs[0]
-    flags["debug"] = config.debug
+    settings, file = read_settings(flags)
+    if not settings.get("input") and "cameras" not in settings:
+        build_parser().error("INPUT is required, here or as 'input' or cameras in --config")
+    for wanted, number, name in (
+        (settings.get("json"), 1, "--json"),
+        (settings.get("jsonl") == "-", 1, "--jsonl -"),
+        (settings.get("input") == "-", 0, "INPUT -"),
+    ):
+        if wanted:
+            refuse_closed(closed, number, wanted_by=name)
+    plan = plan_streams(settings)
+    config = plan.configs[0] if plan.configs else None
+    flags["debug"] = settings.get("debug", False)
     console = Console(stderr=True)
     handler = ConsoleHandler(console)
-    handler.setFormatter(StreamNameFormatter([item.name for item in configs if item.name]))
+    formatter = CameraNameFormatter()
+    handler.setFormatter(formatter)
+    level = LOG_LEVELS["debug" if flags["debug"] else settings.get("log_level", "note")]
     # Our packages only: at debug level Pillow alone would log every chunk of every image.
     loggers = [logging.getLogger(name) for name in PACKAGES]
     previous = [logger.level for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)
-        logger.setLevel(config.logging_level())
+        logger.setLevel(level)
     # Libraries warn by lines of their own.
     logging.captureWarnings(True)
+    hide_credentials(arguments)
     stop = StopRequest()
     try:
         with signals_handled(stop):
-            return _stream(configs, stop, console)
+            if plan.is_service or config is None:
+                _serve(plan, stop, console, file=file, formatter=formatter)
+            else:
+                _stream(config, stop, console)
     finally:
         logging.captureWarnings(False)
-        for logger, level in zip(loggers, previous, strict=True):
+        for logger, before in zip(loggers, previous, strict=True):
             logger.removeHandler(handler)
-            logger.setLevel(level)
+            logger.setLevel(before)
+    return int(stop.exit_status)
 
 
-def _stream(configs: Any, stop: Any, console: Any) -> int:
-    """Run one stream or several and print their summaries."""
-    from gain_apps.progress import NOTE
-    from gain_apps.stream_many import run_streams
+def _serve(plan: Any, stop: Any, console: Any, *, file: Any, formatter: Any) -> None:
+    """Run a service and print the summaries of its streams."""
+    from gain_apps.service import run_service
+
+    as_json = bool(plan.shared.get("json", False))
+    run_service(plan, stop, report=_reporter(console, as_json), file=file, formatter=formatter)
+
+
+def _stream(config: Any, stop: Any, console: Any) -> None:
+    """Run one stream and print its summary."""
     from gain_apps.stream_run import run_stream
+
+    run_stream(config, stop, console, report=_reporter(console, config.json))
+
+
+def _reporter(console: Any, as_json: bool) -> Callable[[dict[str, Any]], None]:
+    """Prints the summary of a stream."""
     from gain_apps.summary import print_summary
 
     def report(summary: dict[str, Any]) -> None:
-        if configs[0].logging_level() <= NOTE:
-            print_summary(summary, console)
-        if configs[0].json:
+        # A terminal that has gone takes nothing with it.
+        with suppress(OSError):
+            if logging.getLogger(PACKAGES[0]).level <= NOTE:
+                print_summary(summary, console)
+        if as_json:
             print(json.dumps(summary, allow_nan=False))
 
-    if len(configs) == 1:
-        run_stream(configs[0], stop, console, report=report)
-    else:
-        run_streams(configs, stop, report=report)
-    return int(stop.exit_status)
+    return report
 
 
 def _one_line(err: GainError) -> str:
     """The message without line breaks."""
     return " ".join(str(err).split())
-
-
-def _flush_stdout() -> None:
-    """Write out what is buffered; a reader that has gone (`| head`) is no error of ours."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes once more when it exits, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from gain_apps.commands import Command, CommandQueue
 from gain_apps.snapshot_keeper import SnapshotKeeper
 from gain_apps.stop_request import StopRequest
 from gain_core.errors import GainError
-from gain_runtime.stream_adapter import StreamAdapter
+from gain_runtime.adapter import Adapter
 
 __all__ = ["carry_out", "drain_commands"]
 
@@ -18,25 +19,34 @@ logger = logging.getLogger(__name__)
 
 def carry_out(
     command: Command,
-    adapter: StreamAdapter,
+    adapter: Adapter,
     stop: StopRequest,
     /,
     *,
     state_out: str | None,
     keeper: SnapshotKeeper | None = None,
-) -> None:
+    who: str = "",
+) -> str:
     """Do one thing to a running stream, on the stream's own thread.
 
     Parameters
     ----------
     command : str
         One of `COMMANDS`.
-    adapter : StreamAdapter
+    adapter : Adapter
     stop : StopRequest
     state_out : str or None
         Where `save` saves, and without snapshots where `roll-back` looks.
     keeper : SnapshotKeeper or None, optional
-        Takes a snapshot at `save`, and goes back to one at `roll-back`.
+        Takes a snapshot at `save`, goes back to one at `roll-back`, and remembers over a restart
+        that learning was paused.
+    who : str, optional
+        Who asked for it.
+
+    Returns
+    -------
+    str
+        What was done, for the log and the page.
 
     Raises
     ------
@@ -45,55 +55,86 @@ def carry_out(
     """
     if command == "quit":
         stop.quit()
-    elif command == "reset":
+        return "ending"
+    if command == "reset":
         adapter.reset()
-        logger.info("reset: back to the source")
-    elif command in ("freeze", "unfreeze"):
-        (adapter.freeze if command == "freeze" else adapter.unfreeze)()
-        logger.info("frozen" if command == "freeze" else "learning again")
-    elif keeper is not None and command == "roll-back":
-        keeper.roll_back()
-    elif keeper is None and state_out is None:
-        logger.warning("%s: nothing done; name a file with --state-out or --snapshots", command)
-    elif command == "save":
-        _save(adapter, state_out=state_out, keeper=keeper)
-    elif state_out is None or not Path(state_out).exists():
-        logger.warning("%s: nothing has been saved there yet to roll back to", state_out)
+        return "reset: back to the source network, everything learned is dropped"
+    if command in ("freeze", "unfreeze"):
+        return _hold(command == "freeze", adapter, keeper, who)
+    if keeper is None and state_out is None:
+        return f"{command}: nothing done; name a file with --state-out or --snapshots"
+    if command == "save":
+        return _save(adapter, state_out=state_out, keeper=keeper)
+    if keeper is not None:
+        return keeper.roll_back()
+    if state_out is None or not Path(state_out).exists():
+        return f"{state_out}: nothing has been saved there yet to roll back to"
+    adapter.load_state(state_out)
+    return f"rolled back to {adapter.frames} learned frames ({Path(state_out).name})"
+
+
+def _hold(pause: bool, adapter: Adapter, keeper: SnapshotKeeper | None, who: str) -> str:
+    """Pause learning or go on with it, also after the next start where that can be kept."""
+    (adapter.freeze if pause else adapter.unfreeze)()
+    if keeper is None:
+        return (
+            "learning paused until the next start (no --snapshots)" if pause else "learning again"
+        )
+    if pause:
+        keeper.hold(who)
     else:
-        adapter.load_state(state_out)
-        logger.info("%s: rolled back to it", state_out)
+        keeper.release()
+    return "learning paused, also over a restart" if pause else "learning again"
 
 
-def _save(adapter: StreamAdapter, *, state_out: str | None, keeper: SnapshotKeeper | None) -> None:
+def _save(adapter: Adapter, *, state_out: str | None, keeper: SnapshotKeeper | None) -> str:
     """Take a snapshot where they are kept, and write the state file where one is named."""
-    if keeper is not None and keeper.take():
-        logger.info("%s: snapshot taken", keeper.folder)
+    done = []
+    if keeper is not None:
+        taken = keeper.take()
+        done.append("snapshot taken" if taken else "no snapshot could be written; see the log")
     if state_out is not None:
         adapter.save_state(state_out)
-        logger.info("%s: saved", state_out)
+        done.append(f"saved to {Path(state_out).name}")
+    return f"{', '.join(done)} ({adapter.frames} learned frames)"
 
 
 def drain_commands(
     queue: CommandQueue,
-    adapter: StreamAdapter,
+    adapter: Adapter,
     stop: StopRequest,
     /,
     *,
     state_out: str | None,
     keeper: SnapshotKeeper | None = None,
+    note: Callable[[str, str], None] | None = None,
 ) -> None:
-    """Carry out everything that waits; one that fails is logged, and the stream goes on.
+    """Carry out everything that waits; one that fails is said, and the stream goes on.
 
     Parameters
     ----------
     queue : CommandQueue
-    adapter : StreamAdapter
+    adapter : Adapter
     stop : StopRequest
     state_out : str or None
     keeper : SnapshotKeeper or None, optional
+    note : callable, optional
+        Receives what was done and who asked for it.
     """
-    for command in queue.drain():
+    for request in queue.drain():
         try:
-            carry_out(command, adapter, stop, state_out=state_out, keeper=keeper)
+            outcome = carry_out(
+                request.command,
+                adapter,
+                stop,
+                state_out=state_out,
+                keeper=keeper,
+                who=request.who,
+            )
+            logger.info("%s", outcome)
         except GainError as err:
-            logger.error("%s: %s", command, err)
+            outcome = f"{request.command} failed: {err}"
+            logger.error("%s", outcome)
+        if note is not None:
+            note(outcome, request.who)
+        request.outcome.set_result(outcome)

@@ -11,15 +11,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gain_apps.defaults import UPDATE_EVERY, WARM_UP
 from gain_apps.progress import NOTE
 from gain_apps.serve.address import ServeAddress
-from gain_core import GainConfig
+from gain_core import DEFAULT_PRESET, Config, config_from_dict, config_to_dict, preset
 from gain_core.errors import ConfigError
 from gain_runtime.camera_source import CameraRequest
 from gain_runtime.file_kind import is_folder, resolved
 from gain_runtime.open_session import Device
-from gain_runtime.uri import redact
+from gain_runtime.uri import redact, redact_to_host
 
 __all__ = ["LOG_LEVELS", "NO_TRUTH", "STDOUT", "StreamConfig"]
 
@@ -33,10 +32,8 @@ LOG_LEVELS = {
     "error": logging.ERROR,
 }
 # Fields whose value is a file that is written, and those that are only read.
-WRITTEN = ("state_out", "output", "jsonl", "timeline")
-READ = ("input", "model", "adaptive", "state_in", "truth", "serve_token_file")
-# Fixed in an adaptive file when it was made.
-BAKED = ("preset", "half_life", "gain", "update_every", "warm_up")
+WRITTEN = ("state_out", "output", "jsonl", "timeline", "events")
+READ = ("input", "model", "state_in", "truth", "serve_token_file")
 SINK_POLICIES = ("stop", "drop")
 
 
@@ -53,20 +50,16 @@ class StreamConfig:
     name : str or None
         What the stream is called where several run in one process.
     model : str or None
-        Artifact; this or `adaptive`.
-    adaptive : str or None
-        Adaptive file, whose graph holds the method and its settings.
-    preset : str
-        Named `GainConfig`.
-    half_life : float or None
-        In frames; None keeps the preset's.
+        Artifact or adaptive file.
+    preset : str or None
+        Named settings of the method; None is the default, or what an adaptive file has baked in,
+        as for the next two.
     gain : mapping
-        Fields of `GainConfig` that replace the preset's; from the TOML file's `[gain]` only.
-    update_every, batch : int
-        Frames between two updates, and frames per forward pass.
-    warm_up : int
-        Frames the first update waits for: a video begins with one object, and the prediction is
-        the source's until a few have been seen.
+        Fields of the method's config that replace the preset's; from the TOML file's `[gain]` only.
+    update_every, warm_up : int or None
+        Frames between two updates, and frames that the first one waits for.
+    batch : int
+        Frames per forward pass.
     state_in, state_out : str or None
     snapshots : str or None
         Folder in which the last three states are kept while the stream runs, and from which the
@@ -85,6 +78,12 @@ class StreamConfig:
         `[HOST:]PORT` of the page in a browser.
     serve_token_file : str or None
         File with the token that viewers must know.
+    events : str or None
+        SQLite file of what happened, and of the curves; None keeps them in memory.
+    event_webhook : str or None
+        URL to which every event is posted.
+    paused : bool
+        Wait for somebody to resume the stream on the page.
     save_changed : str or None
         Folder for pictures whose prediction adaptation changed.
     save_changed_most : int
@@ -93,11 +92,14 @@ class StreamConfig:
         URL to which a result is posted when the class changes.
     mqtt : str or None
         Broker and topic on which every result is published.
+    mqtt_discovery : str or None
+        Prefix under which the streams are announced to Home Assistant.
     sink_errors : str or None
         `stop` ends the run when an output fails, `drop` goes on without it; None stops files and
         drops for live sources.
-    reconnect : float
-        Seconds for which the lost signal of a live source is waited for.
+    reconnect : float or None
+        Seconds for which the lost signal of a live source is waited for; None waits for ever, as
+        the streams of a service do unless it is given.
     watchdog : float or None
         Seconds after which a stream that hangs ends the process.
     check_frames : bool or None
@@ -113,8 +115,6 @@ class StreamConfig:
     top_k : int
         Classes listed per frame.
     device : str
-    device_preprocess : bool
-        Resize, crop and normalise on the GPU, too.
     allow_host_code : bool
         Run an engine that brings code for the CPU.
     threads : int or None
@@ -138,12 +138,10 @@ class StreamConfig:
     photos: tuple[str, ...] = ()
     name: str | None = None
     model: str | None = None
-    adaptive: str | None = None
-    preset: str = "tracked"
-    half_life: float | None = None
+    preset: str | None = None
     gain: Mapping[str, Any] = field(default_factory=dict)
-    update_every: int = UPDATE_EVERY
-    warm_up: int = WARM_UP
+    update_every: int | None = None
+    warm_up: int | None = None
     batch: int = 1
     state_in: str | None = None
     state_out: str | None = None
@@ -157,12 +155,16 @@ class StreamConfig:
     display: bool = False
     serve: str | None = None
     serve_token_file: str | None = None
+    events: str | None = None
+    event_webhook: str | None = None
+    paused: bool = False
     save_changed: str | None = None
     save_changed_most: int = 1000
     webhook: str | None = None
     mqtt: str | None = None
+    mqtt_discovery: str | None = None
     sink_errors: str | None = None
-    reconnect: float = 300.0
+    reconnect: float | None = 300.0
     watchdog: float | None = None
     check_frames: bool | None = None
     camera_size: str | None = None
@@ -174,7 +176,6 @@ class StreamConfig:
     seed: int = 0
     top_k: int = 3
     device: Device = "cpu"
-    device_preprocess: bool = False
     allow_host_code: bool = False
     threads: int | None = None
     truth: str | None = None
@@ -242,32 +243,21 @@ class StreamConfig:
             If INPUT or the model is in neither, or as the class itself.
         """
         settings = {**(file or {}), **flags}
-        given = [settings.get("input"), settings.get("model") or settings.get("adaptive")]
+        given = [settings.get("input"), settings.get("model")]
         for value, shown in zip(given, ("INPUT", "--model"), strict=True):
             if not value:
                 raise ConfigError(
                     f"{shown}: expected on the command line or in --config, got neither; "
                     "example: gain-stream clip.mp4 --model vit_b16.onnx --output out.mp4"
                 )
-        baked = [name for name in BAKED if settings.get(name)]
-        if settings.get("adaptive") and baked:
-            shown_baked = ", ".join("[gain]" if name == "gain" else flag(name) for name in baked)
-            how = "gain-export --adaptive and that"
-            if "gain" in baked:
-                how = "gain_export.adaptive.add_adaptation(config=...)"
-            raise ConfigError(
-                f"{shown_baked}: an adaptive file has its own since it was made; leave it out, or "
-                f"make the file again with {how}"
-            )
         return cls(**settings)
 
-    def gain_config(self) -> GainConfig:
-        """The preset with what was changed in it."""
-        preset = GainConfig.preset(self.preset)
-        changes = dict(self.gain)
-        if self.half_life is not None:
-            changes["half_life"] = self.half_life
-        return GainConfig.from_dict(preset.to_dict() | changes)
+    def gain_config(self) -> Config | None:
+        """The preset with what was changed in it; None where nothing was said of either."""
+        if self.preset is None and not self.gain:
+            return None
+        chosen = preset(DEFAULT_PRESET if self.preset is None else self.preset)
+        return config_from_dict(config_to_dict(chosen) | dict(self.gain))
 
     def camera_request(self) -> CameraRequest:
         """What to ask a camera for."""
@@ -290,13 +280,19 @@ class StreamConfig:
         return logging.DEBUG if self.debug else LOG_LEVELS[self.log_level]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values of every setting, the resolved `GainConfig` under `gain`."""
+        """Plain values of every setting, the resolved config under `gain` where it is given."""
         record = {item.name: getattr(self, item.name) for item in fields(self)}
-        shown = {"input": redact(self.input), "gain": self.gain_config().to_dict()}
+        config = self.gain_config()
+        gain = None if config is None else config_to_dict(config)
+        shown = {"input": redact(self.input), "gain": gain}
         record["photos"] = list(self.photos)
-        for name in ("webhook", "mqtt"):
+        for name, hide in (
+            ("webhook", redact_to_host),
+            ("event_webhook", redact_to_host),
+            ("mqtt", redact),
+        ):
             if record[name] is not None:
-                shown[name] = redact(record[name])
+                shown[name] = hide(record[name])
         return record | shown
 
     def _refuse_contradictions(self) -> None:
@@ -311,13 +307,8 @@ class StreamConfig:
                 "--freeze, --state-out: a frozen run learns nothing to save; leave one out",
             ),
             (
-                self.device_preprocess and (self.adaptive is not None or self.device == "cpu"),
-                "--device-preprocess: expected --model with --device cuda, tensorrt or auto, which "
-                "keep the frames on the GPU; leave it out",
-            ),
-            (
-                self.model is not None and self.adaptive is not None,
-                "--model, --adaptive: an adaptive file holds its network; leave one out",
+                self.mqtt_discovery is not None and self.mqtt is None,
+                "--mqtt-discovery: expected --mqtt URL, whose topics it announces; add it",
             ),
             (
                 self.watchdog is not None and not self.watchdog > 0.0,
@@ -332,8 +323,8 @@ class StreamConfig:
                 "--serve-token-file: expected --serve [HOST:]PORT, whose page it guards; add it",
             ),
             (
-                STDOUT in (self.output, self.state_out, self.timeline),
-                "--output, --state-out, --timeline: expected a file, got '-'; "
+                STDOUT in (self.output, self.state_out, self.timeline, self.events),
+                "--output, --state-out, --timeline, --events: expected a file, got '-'; "
                 "only --jsonl takes stdout",
             ),
         ):

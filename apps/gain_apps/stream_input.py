@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,22 +12,27 @@ from gain_apps.stream_config import NO_TRUTH, StreamConfig
 from gain_apps.truth import TruthSource, read_truth
 from gain_core.errors import ConfigError, GainError
 from gain_runtime.class_list import ClassList
+from gain_runtime.engine import EngineArtifact
 from gain_runtime.frame import FrameSource
 from gain_runtime.image_source import ImageSource, open_images
+from gain_runtime.reconnecting_source import ConnectionWatch
 from gain_runtime.sources import open_source
-from gain_runtime.stream_adapter import StreamArtifact
 
 __all__ = ["open_input"]
 
 
-def open_input(config: StreamConfig, artifact: StreamArtifact) -> FrameSource:
+def open_input(
+    config: StreamConfig, artifact: EngineArtifact, /, *, watch: ConnectionWatch | None = None
+) -> FrameSource:
     """Open the source with truth and corruption laid over it.
 
     Parameters
     ----------
     config : StreamConfig
-    artifact : StreamArtifact
+    artifact : EngineArtifact
         Its number of classes bounds the truth.
+    watch : ConnectionWatch, optional
+        Is told how the connection to a live source stands.
 
     Returns
     -------
@@ -67,8 +73,9 @@ def open_input(config: StreamConfig, artifact: StreamArtifact) -> FrameSource:
             classes=classes,
             own_classes=own_classes,
             camera=config.camera_request(),
-            patience_s=config.reconnect,
+            patience_s=math.inf if config.reconnect is None else config.reconnect,
             hwaccel=config.hwaccel,
+            watch=watch,
         )
     try:
         return _dressed(source, truth, schedule, config=config, num_classes=num_classes)

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gain_apps.backpressure import Backpressure
-from gain_apps.batches_ahead import BatchesAhead, Outcome
 from gain_apps.outputs import Outputs
 from gain_apps.stop_request import StopRequest
 from gain_apps.summary import RunRecord
 from gain_apps.truth import check_truth
-from gain_core.errors import GainError
-from gain_runtime.adapter import AdaptedBatch
+from gain_core.errors import ArrayError, GainError, NumericsError
+from gain_runtime.adapter import AdaptedBatch, Adapter
 from gain_runtime.frame import Frame
 from gain_runtime.frame_health import FrameHealth
+from gain_runtime.preprocess import Region
 from gain_runtime.reader import FrameReader, ReadStatus
 from gain_runtime.reconnecting_source import SignalLostError
 from gain_runtime.result import FrameResult, Ranked
-from gain_runtime.stream_adapter import StreamAdapter
 
 __all__ = ["StreamLoop", "rank"]
 
@@ -30,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 # Longest time until a stop request or a key in the window is noticed while no frame arrives.
 POLL_S = 0.1
+
+# Frames, whether they teach, and what waits for their result.
+_UnderWay: TypeAlias = tuple[list[Frame], bool, Callable[[], AdaptedBatch]]
 
 
 class StreamLoop:
@@ -40,7 +44,7 @@ class StreamLoop:
 
     Parameters
     ----------
-    adapter : StreamAdapter
+    adapter : Adapter
     outputs : Outputs
     record : RunRecord
         Filled while the loop runs.
@@ -61,11 +65,13 @@ class StreamLoop:
         Longest wait for a frame, in seconds; None waits for ever.
     backpressure : Backpressure, optional
         Chooses the frames that are classified while the device cannot keep up.
+    live : bool, optional
+        Whether frames are stamped by the monotonic clock when they are captured.
     """
 
     def __init__(
         self,
-        adapter: StreamAdapter,
+        adapter: Adapter,
         outputs: Outputs,
         record: RunRecord,
         /,
@@ -79,6 +85,7 @@ class StreamLoop:
         health: FrameHealth | None = None,
         silence_s: float | None = None,
         backpressure: Backpressure | None = None,
+        live: bool = False,
     ) -> None:
         self._adapter = adapter
         self._outputs = outputs
@@ -92,7 +99,9 @@ class StreamLoop:
         self._health = health
         self._silence_s = silence_s
         self._backpressure = backpressure
-        self._batches = BatchesAhead(adapter)
+        self._live = live
+        # Batches that were submitted and not yet written.
+        self._under_way: deque[_UnderWay] = deque()
         self._labels = adapter.artifact.manifest.labels
 
     def run(self, reader: FrameReader, /) -> None:
@@ -120,7 +129,7 @@ class StreamLoop:
                 for run, learn in self._sorted_out(group):
                     for frame in run:
                         check_truth(frame, len(self._labels))
-                    self._batches.submit(run, learn=learn)
+                    self._submit(run, learn=learn)
                     self._settle(everything=False)
                 if self._on_batch is not None:
                     self._on_batch()
@@ -199,26 +208,41 @@ class StreamLoop:
                 return False
         return True
 
-    def _settle(self, *, everything: bool) -> None:
-        """Write what is due; where a frame is unusable, the others of its batch one by one."""
-        for outcome in self._batches.outcomes(everything=everything):
-            if not isinstance(outcome.result, GainError):
-                self._emit(outcome.frames, outcome.result)
-            elif len(outcome.frames) == 1:
-                self._reject(outcome.frames[0], outcome.result)
-            else:
-                self._settle_singly(outcome)
+    def _submit(self, frames: list[Frame], *, learn: bool) -> None:
+        """Start on a batch, ahead of its result where a device works on it."""
+        images, regions = _pictures(frames)
+        try:
+            result = self._adapter.submit(images, regions=regions, learn=learn)
+        except (ArrayError, NumericsError) as err:
+            self._settle(everything=True)
+            self._settle_singly(frames, err, learn=learn)
+        else:
+            self._under_way.append((frames, learn, result))
 
-    def _settle_singly(self, outcome: Outcome) -> None:
-        """Frames whose batch was refused, each by itself and ahead of nothing."""
-        singles = BatchesAhead(self._adapter)
-        for frame in outcome.frames:
-            singles.submit([frame], learn=outcome.learn)
-            for single in singles.outcomes(everything=True):
-                if isinstance(single.result, GainError):
-                    self._reject(frame, single.result)
-                else:
-                    self._emit(single.frames, single.result)
+    def _settle(self, *, everything: bool) -> None:
+        """Write what is due; all of it, where no further batch is at hand."""
+        while len(self._under_way) > (0 if everything else self._adapter.ahead):
+            frames, learn, result = self._under_way.popleft()
+            try:
+                batch = result()
+            except (ArrayError, NumericsError) as err:
+                self._settle_singly(frames, err, learn=learn)
+            else:
+                self._emit(frames, batch)
+
+    def _settle_singly(self, frames: list[Frame], err: GainError, *, learn: bool) -> None:
+        """Frames whose batch was refused, each by itself."""
+        if len(frames) == 1:
+            self._reject(frames[0], err)
+            return
+        for frame in frames:
+            images, regions = _pictures([frame])
+            try:
+                batch = self._adapter.step(images, regions=regions, learn=learn)
+            except (ArrayError, NumericsError) as refused:
+                self._reject(frame, refused)
+            else:
+                self._emit([frame], batch)
 
     def _reject(self, frame: Frame, err: GainError) -> None:
         """Leave a frame out, and say so the first time."""
@@ -233,7 +257,10 @@ class StreamLoop:
         count = len(frames)
         rate_hz = self._record.tick(count)
         stage_ms = {stage: spent / 1e6 / count for stage, spent in batch.stage_ns.items()}
+        utc_ns, now_ns = time.time_ns(), time.monotonic_ns()
         for row, frame in enumerate(frames):
+            # A live frame is stamped when it was captured, others with their place in a recording.
+            age_ns = max(now_ns - frame.timestamp_ns, 0) if self._live else 0
             result = FrameResult(
                 frame=frame,
                 source_top=rank(batch.source_probs[row], self._labels, top_k=self._top_k),
@@ -242,6 +269,8 @@ class StreamLoop:
                 gain=float(batch.gain[row]),
                 rate_hz=rate_hz,
                 stage_ms=stage_ms,
+                utc_ns=utc_ns - age_ns,
+                latency_ms=age_ns / 1e6 if self._live else None,
             )
             self._record.add(result, batch, row)
             for stage, spent in stage_ms.items():
@@ -249,6 +278,11 @@ class StreamLoop:
             started = time.perf_counter_ns()
             self._outputs.write(result)
             self._record.stage_ms["output"].append((time.perf_counter_ns() - started) / 1e6)
+
+
+def _pictures(frames: Sequence[Frame]) -> tuple[list[npt.NDArray[np.uint8]], list[Region | None]]:
+    """Images, and what of them is classified."""
+    return [frame.image for frame in frames], [frame.region for frame in frames]
 
 
 def rank(

@@ -13,7 +13,7 @@ from gain_runtime.changed_sink import ChangedSink
 from gain_runtime.display_sink import DisplayAction, DisplaySink
 from gain_runtime.frame import FrameSource
 from gain_runtime.jsonl_sink import JsonlSink
-from gain_runtime.mqtt_sink import MqttSink
+from gain_runtime.mqtt_sink import MqttPublisher, MqttSink
 from gain_runtime.video_sink import LONGEST_GAP_S, VideoSink
 from gain_runtime.webhook_sink import WebhookSink
 
@@ -29,6 +29,7 @@ def open_outputs(
     config: StreamConfig,
     *,
     on_action: Callable[[DisplayAction], None],
+    mqtt: MqttPublisher | None = None,
 ) -> None:
     """Open every sink the settings ask for; those already open stay in `outputs`.
 
@@ -39,6 +40,8 @@ def open_outputs(
     config : StreamConfig
     on_action : callable
         What a key in the window does.
+    mqtt : MqttPublisher, optional
+        The connection that several streams share; not closed.
 
     Raises
     ------
@@ -64,10 +67,12 @@ def open_outputs(
         outputs.add("--save-changed", changed)
     if config.webhook is not None:
         outputs.add("--webhook", WebhookSink(config.webhook))
-    if config.mqtt is not None:
-        outputs.add("--mqtt", MqttSink(config.mqtt))
+    if mqtt is not None:
+        outputs.add("--mqtt", MqttSink(mqtt, config.name))
+    elif config.mqtt is not None:
+        publisher = MqttPublisher(config.mqtt, discovery=config.mqtt_discovery)
+        outputs.add("--mqtt", MqttSink(publisher, owned=True))
     if config.timeline is not None:
         outputs.add("--timeline", TimelineSink(Path(config.timeline)))
-    # Last, because opening it empties an earlier file, and the others may yet fail to open.
     if config.jsonl is not None:
         outputs.add("--jsonl", JsonlSink(config.jsonl))

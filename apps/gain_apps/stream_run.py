@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from typing import Any
@@ -16,31 +17,27 @@ from gain_apps.backpressure import Backpressure
 from gain_apps.commands import Command
 from gain_apps.outputs import Outputs
 from gain_apps.progress import NOTE, RunProgress
-from gain_apps.running_stream import RunningStream
+from gain_apps.running_stream import RunningStream, StreamHost
 from gain_apps.snapshot_keeper import SnapshotKeeper
 from gain_apps.stop_request import StopRequest
 from gain_apps.stream_commands import carry_out, drain_commands
 from gain_apps.stream_config import NO_TRUTH, StreamConfig
+from gain_apps.stream_facts import facts_of, identity_of
 from gain_apps.stream_input import open_input
 from gain_apps.stream_loop import StreamLoop
 from gain_apps.stream_outputs import open_outputs
-from gain_apps.stream_page import make_board, open_page
 from gain_apps.watchdog import Watchdog
-from gain_core import __version__
+from gain_core import UPDATE_EVERY, WARMUP_FRAMES, __version__, config_to_dict
 from gain_core.errors import GainError, StreamError
 from gain_runtime.adapter import Adapter
-from gain_runtime.adaptive_adapter import AdaptiveAdapter
-from gain_runtime.adaptive_artifact import AdaptiveArtifact, load_adaptive
-from gain_runtime.artifact import load_artifact
+from gain_runtime.classifier import open_engine
 from gain_runtime.display_sink import DisplayAction
+from gain_runtime.engine import Engine, EngineArtifact, NetworkEngine
 from gain_runtime.frame import FrameSource
 from gain_runtime.frame_health import FrameHealth
-from gain_runtime.open_lane import open_adapting_session
-from gain_runtime.open_session import open_adaptive_session
 from gain_runtime.reader import FrameReader
-from gain_runtime.session import Session
+from gain_runtime.reconnecting_source import Connection, ConnectionWatch
 from gain_runtime.snapshots import SnapshotStore
-from gain_runtime.stream_adapter import StreamAdapter
 
 __all__ = ["run_stream"]
 
@@ -54,7 +51,7 @@ def run_stream(
     /,
     *,
     report: Callable[[dict[str, Any]], None],
-    session: Session | None = None,
+    host: StreamHost | None = None,
 ) -> None:
     """Run one stream to its end, to a stop request or to a failure.
 
@@ -66,8 +63,8 @@ def run_stream(
         For progress.
     report : callable
         Receives the summary once everything is finished, also after a failure in mid-stream.
-    session : Session, optional
-        The network, where several streams share it; not closed. None opens the settings' own.
+    host : StreamHost, optional
+        What it shares with the other streams of a service.
 
     Raises
     ------
@@ -75,12 +72,14 @@ def run_stream(
         If something cannot be opened or fails in mid-stream. In the latter case the outputs are
         finished, the state is saved and the summary reported first.
     """
-    logger.info("config: %s", json.dumps(config.to_dict()))
+    logger.debug("config: %s", json.dumps(config.to_dict()))
+    # Until something is open, there is nothing to finish: a signal ends the process at once.
+    stop.nothing_to_lose = host is None
     with ExitStack() as stack:
         # A step's products are too small to share out, and BLAS threads that wait by spinning take
         # the cores from ONNX Runtime's: 1.1 ms against 33 ms a step, seen on two busy cores.
         stack.enter_context(threadpool_limits(limits=1, user_api="blas"))
-        run = _open(config, stop, stack, session=session)
+        run = _open(config, stop, stack, host=StreamHost() if host is None else host)
         _say_opened(run)
         failures = _drive(run, console)
         run.reader.close()
@@ -97,21 +96,23 @@ def run_stream(
 
 
 def _open(
-    config: StreamConfig, stop: StopRequest, stack: ExitStack, *, session: Session | None
+    config: StreamConfig, stop: StopRequest, stack: ExitStack, *, host: StreamHost
 ) -> RunningStream:
     """Open everything, what fails soonest first; `stack` closes it."""
-    source, adapter = _open_adapter(config, stack, session)
-    keeper = _open_snapshots(config, adapter, stack)
+    source, adapter = _open_adapter(config, stop, stack, host)
+    keeper = _open_snapshots(config, adapter, stack, host)
     adapter.warm_up(config.batch)
+    stop.nothing_to_lose = False
     policy = config.sink_errors or ("drop" if source.info.live else "stop")
     outputs = Outputs(drop_failing=policy == "drop")
     stack.callback(_close_quietly, outputs)
     on_action = _actions(adapter, config, stop, keeper=keeper)
-    open_outputs(outputs, source, config, on_action=on_action)
+    open_outputs(outputs, source, config, on_action=on_action, mqtt=host.mqtt)
     reader = stack.enter_context(FrameReader(source))
     run = RunningStream(
         config=config,
         stop=stop,
+        host=host,
         source=source,
         reader=reader,
         adapter=adapter,
@@ -119,54 +120,71 @@ def _open(
         keeper=keeper,
         backpressure=Backpressure(adapter, lambda: reader.dropped) if source.info.live else None,
     )
-    if config.serve is not None:
-        board = make_board(run)
-        outputs.add("--serve", board, poll=board.poll)
-        stack.enter_context(open_page(run, board))
+    if host.board is not None:
+        host.board.attach(identity_of(run), probe=lambda: facts_of(run))
+        outputs.add("--serve", host.board, poll=host.board.poll)
     return run
 
 
 def _open_adapter(
-    config: StreamConfig, stack: ExitStack, session: Session | None
-) -> tuple[FrameSource, StreamAdapter]:
+    config: StreamConfig, stop: StopRequest, stack: ExitStack, host: StreamHost
+) -> tuple[FrameSource, Adapter]:
     """The source, and what classifies its frames."""
-    if config.adaptive is not None:
-        baked = load_adaptive(config.adaptive)
-        source = stack.enter_context(open_input(config, baked))
-        graph = open_adaptive_session(baked, device=config.device, num_threads=config.threads)
-        baked_in = AdaptiveAdapter(
-            stack.enter_context(graph), frozen=config.freeze, preprocess_threads=config.threads
+    engine: Engine
+    if host.session is not None:
+        engine = NetworkEngine(
+            host.session,
+            config.gain_config(),
+            update_every=UPDATE_EVERY if config.update_every is None else config.update_every,
+            warmup_frames=WARMUP_FRAMES if config.warm_up is None else config.warm_up,
         )
-        return source, stack.enter_context(baked_in)
-    artifact = load_artifact(config.model or "") if session is None else session.artifact
-    source = stack.enter_context(open_input(config, artifact))
+    else:
+        engine = open_engine(
+            config.model or "",
+            stack,
+            device=config.device,
+            config=config.gain_config(),
+            update_every=config.update_every,
+            warmup_frames=config.warm_up,
+            num_threads=config.threads,
+            allow_host_code=config.allow_host_code,
+        )
+    source = _open_source(config, engine.artifact, stop, stack, host)
     # Streams that share a session have a thread each already.
-    preprocess_threads = config.threads if session is None else 1
-    if session is None:
-        session = stack.enter_context(
-            open_adapting_session(
-                artifact,
-                device=config.device,
-                num_threads=config.threads,
-                allow_host_code=config.allow_host_code,
-            )
-        )
-    adapter = Adapter(
-        session,
-        config.gain_config(),
-        update_every=config.update_every,
-        warmup_frames=config.warm_up,
-        frozen=config.freeze,
-        device_preprocess=config.device_preprocess,
-        preprocess_threads=preprocess_threads,
-    )
+    threads = config.threads if host.session is None else 1
+    adapter = Adapter(engine, frozen=config.freeze, preprocess_threads=threads)
     return source, stack.enter_context(adapter)
 
 
+def _open_source(
+    config: StreamConfig,
+    artifact: EngineArtifact,
+    stop: StopRequest,
+    stack: ExitStack,
+    host: StreamHost,
+) -> FrameSource:
+    """The source; one that is away is waited for where the stream is one of a service."""
+    board = host.board
+    watch = ConnectionWatch(
+        changed=(lambda connection: None) if board is None else board.connect,
+        stopping=lambda: bool(stop),
+        waits_at_start=host.waits,
+    )
+    source = stack.enter_context(open_input(config, artifact, watch=watch))
+    if board is not None and not source.info.live:
+        board.connect(Connection(state="connected"))
+    return source
+
+
 def _open_snapshots(
-    config: StreamConfig, adapter: StreamAdapter, stack: ExitStack
+    config: StreamConfig, adapter: Adapter, stack: ExitStack, host: StreamHost
 ) -> SnapshotKeeper | None:
     """Continue from where the last run or the file named for it stopped."""
+
+    def say(text: str) -> None:
+        if host.board is not None:
+            host.board.note("state", text)
+
     keeper = None
     if config.snapshots is not None:
         keeper = SnapshotKeeper(
@@ -175,25 +193,48 @@ def _open_snapshots(
             every_frames=config.snapshot_every,
             every_s=config.snapshot_seconds,
         )
-        if keeper.restore():
+        restored = keeper.restore()
+        for line in keeper.set_aside:
+            say(f"a snapshot was set aside: {line}")
+        held = keeper.held()
+        if held is not None:
+            adapter.freeze()
+            logger.warning("learning is paused, as before the restart (by %s)", held)
+            say(f"learning is still paused, as before the restart (by {held})")
+        if restored:
+            say(f"continued after {adapter.frames} learned frames")
             return keeper
     if config.state_in is not None:
         adapter.load_state(config.state_in)
     return keeper
 
 
-def _between(run: RunningStream, watchdog: Watchdog | None) -> Callable[[], None]:
+def _between(run: RunningStream, watchdog: Watchdog) -> Callable[[], None]:
     """What is done after every batch, and while there is none."""
+    host, board = run.host, run.host.board
+    hangups = run.stop.hangups
+
+    def note(outcome: str, who: str) -> None:
+        if board is not None:
+            board.note("command", outcome, who=who)
 
     def act() -> None:
-        if watchdog is not None:
-            watchdog.beat()
-        run.thermal.tick()
+        nonlocal hangups
+        watchdog.beat(run.config.name or "")
+        host.thermal.tick()
         drain_commands(
-            run.queue, run.adapter, run.stop, state_out=run.config.state_out, keeper=run.keeper
+            host.queue,
+            run.adapter,
+            run.stop,
+            state_out=run.config.state_out,
+            keeper=run.keeper,
+            note=note,
         )
         if run.keeper is not None:
             run.keeper.tick()
+        if run.stop.hangups != hangups:
+            hangups = run.stop.hangups
+            run.outputs.reopen()
 
     return act
 
@@ -218,14 +259,18 @@ def _drive(run: RunningStream, console: Console) -> list[GainError]:
     failures: list[GainError] = []
     live = run.source.info.live
     check = live if config.check_frames is None else config.check_frames
-    watchdog, silence_s = None, None
+    silence_s = None
     if config.watchdog is not None:
-        watchdog = Watchdog(config.watchdog)
         # A source that waits for its camera to come back is silent, and does not hang.
-        silence_s = config.watchdog + (config.reconnect if live else 0.0)
+        waits_s = math.inf if config.reconnect is None else config.reconnect
+        silence_s = config.watchdog + (waits_s if live else 0.0)
+    own = Watchdog(config.watchdog) if run.host.watchdog is None else None
+    watchdog = own or run.host.watchdog
+    assert watchdog is not None
+    watchdog.beat(config.name or "")
     try:
         with (
-            watchdog or nullcontext(),
+            own or nullcontext(),
             RunProgress(run.record, console, total=config.max_frames) as progress,
         ):
             loop = StreamLoop(
@@ -241,11 +286,13 @@ def _drive(run: RunningStream, console: Console) -> list[GainError]:
                 health=FrameHealth() if check else None,
                 silence_s=silence_s,
                 backpressure=run.backpressure,
+                live=live,
             )
             loop.run(run.reader)
     except GainError as err:
         failures.append(err)
     finally:
+        watchdog.forget(config.name or "")
         # Also where a bug ends the loop: its traceback follows, the files are whole.
         failures += _finish(run)
     return failures
@@ -268,7 +315,7 @@ def _finish(run: RunningStream) -> list[GainError]:
 
 
 def _actions(
-    adapter: StreamAdapter,
+    adapter: Adapter,
     config: StreamConfig,
     stop: StopRequest,
     /,
@@ -279,7 +326,10 @@ def _actions(
 
     def act(action: DisplayAction) -> None:
         command: Command = "unfreeze" if action == "freeze" and adapter.frozen else action
-        carry_out(command, adapter, stop, state_out=config.state_out, keeper=keeper)
+        outcome = carry_out(
+            command, adapter, stop, state_out=config.state_out, keeper=keeper, who="the window"
+        )
+        logger.info("%s", outcome)
 
     return act
 
@@ -313,13 +363,10 @@ def _summary(run: RunningStream) -> dict[str, Any]:
     """What `--json` prints."""
     config, record, artifact = run.config, run.record, run.adapter.artifact
     record.reconnects = int(getattr(run.source, "reconnects", 0))
-    settings = config.to_dict() | {"gain": run.adapter.config.to_dict()}
-    if isinstance(artifact, AdaptiveArtifact):
-        settings |= {
-            "preset": None,
-            "update_every": artifact.update_every,
-            "warm_up": artifact.warmup_frames,
-        }
+    settings = config.to_dict() | {
+        "gain": config_to_dict(run.adapter.config),
+        "update_every": run.adapter.update_every,
+    }
     written = {
         "output": config.output,
         "jsonl": config.jsonl,

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gain_core.guard import GuardSums
+from gain_core.statistics import Evidence, accumulate
+from gain_core.step import ShiftAdded, advance_shift, commit
 
 from gain_core import (
     GainConfig,
@@ -19,10 +22,7 @@ from gain_core import (
     state_to_arrays,
 )
 from gain_core.errors import ArrayError, ConfigError, EngineError, NumericsError
-from gain_core.guard import GuardSums
 from gain_core.shift import LastFrame, ShiftSums
-from gain_core.statistics import Evidence, accumulate
-from gain_core.step import ShiftAdded, advance_shift, commit
 from gain_runtime.adaptive_artifact import AdaptiveArtifact, load_adaptive
 from gain_runtime.adaptive_binding import AdaptiveBinding
 from gain_runtime.adaptive_inputs import check_inputs

@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["write_atomically"]
 
 
-def write_atomically(path: Path, data: bytes, /) -> None:
+def write_atomically(path: Path, data: bytes, /, *, mode: int | None = None) -> None:
     """Write a file so that a crash or power cut leaves either the old one or the new one.
 
     Parameters
@@ -18,6 +18,8 @@ def write_atomically(path: Path, data: bytes, /) -> None:
     path : Path
         Replaced if it exists; its folder must exist.
     data : bytes
+    mode : int, optional
+        Permissions of the file, from its first byte on; the system's default without.
 
     Raises
     ------
@@ -27,7 +29,9 @@ def write_atomically(path: Path, data: bytes, /) -> None:
     # In the same folder, because a rename across file systems is a copy.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("xb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

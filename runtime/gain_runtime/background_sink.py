@@ -6,10 +6,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from gain_core.errors import GainError
 from gain_runtime.closing import Closing
-from gain_runtime.result import FrameResult
 
 __all__ = ["BackgroundSink"]
 
@@ -17,11 +17,14 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
-CLOSE_S = 1.0
+# Outputs are closed one after another, and a signal shall end a stream within two seconds.
+CLOSE_S = 0.4
+
+Item = TypeVar("Item")
 
 
-class BackgroundSink(Closing):
-    """Hands results to a callable in a thread of its own; `write` never waits.
+class BackgroundSink(Closing, Generic[Item]):
+    """Hands results, or anything else, to a callable in a thread of its own; `write` never waits.
 
     A delivery that fails is tried again after a pause that doubles from one second to sixty.
     Meanwhile the queue keeps the newest results and drops the others.
@@ -37,11 +40,11 @@ class BackgroundSink(Closing):
     """
 
     def __init__(
-        self, name: str, deliver: Callable[[FrameResult], None], /, *, queue_size: int = 64
+        self, name: str, deliver: Callable[[Item], None], /, *, queue_size: int = 64
     ) -> None:
         self._name = name
         self._deliver = deliver
-        self._waiting: deque[FrameResult] = deque(maxlen=queue_size)
+        self._waiting: deque[Item] = deque(maxlen=queue_size)
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._dropped = 0
@@ -53,7 +56,7 @@ class BackgroundSink(Closing):
         """Results that were never delivered so far."""
         return self._dropped
 
-    def write(self, result: FrameResult, /) -> None:
+    def write(self, result: Item, /) -> None:
         """Leave a result for the thread."""
         with self._changed:
             if len(self._waiting) == self._waiting.maxlen:
@@ -62,7 +65,7 @@ class BackgroundSink(Closing):
             self._changed.notify()
 
     def close(self) -> None:
-        """Deliver what waits if that takes less than a second; may be called twice."""
+        """Deliver what waits if that is quick; may be called twice."""
         with self._changed:
             self._closing.set()
             self._changed.notify()
@@ -98,7 +101,7 @@ class BackgroundSink(Closing):
                 logger.warning("%s: delivering again", self._name)
             failing, pause_s = False, FIRST_PAUSE_S
 
-    def _put_back(self, result: FrameResult) -> None:
+    def _put_back(self, result: Item) -> None:
         """Keep a result for the next try, unless newer ones have taken all the room."""
         with self._changed:
             if len(self._waiting) == self._waiting.maxlen:
@@ -106,7 +109,7 @@ class BackgroundSink(Closing):
             else:
                 self._waiting.appendleft(result)
 
-    def _take(self) -> FrameResult | None:
+    def _take(self) -> Item | None:
         """The next result; None once closed and empty."""
         with self._changed:
             while not self._waiting:

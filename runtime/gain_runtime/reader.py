@@ -23,7 +23,7 @@ Policy = Literal["block", "drop_oldest"]
 # between threads; notifications make the ordinary case immediate.
 POLL_S = 0.1
 # A stop shall take less than two seconds, also where a camera hangs.
-JOIN_S = 1.0
+JOIN_S = 0.5
 
 
 class ReadStatus(Enum):
@@ -73,7 +73,9 @@ class FrameReader(Closing):
         self._finished = False
         self._error: BaseException | None = None
         self._dropped = 0
-        self._thread = threading.Thread(target=self._run, name="frame-reader", daemon=True)
+        # What it logs belongs to the stream that it reads for.
+        name = f"{threading.current_thread().name}/reader"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def policy(self) -> Policy:

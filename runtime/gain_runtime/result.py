@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -35,6 +36,11 @@ class FrameResult:
         Frames per second over the recent past.
     stage_ms : mapping
         Milliseconds this frame spent per stage (`preprocess`, `forward`, `adapt`).
+    utc_ns : int
+        Nanoseconds since 1970 by the system's clock: when a live frame was captured, when another
+        one was classified.
+    latency_ms : float or None
+        From the capture of a live frame to its prediction; None for other sources.
     """
 
     frame: Frame
@@ -44,6 +50,8 @@ class FrameResult:
     gain: float
     rate_hz: float = 0.0
     stage_ms: Mapping[str, float] = field(default_factory=dict)
+    utc_ns: int = field(default_factory=time.time_ns)
+    latency_ms: float | None = None
 
     @property
     def changed(self) -> bool:

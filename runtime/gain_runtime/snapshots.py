@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO
 
 from gain_core.errors import ArtifactError, ConfigError
+from gain_runtime.adapter import Adapter
 from gain_runtime.closing import Closing
-from gain_runtime.stream_adapter import StreamAdapter
 
 try:
     import fcntl
@@ -64,6 +64,7 @@ class SnapshotStore(Closing):
             raise ConfigError(f"kept: expected at least 1 snapshot, got {kept}")
         self._folder = Path(folder)
         self._kept = kept
+        self._set_aside_lines: list[str] = []
         self._lock: IO[bytes] | None = _locked(self._folder)
         with ExitStack() as stack:
             stack.callback(self.close)
@@ -79,6 +80,11 @@ class SnapshotStore(Closing):
         """Where they lie."""
         return self._folder
 
+    @property
+    def set_aside(self) -> tuple[str, ...]:
+        """What was set aside by this store and why, one line each."""
+        return tuple(self._set_aside_lines)
+
     def snapshots(self) -> list[Snapshot]:
         """Those that may be loaded, newest first.
 
@@ -93,12 +99,12 @@ class SnapshotStore(Closing):
         """
         return self._listed(set_aside=False)
 
-    def write(self, adapter: StreamAdapter, /) -> Snapshot:
+    def write(self, adapter: Adapter, /) -> Snapshot:
         """Keep the state as it is; frames that wait to be learned from keep waiting.
 
         Parameters
         ----------
-        adapter : StreamAdapter
+        adapter : Adapter
 
         Returns
         -------
@@ -119,7 +125,7 @@ class SnapshotStore(Closing):
                 old.path.unlink()
         return written
 
-    def restore(self, adapter: StreamAdapter, /, *, before: int | None = None) -> Snapshot | None:
+    def restore(self, adapter: Adapter, /, *, before: int | None = None) -> Snapshot | None:
         """Load the newest snapshot that belongs to the adapter's artifact and config.
 
         Those that are damaged or belong to something else are renamed, with one line each, and
@@ -127,7 +133,7 @@ class SnapshotStore(Closing):
 
         Parameters
         ----------
-        adapter : StreamAdapter
+        adapter : Adapter
             Untouched where there is none.
         before : int or None
             Only snapshots with a lower number.
@@ -140,11 +146,13 @@ class SnapshotStore(Closing):
         Raises
         ------
         ArtifactError
-            If the folder cannot be listed.
+            If the folder cannot be listed, or a snapshot exists and may not be read: it is whole,
+            and starting without it would lose what was learned.
         """
         for snapshot in self.snapshots():
             if before is not None and snapshot.number >= before:
                 continue
+            _refuse_unreadable(snapshot.path)
             try:
                 adapter.load_state(snapshot.path)
             except (ArtifactError, ConfigError) as err:
@@ -191,16 +199,32 @@ class SnapshotStore(Closing):
         except OSError:
             target = snapshot.path
         logger.warning("%s: set aside: %s", target, err)
+        self._set_aside_lines.append(f"{target.name}: {err}")
         for old in self._listed(set_aside=True)[self._kept :]:
             with suppress(OSError):
                 old.path.unlink()
+
+
+def _refuse_unreadable(path: Path) -> None:
+    """An error for a file that the system does not let us read: no fault of its content."""
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        return
+    except OSError as err:
+        owner = path.stat().st_uid
+        raise ArtifactError(
+            f"{path}: a snapshot that cannot be read ({err.strerror}; it belongs to user {owner}); "
+            "run as that user, or give it to this one with chown; nothing was changed"
+        ) from err
 
 
 def _locked(folder: Path) -> IO[bytes]:
     """The folder, made if need be, locked until the file is closed or the process dies."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / LOCK).touch()
+        if not (folder / LOCK).exists():
+            (folder / LOCK).touch()
         # Read only, or the disk could not be made read-only while the stream runs.
         lock = (folder / LOCK).open("rb")
     except OSError as err:

@@ -20,7 +20,7 @@ from gain_runtime.network_source import NetworkSource
 from gain_runtime.pattern_source import open_pattern
 from gain_runtime.pipe_reader import PipeReader
 from gain_runtime.pipe_source import open_pipe
-from gain_runtime.reconnecting_source import ReconnectingSource
+from gain_runtime.reconnecting_source import ConnectionWatch, ReconnectingSource
 from gain_runtime.uri import SourceUri, parse_uri
 from gain_runtime.video_source import VideoSource
 
@@ -44,6 +44,7 @@ def open_source(
     camera: CameraRequest | None = None,
     patience_s: float = 0.0,
     hwaccel: str | None = None,
+    watch: ConnectionWatch | None = None,
 ) -> FrameSource:
     """Open a source of frames.
 
@@ -70,6 +71,8 @@ def open_source(
     hwaccel : str or None
         FFmpeg's hardware decoder for videos and network streams (`cuda`, `vaapi`,
         `videotoolbox`); an error where it cannot be used.
+    watch : ConnectionWatch or None
+        Is told how the connection to it stands.
 
     Returns
     -------
@@ -93,7 +96,7 @@ def open_source(
     if parsed.kind == "network" and _is_recording(parsed.target):
         return VideoSource(parsed.target, hwaccel=hwaccel)
     if parsed.kind in ("camera", "network", "pipeline"):
-        return _open_live(parsed, camera, patience_s=patience_s, hwaccel=hwaccel)
+        return _open_live(parsed, camera, patience_s=patience_s, hwaccel=hwaccel, watch=watch)
     if parsed.kind == "pipe":
         if sys.stdin is None or sys.stdin.closed:
             raise StreamError("stdin: expected a pipe, but standard input is closed")
@@ -146,7 +149,12 @@ def is_picture(path: Path, /) -> bool:
 
 
 def _open_live(
-    parsed: SourceUri, camera: CameraRequest | None, *, patience_s: float, hwaccel: str | None
+    parsed: SourceUri,
+    camera: CameraRequest | None,
+    *,
+    patience_s: float,
+    hwaccel: str | None,
+    watch: ConnectionWatch | None,
 ) -> FrameSource:
     """A camera or a network stream, opened again where its signal is waited for."""
 
@@ -166,7 +174,7 @@ def _open_live(
         )
 
     if patience_s > 0.0:
-        return ReconnectingSource(open_once, patience_s=patience_s)
+        return ReconnectingSource(open_once, patience_s=patience_s, watch=watch, shown=parsed.shown)
     return open_once()
 
 

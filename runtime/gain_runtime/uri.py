@@ -14,7 +14,15 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from gain_core.errors import ConfigError
 from gain_runtime.csi_camera import CsiParams, csi_pipeline
 
-__all__ = ["SourceKind", "SourceUri", "has_magic", "parse_uri", "record_from_params", "redact"]
+__all__ = [
+    "SourceKind",
+    "SourceUri",
+    "has_magic",
+    "parse_uri",
+    "record_from_params",
+    "redact",
+    "redact_to_host",
+]
 
 SourceKind = Literal["camera", "network", "pipeline", "pipe", "path", "glob", "test"]
 NETWORK_SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "rtmps", "udp", "rtp", "tcp", "srt")
@@ -27,17 +35,26 @@ GRAMMAR = (
 )
 # One-letter schemes are Windows drives (C:\clip.mp4).
 SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
-SECRET_PARAM = re.compile(
-    r"([?&;](?:user(?:name)?|usr|login|p(?:ass)?w(?:or)?d|pass|password|(?:access_?|api_?)?key"
-    r"|(?:access_?|auth_?)?token|auth|secret|sig(?:nature)?)=)[^&;#]*",
-    re.IGNORECASE,
+# What of a URI may be shown. Everything else may be a secret: cameras and chat services put them
+# into user names, paths, parameters of any name and fragments.
+SHOWN_HOST = re.compile(r"(?:[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{0,5})?")
+# Up to six short words and numbers, as in `h264Preview_01_main` and `axis-media`.
+SHOWN_WORD = r"(?:[A-Za-z]{1,16}[0-9]{0,4}[A-Za-z]{0,12}|[0-9]{1,4})"
+SHOWN_SEGMENT = re.compile(rf"{SHOWN_WORD}(?:[-_.]{SHOWN_WORD}){{0,5}}")
+SHOWN_VALUE = re.compile(r"[A-Za-z0-9]{1,12}(?:[x.,_/-][A-Za-z0-9]{1,12}){0,3}")
+SHOWN_KEYS = frozenset(
+    (
+        *("bitrate", "camera", "channel", "codec", "compression", "fps", "framerate", "height"),
+        *("latency", "mode", "profile", "proto", "protocol", "protocols", "quality", "rate"),
+        *("resolution", "rotation", "sensor-id", "size", "stream", "streamtype", "subtype", "tcp"),
+        *("transport", "transportmode", "udp", "unicast", "videocodec", "width"),
+        # Of GStreamer's elements.
+        *("drop", "flip-method", "format", "max-buffers", "sync"),
+    )
 )
-# Properties of GStreamer's elements.
-SECRET_PROPERTY = re.compile(
-    r"""\b((?:[a-z]+-)*(?:user(?:-id)?|pw|password|passwd|token|secret|key)\s*=\s*)"""
-    r"""(?:\([a-z0-9]+\)\s*)?("[^"]*"|'[^']*'|[^\s!]+)""",
-    re.IGNORECASE,
-)
+ELEMENT = re.compile(r"[a-z][a-z0-9]{0,30}")
+CAPS = re.compile(r"(?:video|image|audio)/[a-z0-9.-]{1,20}(?:\(memory:[A-Za-z]{1,12}\))?")
+PIPELINE_TOKEN = re.compile(r"""(?:[^\s"'!]|"[^"]*"|'[^']*')+|!""")
 LINK = " ! "
 STDIN = "-"
 HIDDEN = "***"
@@ -71,12 +88,11 @@ class SourceUri:
 
 
 def redact(uri: str, /) -> str:
-    """Remove user names, passwords and tokens from a URI.
+    """What of a URI may be shown to anybody.
 
-    Everything between `://` and the last `@` is hidden, so that a password that holds `@`, `/` or
-    `?` unescaped does not leak; the values of query parameters named like credentials too.
-    A GStreamer pipeline loses what lies between its first `://` and its last `@`, and properties
-    named like credentials. `test://` and plain paths are returned as they are.
+    That is the scheme, the host, path segments that are short words and numbers, and parameters
+    whose names are known to be harmless. The rest is `***`: a deny-list of names never ends.
+    `test://`, `file://`, `v4l2://` and plain paths are returned as they are.
 
     Parameters
     ----------
@@ -87,17 +103,86 @@ def redact(uri: str, /) -> str:
     str
     """
     match = SCHEME.match(uri)
-    if match is None and LINK in uri:
-        uri = re.sub(r"(://).*@", rf"\1{HIDDEN}@", uri, flags=re.DOTALL)
-        uri = SECRET_PARAM.sub(rf"\g<1>{HIDDEN}", uri)
-        return SECRET_PROPERTY.sub(rf"\g<1>{HIDDEN}", uri)
-    if match is None or match.group(1).lower() in ("test", "file", "v4l2"):
+    if match is None:
+        return _shown_pipeline(uri) if LINK in uri else uri
+    if match.group(1).lower() in ("test", "file", "v4l2"):
         return uri
     head, rest = uri[: match.end()], uri[match.end() :]
-    _, at, host = rest.rpartition("@")
-    if at:
-        rest = f"{HIDDEN}@{host}"
-    return head + SECRET_PARAM.sub(rf"\g<1>{HIDDEN}", rest)
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    below = rest[len(authority) :]
+    if "@" in below:
+        # A password may hold an unescaped slash: nobody can tell where the host begins.
+        return head + HIDDEN
+    _, at, host = authority.rpartition("@")
+    shown_host = host if SHOWN_HOST.fullmatch(host) else HIDDEN
+    return f"{head}{HIDDEN + '@' if at else ''}{shown_host}{_shown_below(below)}"
+
+
+def redact_to_host(uri: str, /) -> str:
+    """Scheme and host alone: the path of a webhook is its password.
+
+    Parameters
+    ----------
+    uri : str
+
+    Returns
+    -------
+    str
+    """
+    scheme, separator, rest = redact(uri).partition("://")
+    return f"{scheme}://{rest.split('/')[0].split('?')[0].split('#')[0]}" if separator else HIDDEN
+
+
+def _shown_below(below: str) -> str:
+    """Path, parameters and fragment of a URL, as far as they may be shown."""
+    target, fragment, _ = below.partition("#")
+    path, question, query = target.partition("?")
+    segments = [
+        segment if not segment or SHOWN_SEGMENT.fullmatch(segment) else HIDDEN
+        for segment in path.split("/")
+    ]
+    shown = "/".join(segments)
+    if question:
+        pairs = [_shown_pair(pair) for pair in re.split("[&;]", query)]
+        kept = [pair for pair in pairs if pair is not None]
+        hidden = [HIDDEN] if len(kept) < len(pairs) else []
+        shown += "?" + "&".join([*kept, *hidden])
+    return shown + (fragment and f"#{HIDDEN}")
+
+
+def _shown_pair(pair: str) -> str | None:
+    """A parameter that may be shown, or None."""
+    key, _, value = pair.partition("=")
+    harmless = key.lower() in SHOWN_KEYS and SHOWN_VALUE.fullmatch(value)
+    return pair if harmless else None
+
+
+def _shown_pipeline(text: str) -> str:
+    """Elements, caps and harmless properties of a GStreamer pipeline."""
+    if text.count('"') % 2 or text.count("'") % 2:
+        return HIDDEN
+    parts = []
+    for token in PIPELINE_TOKEN.findall(text):
+        key, equals, value = token.partition("=")
+        if equals and key.lower() in ("location", "uri"):
+            parts.append(f"{key}={redact(value.strip(chr(34) + chr(39)))}")
+        elif token == "!" or (not equals and ELEMENT.fullmatch(token)):
+            parts.append(token)
+        else:
+            parts.append(_shown_caps(token))
+    return " ".join(parts)
+
+
+def _shown_caps(token: str) -> str:
+    """`video/x-raw,width=640` or one property, item by item."""
+    items = []
+    for item in token.split(","):
+        key, _, value = item.partition("=")
+        # Types in brackets, as in (int)640.
+        value = re.sub(r"^\([a-z]+\)", "", value)
+        shown = CAPS.fullmatch(item) or _shown_pair(f"{key}={value}") is not None
+        items.append(item if shown else HIDDEN)
+    return ",".join(items)
 
 
 def has_magic(text: str, /) -> bool:

@@ -55,9 +55,10 @@ def read_lines(path: Path) -> list[dict[str, object]]:
 def test_a_line_holds_the_whole_result(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with JsonlSink(path) as sink:
-        sink.write(make_result(index=7, truth=1, condition="fog"))
+        sink.write(make_result(index=7, truth=1, condition="fog", utc_ns=1_769_847_300_250_999_999))
     assert read_lines(path) == [
         {
+            "utc": "2026-01-31T08:15:00.250Z",
             "index": 7,
             "timestamp_ns": 1_500_000_007,
             "time_s": 1.5,
@@ -105,12 +106,52 @@ def test_every_line_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None
             assert [record["index"] for record in read_lines(path)] == list(range(index + 1))
 
 
-def test_an_earlier_file_is_replaced(tmp_path: Path) -> None:
+def test_rows_are_appended_to_those_of_earlier_runs(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    path.write_text("old\n" * 1000)
+    for index in (3, 4):
+        with JsonlSink(path) as sink:
+            sink.write(make_result(index=index))
+    assert [record["index"] for record in read_lines(path)] == [3, 4]
+
+
+def test_a_torn_row_is_cut_off_and_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b'{"index":0}\n{"index":1,"tru')
     with JsonlSink(path) as sink:
-        sink.write(make_result())
-    assert len(read_lines(path)) == 1
+        sink.write(make_result(index=2))
+    assert [record["index"] for record in read_lines(path)] == [0, 2]
+    foreign = tmp_path / "notes.txt"
+    foreign.write_bytes(b"line\nno line break")
+    with pytest.raises(StreamError, match="expected JSON lines to append to"):
+        JsonlSink(foreign)
+    assert foreign.read_bytes() == b"line\nno line break"
+
+
+def test_a_second_run_is_kept_out_until_the_first_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with JsonlSink(path) as sink:
+        sink.write(make_result(index=0))
+        with pytest.raises(StreamError, match="another run writes its rows there"):
+            JsonlSink(path)
+        sink.write(make_result(index=1))
+    JsonlSink(path).close()
+    assert [record["index"] for record in read_lines(path)] == [0, 1]
+
+
+def test_rotation_by_renaming_and_by_emptying(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with JsonlSink(path) as sink:
+        sink.write(make_result(index=0))
+        path.rename(tmp_path / "out.jsonl.1")
+        sink.write(make_result(index=1))
+        sink.reopen()
+        sink.reopen()
+        sink.write(make_result(index=2))
+        # `copytruncate`: what is written afterwards begins at the beginning.
+        os.truncate(path, 0)
+        sink.write(make_result(index=3))
+    assert [record["index"] for record in read_lines(tmp_path / "out.jsonl.1")] == [0, 1]
+    assert [record["index"] for record in read_lines(path)] == [3]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +208,7 @@ def test_a_probability_that_is_nan_is_refused(tmp_path: Path) -> None:
 )
 def test_a_file_that_cannot_be_created_is_an_error_at_once(tmp_path: Path, make_path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StreamError, match="cannot be created") as caught:
+    with pytest.raises(StreamError, match="cannot be opened") as caught:
         JsonlSink(make_path(tmp_path))
     assert "\n" not in str(caught.value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,12 @@ import pytest
 from gain_core.errors import StreamError
 from gain_runtime.frame import Frame, SourceInfo
 from gain_runtime.reader import FrameReader
-from gain_runtime.reconnecting_source import ReconnectingSource, SignalLostError
+from gain_runtime.reconnecting_source import (
+    Connection,
+    ConnectionWatch,
+    ReconnectingSource,
+    SignalLostError,
+)
 from gain_runtime.sources import open_source
 
 
@@ -91,13 +97,68 @@ def test_a_first_failure_is_raised_at_once() -> None:
 
 def test_the_pauses_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gain_runtime.reconnecting_source.LONGEST_PAUSE_S", 0.004)
-    source = ReconnectingSource(scripted(ShortSource(1)), patience_s=0.05)
+    told: list[Connection] = []
+    source = ReconnectingSource(
+        scripted(ShortSource(1)), patience_s=0.2, watch=ConnectionWatch(changed=told.append)
+    )
     pauses: list[float] = []
-    wait = source._closing.wait
-    monkeypatch.setattr(source._closing, "wait", lambda s: pauses.append(s) or wait(s))
+    pause = source._pause
+    monkeypatch.setattr(source, "_pause", lambda s, why: (pauses.append(s), pause(s, why)))
     with pytest.raises(SignalLostError):
         list(source)
     assert pauses[:4] == [0.001, 0.002, 0.004, 0.004]
+    waiting = [item for item in told if item.next_try_s is not None]
+    assert [item.attempt for item in waiting[:3]] == [0, 1, 2]
+    assert {item.state for item in waiting} == {"reconnecting"}
+    assert waiting[0].reason == "cam: signal lost"
+    assert waiting[-1].reason == "cam: cannot be opened"
+
+
+def test_a_source_that_is_away_at_the_start_is_waited_for() -> None:
+    told: list[Connection] = []
+    away = StreamError("cam: connection refused")
+    source = ReconnectingSource(
+        scripted(away, away, ShortSource(2)),
+        patience_s=math.inf,
+        watch=ConnectionWatch(changed=told.append, waits_at_start=True),
+    )
+    stream = iter(source)
+    assert [next(stream).index, next(stream).index] == [0, 1]
+    states = [(item.state, item.attempt, item.reason) for item in told]
+    assert states[0] == ("connecting", 1, None)
+    assert ("connecting", 1, "cam: connection refused") in states
+    assert states[-1] == ("connected", 0, None)
+    source.close()
+
+
+@pytest.mark.parametrize("at_start", [True, False], ids=["at the start", "later"])
+def test_a_try_that_hangs_does_not_delay_the_end(at_start: bool) -> None:
+    hangs, stopping = threading.Event(), threading.Event()
+    late = ShortSource(1)
+    waiting = [] if at_start else [ShortSource(1)]
+
+    def open_next() -> ShortSource:
+        if waiting:
+            return waiting.pop()
+        hangs.wait(30.0)
+        return late
+
+    watch = ConnectionWatch(stopping=stopping.is_set, waits_at_start=True)
+    threading.Timer(0.3, stopping.set).start()
+    started = time.monotonic()
+    if at_start:
+        with pytest.raises(SignalLostError, match="stopped before it could be opened"):
+            ReconnectingSource(open_next, patience_s=math.inf, watch=watch)
+    else:
+        with ReconnectingSource(open_next, patience_s=math.inf, watch=watch) as source:
+            assert len(list(source)) == 1
+    assert time.monotonic() - started < 5.0
+    # What comes after all is closed again.
+    hangs.set()
+    deadline = time.monotonic() + 10.0
+    while not late.closed:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_a_connection_that_cannot_be_released_is_an_error_once() -> None:

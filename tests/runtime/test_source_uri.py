@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gain_core.errors import ConfigError
-from gain_runtime.uri import parse_uri, record_from_params, redact
+from gain_runtime.uri import parse_uri, record_from_params, redact, redact_to_host
 
 
 @pytest.mark.parametrize(
@@ -81,20 +81,42 @@ def test_an_unknown_scheme_lists_the_known_ones_and_hides_credentials() -> None:
         pytest.param("rtsp://joe:secret@cam/1", "rtsp://***@cam/1", id="user-and-password"),
         pytest.param("rtsp://secret@cam/1", "rtsp://***@cam/1", id="user-only"),
         pytest.param("rtsp://joe:se@cret@cam/1", "rtsp://***@cam/1", id="at-sign"),
-        pytest.param("rtsp://joe:se/cret@cam/1", "rtsp://***@cam/1", id="slash"),
-        pytest.param("rtsp://joe:se?cret#x@cam/1", "rtsp://***@cam/1", id="question-mark"),
+        pytest.param("rtsp://joe:se/cret@cam/1", "rtsp://***", id="slash"),
+        pytest.param("rtsp://joe:se?cret#x@cam/1", "rtsp://***", id="question-mark"),
         pytest.param(
             "http://cam/v?user=joe&pwd=secret&size=2",
-            "http://cam/v?user=***&pwd=***&size=2",
+            "http://cam/v?size=2&***",
             id="query",
         ),
-        pytest.param("http://c/v?access_token=secret", "http://c/v?access_token=***", id="token"),
+        pytest.param("http://c/v?access_token=secret", "http://c/v?***", id="token"),
+        pytest.param(
+            "http://c/v?loginpas=secret&channel=1", "http://c/v?channel=1&***", id="any-key"
+        ),
+        pytest.param("http://c/v?p%61ssword=secret", "http://c/v?***", id="escaped-key"),
+        pytest.param("http://c/v?secret", "http://c/v?***", id="bare"),
+        pytest.param("http://c/v?channel=a%26b", "http://c/v?***", id="odd-value"),
+        pytest.param("http://c/v?mail=a@secret", "http://***", id="at-sign-in-query"),
+        pytest.param("http://c/v#secret", "http://c/v#***", id="fragment"),
+        pytest.param("rtsp://c/user=a_password=secret_channel=1", "rtsp://c/***", id="in-path"),
+        pytest.param(
+            "rtsp://c/Streaming/Channels/101", "rtsp://c/Streaming/Channels/101", id="words"
+        ),
+        pytest.param(
+            "https://c/x/T0A1B2C3D/clip.mp4", "https://c/x/***/clip.mp4", id="token-in-path"
+        ),
+        pytest.param(
+            "rtspsrc location='rtsp://a:secret@c/1' user-pw=secret latency=0 "
+            "! video/x-raw,width=(int)64 ! appsink",
+            "rtspsrc location=rtsp://***@c/1 *** latency=0 ! video/x-raw,width=(int)64 ! appsink",
+            id="pipeline",
+        ),
         pytest.param("http://cam/v?fps=3", "http://cam/v?fps=3", id="nothing-to-hide"),
         pytest.param("a@b.mp4", "a@b.mp4", id="path"),
         pytest.param("test://drive?seed=1", "test://drive?seed=1", id="test"),
     ],
 )
 def test_redaction(uri: str, expected: str) -> None:
+    assert "secret" not in expected
     assert redact(uri) == expected
     assert "secret" not in redact(uri)
 
@@ -172,3 +194,15 @@ def test_a_path_that_looks_like_a_pipeline_is_a_path(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a ! b.mp4").write_bytes(b"")
     assert parse_uri("a ! b.mp4").kind == "path"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://hooks.example.com/services/T00/B00/XXSECRET", "https://hooks.example.com"),
+        ("https://u:p@example.com:8443/x?y=z", "https://***@example.com:8443"),
+        ("https://example.com?token=x", "https://example.com"),
+    ],
+)
+def test_a_webhook_is_shown_by_its_host_alone(url: str, expected: str) -> None:
+    assert redact_to_host(url) == expected

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
+from gain_apps.serve.address import is_loopback
+
 __all__ = ["Access", "Refusal"]
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 # What the browser itself says of a request; absent in old ones and outside secure contexts.
 OWN_SITE = ("same-origin", "none")
 MOST_BODY_BYTES = 4096
@@ -85,7 +86,7 @@ class Access:
 
     def _foreign_host(self, headers: Mapping[str, str]) -> Refusal | None:
         """A name in the address bar that is not this machine's own."""
-        if self.needs_token or _host_name(headers.get("host", "")) in LOOPBACK_NAMES:
+        if self.needs_token or is_loopback(_host_name(headers.get("host", ""))):
             return None
         return Refusal(
             status=403,
@@ -158,4 +159,4 @@ def _same_host(origin: str, host: str) -> bool:
 
 def _equal(offered: str, wanted: str) -> bool:
     """Constant-time comparison of any two strings."""
-    return hmac.compare_digest(offered.encode("utf-8", "surrogateescape"), wanted.encode())
+    return hmac.compare_digest(offered.encode("utf-8", "surrogatepass"), wanted.encode())

@@ -10,9 +10,10 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from gain_apps.secret_values import find_secret
 from gain_core.errors import ConfigError
 
-__all__ = ["LEAST_TOKEN_CHARS", "ServeAddress", "read_token"]
+__all__ = ["LEAST_TOKEN_CHARS", "ServeAddress", "is_loopback", "read_token", "token_from_secrets"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,18 +71,23 @@ class ServeAddress:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it; a name other than `localhost` may be anything."""
-        if self.host.lower() == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     @property
     def url(self) -> str:
         """The page's address."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/"
+
+
+def is_loopback(host: str, /) -> bool:
+    """Whether a name or address, without brackets, is this machine's own and no other's."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def read_token(path: str | Path, /) -> str:
@@ -109,14 +115,40 @@ def read_token(path: str | Path, /) -> str:
         raise ConfigError(
             f"--serve-token-file: {path}: cannot be read ({err.strerror}); {MAKE_TOKEN}"
         ) from err
+    token = _checked(content, f"--serve-token-file: {path}")
+    if os.name == "posix" and stat.S_IMODE(mode) & (stat.S_IRWXG | stat.S_IRWXO):
+        logger.warning("%s: other users may read the token; chmod 600 it", path)
+    return token
+
+
+def token_from_secrets() -> str | None:
+    """The token where systemd, Docker or the environment hands one over.
+
+    Returns
+    -------
+    str or None
+        From the credential or secret `serve-token`, or the variable `GAIN_SERVE_TOKEN`.
+
+    Raises
+    ------
+    ConfigError
+        As `read_token`.
+    """
+    for name in ("serve-token", "GAIN_SERVE_TOKEN"):
+        found = find_secret(name)
+        if found is not None:
+            return _checked(found.encode("utf-8", "surrogateescape"), name)
+    return None
+
+
+def _checked(content: bytes, where: str) -> str:
+    """A token that is long and printable."""
     token = content.strip()
     printable = all(0x21 <= byte <= 0x7E for byte in token)
     if not printable or not LEAST_TOKEN_CHARS <= len(token) <= MOST_TOKEN_CHARS:
         raise ConfigError(
-            f"--serve-token-file: {path}: expected one line of {LEAST_TOKEN_CHARS} to "
+            f"{where}: expected one line of {LEAST_TOKEN_CHARS} to "
             f"{MOST_TOKEN_CHARS} printable ASCII characters, got {len(token)} bytes"
             f"{'' if printable else ' with others in them'}; {MAKE_TOKEN}"
         )
-    if os.name == "posix" and stat.S_IMODE(mode) & (stat.S_IRWXG | stat.S_IRWXO):
-        logger.warning("%s: other users may read the token; chmod 600 it", path)
     return token.decode("ascii")

@@ -1,29 +1,35 @@
-"""The newest result and what led up to it: written by the stream's loop, read by the server."""
+"""The newest result of a stream and what led up to it: written by its loop, read by the server."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from gain_apps.serve.event_log import Event, EventKind, EventLog
 from gain_apps.serve.facts import StreamFacts, changes
 from gain_apps.serve.history import History, Point
+from gain_runtime.reconnecting_source import Connection
 from gain_runtime.result import FrameResult
 
-__all__ = ["Event", "LiveBoard", "LiveView", "StreamIdentity"]
+__all__ = ["LATENCY_BOUNDS_S", "LiveBoard", "LiveView", "RunState", "StreamIdentity"]
 
 Scale: TypeAlias = Literal["fine", "coarse"]
+RunState: TypeAlias = Literal["starting", "running", "paused", "ended", "failed"]
 
 # Width in seconds and number of the bins: ten minutes by the second, a day by the two minutes.
 BINS: dict[Scale, tuple[float, int]] = {"fine": (1.0, 600), "coarse": (120.0, 720)}
-AGREEMENT_FRAMES = 256
-MOST_EVENTS = 100
+RECENT_FRAMES = 256
+RATE_WINDOW_S = 5.0
 # Asking the adapter for its status may read an accelerator; people cannot read faster than this.
 PROBE_INTERVAL_S = 0.25
+# Upper ends of the buckets of the latency's histogram.
+LATENCY_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +48,12 @@ class StreamIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Something a person may want to know; `at_s` counts from the stream's beginning."""
+class Latency:
+    """From capture to prediction: counts by `LATENCY_BOUNDS_S` and above, and their sum."""
 
-    at_s: float
-    kind: str
-    text: str
+    counts: tuple[int, ...]
+    sum_s: float
+    recent_ms: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,82 +62,140 @@ class LiveView:
 
     `sequence` grows with every result; `stage_seconds` are sums over all frames; `agreement` is
     over the last 256 frames and None before the first; `age_s` is that of the newest result, or
-    of the stream where there is none.
+    of the stream where there is none; `rate_hz` is over the last five seconds.
     """
 
     sequence: int
+    state: RunState
+    why: str | None
+    since_s: float
+    connection: Connection
+    identity: StreamIdentity | None
     result: FrameResult | None
     facts: StreamFacts
     frames: int
     changed: int
+    rate_hz: float
     stage_seconds: Mapping[str, float]
+    latency: Latency
     agreement: float | None
     uptime_s: float
     age_s: float
-    events: tuple[Event, ...]
 
 
 class LiveBoard:
     """A sink that keeps the newest result and short histories; it never waits for a reader.
 
+    It outlives the runs of its stream, so that curves and counts go on when a camera is restarted.
+
     Parameters
     ----------
-    identity : StreamIdentity
-    probe : callable
-        Returns the `StreamFacts`; called from `write` and `poll`, a few times a second.
+    name : str
+        The stream's.
+    events : EventLog
+        Not owned.
+    on_connection : callable, optional
+        Receives a connection whose state is a new one.
     clock : callable, optional
         Monotonic seconds.
+    wall_clock : callable, optional
+        Seconds since 1970.
     """
 
     def __init__(
         self,
-        identity: StreamIdentity,
+        name: str,
+        events: EventLog,
         /,
         *,
-        probe: Callable[[], StreamFacts],
+        on_connection: Callable[[Connection], None] = lambda connection: None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.identity = identity
-        self._probe = probe
+        self.name = name
+        self._events = events
+        self._on_connection = on_connection
         self._clock = clock
+        self._wall_clock = wall_clock
         self._lock = threading.Lock()
+        self._state: RunState = "starting"
+        self._why: str | None = None
+        self._since_s = wall_clock()
+        self._connection = Connection(since_s=self._since_s)
+        self._identity: StreamIdentity | None = None
+        self._probe: Callable[[], StreamFacts] = StreamFacts
         self._started_s = clock()
         self._probed_s = -math.inf
         self._facts = StreamFacts()
         self._result: FrameResult | None = None
         self._result_s = self._started_s
         self._frames = self._changed = 0
+        self._times_s: deque[float] = deque(maxlen=RECENT_FRAMES)
         self._stage_seconds: dict[str, float] = {}
-        self._agreed: deque[bool] = deque(maxlen=AGREEMENT_FRAMES)
-        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self._latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
+        self._latency_sum_s = 0.0
+        self._latency_ms: deque[float] = deque(maxlen=RECENT_FRAMES)
+        self._agreed: deque[bool] = deque(maxlen=RECENT_FRAMES)
+        width_s, length = BINS["coarse"]
+        earlier = events.kept(name, since_s=self._since_s - width_s * length)
         self._histories = {
-            scale: History(width_s=width_s, length=length)
-            for scale, (width_s, length) in BINS.items()
+            "fine": History(width_s=BINS["fine"][0], length=BINS["fine"][1]),
+            "coarse": History(width_s=width_s, length=length, earlier=earlier),
         }
-        self._closed = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether the stream has ended."""
-        return self._closed
 
     @property
     def sequence(self) -> int:
         """Results received so far."""
         return self._frames
 
+    def attach(self, identity: StreamIdentity, /, *, probe: Callable[[], StreamFacts]) -> None:
+        """Begin a run of the stream.
+
+        Parameters
+        ----------
+        identity : StreamIdentity
+        probe : callable
+            Returns the `StreamFacts`; called from `write` and `poll`, a few times a second.
+        """
+        with self._lock:
+            self._identity, self._probe = identity, probe
+            self._probed_s = -math.inf
+
+    def enter(self, state: RunState, why: str | None = None, /) -> None:
+        """Note what the stream does from now on, and why; any thread may."""
+        with self._lock:
+            self._state, self._why, self._since_s = state, why, self._wall_clock()
+
+    def connect(self, connection: Connection, /) -> None:
+        """Note how the connection to the source stands; any thread may."""
+        with self._lock:
+            before, self._connection = self._connection, connection
+        if before.state != connection.state:
+            self._on_connection(connection)
+        for text in _signal_changes(before, connection):
+            self.note("signal", text)
+
     def write(self, result: FrameResult, /) -> None:
         """Take the newest result."""
         now = self._clock()
         with self._lock:
+            self._state = "running"
             self._result, self._result_s = result, now
             self._frames += 1
+            self._times_s.append(now)
             self._changed += result.changed
             self._agreed.append(not result.changed)
             for stage, spent_ms in result.stage_ms.items():
                 self._stage_seconds[stage] = self._stage_seconds.get(stage, 0.0) + spent_ms / 1e3
-            for history in self._histories.values():
-                history.add(result, at_s=now - self._started_s)
+            if result.latency_ms is not None:
+                self._latency_ms.append(result.latency_ms)
+                self._latency_sum_s += result.latency_ms / 1e3
+                self._latency_counts[bisect_left(LATENCY_BOUNDS_S, result.latency_ms / 1e3)] += 1
+            utc_s = self._wall_clock()
+            self._histories["fine"].add(result, at_s=utc_s)
+            done = self._histories["coarse"].add(result, at_s=utc_s)
+        if done is not None:
+            self._events.keep(self.name, done)
         self.poll()
 
     def poll(self) -> None:
@@ -141,7 +205,9 @@ class LiveBoard:
             return
         facts = self._probe()
         numbers = {
-            name: value for name, value in facts.adaptation.items() if isinstance(value, float)
+            name: value
+            for name, value in facts.adaptation.items()
+            if isinstance(value, float) and math.isfinite(value)
         }
         with self._lock:
             first = self._probed_s == -math.inf
@@ -153,22 +219,29 @@ class LiveBoard:
             for kind, text in changes(before, facts):
                 self.note(kind, text)
 
-    def note(self, kind: str, text: str, /) -> None:
+    def note(self, kind: EventKind, text: str, /, *, who: str = "") -> None:
         """Add an event; any thread may.
 
         Parameters
         ----------
         kind : str
-            `command`, `state`, `adaptation`, `device` or `stream`.
         text : str
+            Without credentials.
+        who : str, optional
+            Who caused it.
         """
-        event = Event(at_s=self._clock() - self._started_s, kind=kind, text=text)
-        with self._lock:
-            self._events.append(event)
+        self._events.add(self.name, kind, text, who=who)
+
+    def last_event(self) -> Event | None:
+        """The newest event of this stream."""
+        return self._events.last(self.name)
 
     def close(self) -> None:
-        """Mark the stream as ended; may be called twice."""
-        self._closed = True
+        """Keep the curves of this run; may be called twice."""
+        with self._lock:
+            newest = self._histories["coarse"].newest()
+        if newest is not None:
+            self._events.keep(self.name, newest)
 
     def view(self) -> LiveView:
         """Everything at one moment; any thread may ask."""
@@ -176,15 +249,25 @@ class LiveBoard:
         with self._lock:
             return LiveView(
                 sequence=self._frames,
+                state=self._state,
+                why=self._why,
+                since_s=self._since_s,
+                connection=self._connection,
+                identity=self._identity,
                 result=self._result,
                 facts=self._facts,
                 frames=self._frames,
                 changed=self._changed,
+                rate_hz=_rate(self._times_s, now),
                 stage_seconds=dict(self._stage_seconds),
+                latency=Latency(
+                    counts=tuple(self._latency_counts),
+                    sum_s=self._latency_sum_s,
+                    recent_ms=tuple(self._latency_ms),
+                ),
                 agreement=sum(self._agreed) / len(self._agreed) if self._agreed else None,
                 uptime_s=now - self._started_s,
                 age_s=now - self._result_s,
-                events=tuple(self._events),
             )
 
     def points(self, scale: Scale = "fine", /, *, since_s: float = 0.0) -> list[Point]:
@@ -193,13 +276,43 @@ class LiveBoard:
         Parameters
         ----------
         scale : {"fine", "coarse"}
-            Bins of a second over ten minutes, or of two minutes over a day.
+            Bins of a second over ten minutes, or of two minutes over a day. What happened before
+            this process began is in bins of two minutes in both.
         since_s : float
-            Seconds since the stream began.
+            Seconds since 1970.
 
         Returns
         -------
         list of Point
         """
         with self._lock:
-            return self._histories[scale].points(since_s=since_s)
+            points = self._histories[scale].points(since_s=since_s)
+            if scale == "coarse":
+                return points
+            first_s = points[0].at_s if points else math.inf
+            since_s = max(since_s, self._wall_clock() - math.prod(BINS["fine"]))
+            before = self._histories["coarse"].points(since_s=since_s)
+            return [point for point in before if point.at_s + point.width_s <= first_s] + points
+
+
+def _rate(times_s: deque[float], now: float) -> float:
+    """Frames a second over the recent past; it falls to zero when none comes any more."""
+    recent = [at_s for at_s in times_s if now - at_s <= RATE_WINDOW_S]
+    if not recent:
+        return 0.0
+    # A fast stream fills the window's room before its time is over.
+    whole = len(recent) == times_s.maxlen or recent[0] == times_s[0]
+    return len(recent) / max(now - recent[0] if whole else RATE_WINDOW_S, 1.0)
+
+
+def _signal_changes(before: Connection, after: Connection) -> list[str]:
+    """What is worth telling when a connection changes."""
+    if before.state != "reconnecting" and after.state == "reconnecting":
+        return [f"signal lost: {after.reason}"]
+    if before.state == "reconnecting" and after.state == "connected":
+        return [f"signal is back after {after.since_s - before.since_s:.0f} s"]
+    if after.state == "connecting" and after.reason is not None and before.reason is None:
+        return [f"no signal: {after.reason}"]
+    if before.state == "connecting" and after.state == "connected" and before.reason is not None:
+        return ["signal is there"]
+    return []

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gain_apps.backpressure import Load, step_words
+from gain_apps.serve.event_log import EventKind
 
 __all__ = ["DeviceFacts", "KeptFacts", "Scalar", "StreamFacts", "changes"]
 
@@ -45,11 +46,15 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFacts:
-    """Snapshots: taken so far, whether the last failed, and learned frames that are in none."""
+    """Snapshots: taken so far, whether the last failed, learned frames that are in none.
+
+    `last_utc_s` is when the last one was written, in seconds since 1970.
+    """
 
     written: int = 0
     failing: bool = False
     frames_not_kept: int = 0
+    last_utc_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +93,7 @@ class StreamFacts:
     kept: KeptFacts | None = None
 
 
-def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[str, str]]:
+def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind, str]]:
     """Kind and text of what is different; numbers drift all the time and are none.
 
     Parameters
@@ -97,17 +102,15 @@ def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[str, str]]
 
     Returns
     -------
-    list of (str, str)
+    list of (kind, str)
     """
-    found = []
+    found: list[tuple[EventKind, str]] = []
     if before.frozen != after.frozen:
-        found.append(("state", "frozen" if after.frozen else "learning again"))
+        found.append(("state", "learning paused" if after.frozen else "learning again"))
     if after.frames_learned < before.frames_learned:
         found.append(
             ("state", f"from {before.frames_learned} learned frames to {after.frames_learned}")
         )
-    if after.reconnects > before.reconnects:
-        found.append(("stream", "the source is back after a loss of signal"))
     if after.outputs_lost > before.outputs_lost:
         found.append(("stream", "an output failed; the stream goes on without it"))
     for fault in after.not_learned:
@@ -128,9 +131,9 @@ def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[str, str]]
     return found
 
 
-def _device_changes(before: DeviceFacts, after: DeviceFacts) -> list[tuple[str, str]]:
+def _device_changes(before: DeviceFacts, after: DeviceFacts) -> list[tuple[EventKind, str]]:
     """The device got slower, or what it does about it has changed."""
-    found = []
+    found: list[tuple[EventKind, str]] = []
     if before.throttled != after.throttled:
         speeds = ("the device runs at full speed again", "the device slows itself down")
         found.append(("device", speeds[after.throttled]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,7 +14,7 @@ __all__ = ["AccessGate"]
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -29,11 +31,21 @@ class AccessGate:
     ----------
     app : ASGI application
     access : Access
+    on_refusal : callable, optional
+        Receives who sent a wrong token; a request without any is not one.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, /) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        /,
+        *,
+        on_refusal: Callable[[str], None] = lambda who: None,
+    ) -> None:
         self.app = app
         self.access = access
+        self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; anything but HTTP is not served."""
@@ -52,5 +64,8 @@ class AccessGate:
             return
         reply = JSONResponse({"detail": refusal.detail}, status_code=refusal.status)
         if refusal.status == 401:
+            if "authorization" in headers:
+                client = scope.get("client")
+                self._on_refusal(f"API at {client[0] if client else 'unknown'}")
             reply.headers["WWW-Authenticate"] = "Bearer"
         await reply(scope, receive, send_careful)

@@ -1,25 +1,114 @@
-"""Prometheus metrics of a board, read when they are scraped."""
+"""Prometheus metrics of all cameras and of the process, read when they are scraped."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, TypeAlias
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
 
-from gain_apps.serve.board import LiveBoard, LiveView
-from gain_apps.serve.facts import DeviceFacts, KeptFacts
+from gain_apps.serve.board import LATENCY_BOUNDS_S, LiveView
+from gain_apps.serve.cameras import Cameras
+from gain_apps.serve.logins import Logins
+from gain_apps.serve.schema import CameraState, state_of
 
 __all__ = ["MetricsPage"]
 
 NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
+STATES: tuple[CameraState, ...] = (
+    *("starting", "connecting", "live", "silent"),
+    *("reconnecting", "paused", "ended", "failed"),
+)
+
+Seen: TypeAlias = tuple[str, LiveView]
+
+COUNTERS: tuple[tuple[str, str, Callable[[LiveView], float]], ...] = (
+    ("frames", "Frames classified", lambda view: view.frames),
+    ("frames_changed", "Frames whose class adaptation changed", lambda view: view.changed),
+    ("frames_dropped", "Left out because the network was busy", lambda view: view.facts.dropped),
+    ("frames_rejected", "Frames that could not be classified", lambda view: view.facts.rejected),
+    ("frames_skipped", "Frames that could not be read", lambda view: view.facts.skipped),
+    (
+        "frames_left_out",
+        "Frames skipped to keep up with the camera",
+        lambda view: view.facts.device.left_out,
+    ),
+    ("reconnects", "Times a lost source came back", lambda view: view.facts.reconnects),
+)
+GAUGES: tuple[tuple[str, str, Callable[[LiveView], float | None]], ...] = (
+    ("uptime_seconds", "Seconds since the camera was added", lambda view: view.uptime_s),
+    ("result_age_seconds", "Seconds since the newest result", lambda view: view.age_s),
+    ("learning_paused", "1 while nothing is learned", lambda view: float(view.facts.frozen)),
+    ("frames_learned", "Frames in the state", lambda view: view.facts.frames_learned),
+    ("outputs_lost", "Outputs that failed and were left out", lambda view: view.facts.outputs_lost),
+    ("rate_hz", "Frames per second over the last five seconds", lambda view: view.rate_hz),
+    (
+        "reconnect_attempts",
+        "Tries since the signal was lost; 0 while it is there",
+        lambda view: view.connection.attempt,
+    ),
+    (
+        "strength_ratio",
+        "Intervention strength of the newest frame, 0 to 1",
+        lambda view: None if view.result is None else view.result.strength,
+    ),
+    (
+        "expected_gain_nats",
+        "Expected gain of the newest frame",
+        lambda view: None if view.result is None else view.result.gain,
+    ),
+    (
+        "agreement_ratio",
+        "Share of the last 256 frames whose class adaptation left as it was",
+        lambda view: view.agreement,
+    ),
+    (
+        "backpressure_level",
+        "Steps taken to keep up; 0 while it does",
+        lambda view: view.facts.device.level,
+    ),
+    (
+        "update_every_frames",
+        "Frames between two updates at present",
+        lambda view: view.facts.device.update_every,
+    ),
+    (
+        "frame_stride",
+        "One frame in so many is classified",
+        lambda view: view.facts.device.stride,
+    ),
+    (
+        "snapshot_failing",
+        "1 while no snapshot can be written",
+        lambda view: None if view.facts.kept is None else float(view.facts.kept.failing),
+    ),
+    (
+        "frames_not_kept",
+        "Learned frames that are in no snapshot",
+        lambda view: None if view.facts.kept is None else view.facts.kept.frames_not_kept,
+    ),
+    (
+        "snapshot_timestamp_seconds",
+        "When the last snapshot was written, in seconds since 1970",
+        lambda view: None if view.facts.kept is None else view.facts.kept.last_utc_s,
+    ),
+)
 
 
 class MetricsPage:
@@ -27,143 +116,150 @@ class MetricsPage:
 
     Parameters
     ----------
-    board : LiveBoard
+    cameras : Cameras
+    logins : Logins
     """
 
-    def __init__(self, board: LiveBoard, /) -> None:
-        # A registry of its own: the default one would add this process's, twice in a test.
+    def __init__(self, cameras: Cameras, logins: Logins, /) -> None:
+        # A registry of its own: in the default one a second server would be a duplicate.
         self._registry = CollectorRegistry()
-        self._registry.register(_BoardCollector(board))
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+        self._registry.register(_CameraCollector(cameras, logins))
 
     def render(self) -> bytes:
         """All metrics in the text format."""
         return generate_latest(self._registry)
 
 
-class _BoardCollector(Collector):
-    """Turns one view of a board into metric families."""
+class _CameraCollector(Collector):
+    """Turns one view of every board into metric families."""
 
-    def __init__(self, board: LiveBoard) -> None:
-        self._board = board
+    def __init__(self, cameras: Cameras, logins: Logins) -> None:
+        self._cameras = cameras
+        self._logins = logins
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, from one moment."""
-        view = self._board.view()
-        yield from _counters(view)
-        yield from _gauges(view)
-        yield from _stages(view)
-        yield from _adaptation(view)
-        yield from _device(view.facts.device)
-        if view.facts.kept is not None:
-            yield from _kept(view.facts.kept)
-        identity = self._board.identity
-        yield InfoMetricFamily(
-            "gain_stream",
-            "What is running",
-            value={
+        """Every family, each with all cameras."""
+        seen = [(camera.name, camera.board.view()) for camera in self._cameras.all()]
+        for name, text, read in COUNTERS:
+            yield _family(CounterMetricFamily, name, text, seen, read)
+        for name, text, read_gauge in GAUGES:
+            yield _family(GaugeMetricFamily, name, text, seen, read_gauge)
+        kept = [(name, view) for name, view in seen if view.facts.kept is not None]
+        yield _family(
+            *(CounterMetricFamily, "snapshots", "Snapshots taken", kept),
+            lambda view: view.facts.kept.written if view.facts.kept else None,
+        )
+        yield from _labelled(seen)
+        yield _latency(seen)
+        yield from _adaptation(seen)
+        yield from _process(seen, self._logins)
+
+
+def _family(
+    kind: type[Any],
+    name: str,
+    text: str,
+    seen: Sequence[Seen],
+    read: Callable[[LiveView], float | None],
+) -> Metric:
+    """One number of each camera; one that a camera does not have is left out."""
+    family: Metric = kind(f"gain_{name}", text, labels=["stream"])
+    for stream, view in seen:
+        value = read(view)
+        if value is not None:
+            family.add_metric([stream], value)  # type: ignore[attr-defined]
+    return family
+
+
+def _labelled(seen: Sequence[Seen]) -> Iterator[Metric]:
+    """What has a second label."""
+    states = GaugeMetricFamily("gain_state", "1 for what it does", labels=["stream", "state"])
+    stages = CounterMetricFamily(
+        "gain_stage_seconds", "Seconds spent in each stage", labels=["stream", "stage"]
+    )
+    reasons = CounterMetricFamily(
+        "gain_frames_not_learned",
+        "Frames predicted but not learned from",
+        labels=["stream", "reason"],
+    )
+    info = InfoMetricFamily("gain_stream", "What is running", labels=["stream"])
+    for stream, view in seen:
+        present = state_of(view)[0]
+        for state in STATES:
+            states.add_metric([stream, state], float(state == present))
+        for stage, seconds in view.stage_seconds.items():
+            stages.add_metric([stream, stage], seconds)
+        for reason, count in view.facts.not_learned.items():
+            reasons.add_metric([stream, reason], count)
+        identity = view.identity
+        if identity is not None:
+            what = {
                 "source": identity.source_id,
                 "artifact": identity.artifact,
                 "artifact_sha256": identity.artifact_sha256,
                 "provider": identity.provider,
                 "version": identity.version,
-            },
-        )
+            }
+            info.add_metric([stream], what)
+    yield from (states, stages, reasons, info)
 
 
-def _counters(view: LiveView) -> Iterator[Metric]:
-    """Frames, by what became of them."""
-    facts = view.facts
-    for name, text, value in (
-        ("frames", "Frames classified", view.frames),
-        ("frames_changed", "Frames whose class adaptation changed", view.changed),
-        ("frames_dropped", "Frames left out because the network was busy", facts.dropped),
-        ("frames_rejected", "Frames that could not be classified", facts.rejected),
-        ("frames_skipped", "Frames that could not be read", facts.skipped),
-        ("frames_left_out", "Frames skipped to keep up with the camera", facts.device.left_out),
-        ("reconnects", "Times a lost source came back", facts.reconnects),
-    ):
-        yield CounterMetricFamily(f"gain_{name}", text, value=value)
-    family = CounterMetricFamily(
-        "gain_frames_not_learned", "Frames predicted but not learned from", labels=["reason"]
+def _latency(seen: Sequence[Seen]) -> Metric:
+    """From the capture of a live frame to its prediction."""
+    family = HistogramMetricFamily(
+        "gain_latency_seconds", "From the capture of a frame to its prediction", labels=["stream"]
     )
-    for reason, count in facts.not_learned.items():
-        family.add_metric([reason], count)
-    yield family
+    bounds = [*(str(bound) for bound in LATENCY_BOUNDS_S), "+Inf"]
+    for stream, view in seen:
+        counts = accumulate(view.latency.counts)
+        buckets = list(zip(bounds, map(float, counts), strict=True))
+        family.add_metric([stream], buckets, sum_value=view.latency.sum_s)
+    return family
 
 
-def _gauges(view: LiveView) -> Iterator[Metric]:
-    """The present state."""
-    result, facts = view.result, view.facts
-    rows: list[tuple[str, str, float]] = [
-        ("uptime_seconds", "Seconds since the stream began", view.uptime_s),
-        ("result_age_seconds", "Seconds since the newest result", view.age_s),
-        ("frozen", "1 while nothing is learned", float(facts.frozen)),
-        ("frames_learned", "Frames in the state", facts.frames_learned),
-        ("outputs_lost", "Outputs that failed and were left out", facts.outputs_lost),
-    ]
-    if result is not None:
-        rows += [
-            ("rate_hz", "Frames per second over the recent past", result.rate_hz),
-            ("strength", "Intervention strength of the newest frame, 0 to 1", result.strength),
-            ("expected_gain_nats", "Expected gain of the newest frame", result.gain),
-        ]
-    if view.agreement is not None:
-        text = "Share of the last 256 frames whose class adaptation left as it was"
-        rows.append(("agreement", text, view.agreement))
-    for name, text, value in rows:
-        yield GaugeMetricFamily(f"gain_{name}", text, value=value)
-
-
-def _stages(view: LiveView) -> Iterator[Metric]:
-    """Seconds per stage; divided by the frames they are the time a frame takes."""
-    family = CounterMetricFamily(
-        "gain_stage_seconds", "Seconds spent in each stage", labels=["stage"]
-    )
-    for stage, seconds in view.stage_seconds.items():
-        family.add_metric([stage], seconds)
-    yield family
-
-
-def _adaptation(view: LiveView) -> Iterator[Metric]:
-    """The adapter's own status: numbers as they are, words as the label of a 1."""
-    numbers = GaugeMetricFamily(
-        "gain_adaptation", "Numbers of the adaptation's status", labels=["name"]
-    )
+def _adaptation(seen: Sequence[Seen]) -> Iterator[Metric]:
+    """The adapter's own status: each number under its own name, words as the label of a 1."""
     words = GaugeMetricFamily(
-        "gain_adaptation_state", "Words of the adaptation's status", labels=["name", "value"]
+        "gain_adaptation_state",
+        "Words of the adaptation's status",
+        labels=["stream", "name", "value"],
     )
-    for name, value in view.facts.adaptation.items():
-        label = NOT_A_NAME.sub("_", name)
-        if isinstance(value, str):
-            words.add_metric([label, value], 1.0)
-        elif value is not None:
-            numbers.add_metric([label], float(value))
-    yield numbers
+    numbers: dict[str, GaugeMetricFamily] = {}
+    for stream, view in seen:
+        for name, value in view.facts.adaptation.items():
+            label = NOT_A_NAME.sub("_", name)
+            if isinstance(value, str):
+                words.add_metric([stream, label, value], 1.0)
+            elif value is not None:
+                family = numbers.setdefault(
+                    label,
+                    GaugeMetricFamily(
+                        f"gain_adaptation_{label}", f"The adaptation's {name}", labels=["stream"]
+                    ),
+                )
+                family.add_metric([stream], float(value))
+    yield from numbers.values()
     yield words
 
 
-def _device(device: DeviceFacts) -> Iterator[Metric]:
-    """Whether the device keeps up, and what gives way."""
-    rows: list[tuple[str, str, float]] = [
-        ("backpressure_level", "Steps taken to keep up; 0 while it does", device.level),
-        ("update_every", "Frames between two updates at present", device.update_every),
-        ("frame_stride", "One frame in so many is classified", device.stride),
-        ("device_throttled", "1 while the device slows itself down", float(device.throttled)),
-    ]
-    if device.celsius is not None:
-        rows.append(("device_celsius", "Hottest zone of the device", device.celsius))
-    for name, text, value in rows:
-        yield GaugeMetricFamily(f"gain_{name}", text, value=value)
-    family = GaugeMetricFamily("gain_load", "What gives way, as a word", labels=["state"])
-    family.add_metric([device.load], 1.0)
+def _process(seen: Sequence[Seen], logins: Logins) -> Iterator[Metric]:
+    """What the whole process has once."""
+    family = CounterMetricFamily("gain_logins", "Tokens that viewers sent", labels=["outcome"])
+    family.add_metric(["accepted"], logins.num_accepted)
+    family.add_metric(["refused"], logins.num_refused)
     yield family
-
-
-def _kept(kept: KeptFacts) -> Iterator[Metric]:
-    """The snapshots."""
-    yield CounterMetricFamily("gain_snapshots", "Snapshots taken", value=kept.written)
-    for name, text, value in (
-        ("snapshot_failing", "1 while no snapshot can be written", float(kept.failing)),
-        ("frames_not_kept", "Learned frames that are in no snapshot", kept.frames_not_kept),
-    ):
-        yield GaugeMetricFamily(f"gain_{name}", text, value=value)
+    if not seen:
+        return
+    device = seen[0][1].facts.device
+    yield GaugeMetricFamily(
+        "gain_device_throttled",
+        "1 while the device slows itself down",
+        value=float(device.throttled),
+    )
+    if device.celsius is not None:
+        yield GaugeMetricFamily(
+            "gain_device_celsius", "Hottest zone of the device", value=device.celsius
+        )

@@ -1,18 +1,15 @@
-"""Opening the page of a stream; the only door to the libraries of the extra `serve`."""
+"""Opening the page; the only door to the libraries of the extra `serve`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gain_apps.commands import Command, CommandQueue
 from gain_apps.serve.address import ServeAddress
-from gain_apps.serve.board import LiveBoard
 from gain_core._optional import require
 from gain_core.errors import ConfigError
-from gain_runtime.frame import SourceInfo
 
 if TYPE_CHECKING:
+    from gain_apps.serve.cameras import Cameras
     from gain_apps.serve.server import PageServer
 
 __all__ = ["open_server"]
@@ -21,29 +18,20 @@ LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 
 
 def open_server(
-    board: LiveBoard,
-    info: SourceInfo,
-    queue: CommandQueue,
+    cameras: Cameras,
     /,
     *,
     address: ServeAddress,
     token: str | None = None,
-    commands: Sequence[Command] = ("freeze", "unfreeze", "reset"),
 ) -> PageServer:
-    """Serve the page of one stream from a thread of its own.
+    """Serve the page of all cameras from a thread of its own.
 
     Parameters
     ----------
-    board : LiveBoard
-        Read only; also added to the stream's outputs by the caller.
-    info : SourceInfo
-    queue : CommandQueue
-        Receives what the buttons ask for.
+    cameras : Cameras
     address : ServeAddress
     token : str, optional
         What viewers must know.
-    commands : sequence of str, optional
-        Buttons that can be carried out: `save` needs a file to save to.
 
     Returns
     -------
@@ -68,4 +56,4 @@ def open_server(
         require(library, extra="serve")
     from gain_apps.serve.server import PageServer
 
-    return PageServer(board, info, queue, address=address, token=token, commands=commands)
+    return PageServer(cameras, address=address, token=token)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
 import cv2
+import numpy as np
+import numpy.typing as npt
 
 from gain_apps.overlay import Overlay
-from gain_apps.serve.board import LiveBoard
+from gain_apps.serve.board import LiveBoard, LiveView
 from gain_core.errors import StreamError
 from gain_runtime.frame import SourceInfo
+from gain_runtime.result import FrameResult
 
 __all__ = ["VIEWS", "PictureMaker", "View"]
 
-View: TypeAlias = Literal["annotated", "side-by-side"]
+View: TypeAlias = Literal["annotated", "side-by-side", "thumbnail"]
 VIEWS: tuple[View, ...] = get_args(View)
 
 JPEG_QUALITY = 82
 # A phone shows no more, and drawing on a 4K frame would take the stream's CPU time.
 MOST_SIDE_PX = 1280
+THUMBNAIL_PX = 192
 
 
 class PictureMaker:
@@ -29,31 +32,26 @@ class PictureMaker:
     Parameters
     ----------
     board : LiveBoard
-    info : SourceInfo
-        Decides the size of the picture.
     """
 
-    def __init__(self, board: LiveBoard, info: SourceInfo, /) -> None:
+    def __init__(self, board: LiveBoard, /) -> None:
         self._board = board
-        small = _shrunk(info)
-        self._overlays = {
-            view: Overlay(small, side_by_side=view == "side-by-side") for view in VIEWS
-        }
         self._locks = {view: threading.Lock() for view in VIEWS}
-        self._made: dict[View, tuple[int, bytes]] = {}
+        self._overlays: dict[View, tuple[tuple[int, ...], Overlay]] = {}
+        self._made: dict[View, tuple[LiveView, bytes]] = {}
         self.encoded = 0
 
-    def jpeg(self, view: View = "annotated", /) -> tuple[int, bytes] | None:
-        """The newest picture.
+    def jpeg(self, view: View = "annotated", /) -> tuple[LiveView, bytes] | None:
+        """The newest picture, and what the board said when it was drawn.
 
         Parameters
         ----------
-        view : {"annotated", "side-by-side"}
+        view : {"annotated", "side-by-side", "thumbnail"}
 
         Returns
         -------
-        (int, bytes) or None
-            The result's sequence number and the JPEG; None before the first result.
+        (LiveView, bytes) or None
+            The view has the frame that is on the JPEG; None before the first result.
 
         Raises
         ------
@@ -65,9 +63,10 @@ class PictureMaker:
             if seen.result is None:
                 return None
             made = self._made.get(view)
-            if made is not None and made[0] == seen.sequence:
-                return made
-            picture = self._overlays[view].render(seen.result)
+            if made is not None and made[0].sequence == seen.sequence:
+                self._made[view] = seen, made[1]
+                return self._made[view]
+            picture = self._drawn(seen.result, view)
             done, buffer = cv2.imencode(
                 ".jpg",
                 cv2.cvtColor(picture, cv2.COLOR_RGB2BGR),
@@ -76,15 +75,34 @@ class PictureMaker:
             if not done:
                 raise StreamError(f"frame {seen.result.frame.index}: OpenCV made no JPEG of it")
             self.encoded += 1
-            self._made[view] = (seen.sequence, buffer.tobytes())
+            self._made[view] = seen, buffer.tobytes()
             return self._made[view]
 
+    def _drawn(self, result: FrameResult, view: View) -> npt.NDArray[np.uint8]:
+        """The frame, small enough to be sent; laid out anew where its size changes."""
+        image = result.frame.image
+        if view == "thumbnail":
+            width, height = _fitted(image.shape, THUMBNAIL_PX)
+            small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+            return np.asarray(small, dtype=np.uint8)
+        known = self._overlays.get(view)
+        if known is None or known[0] != image.shape:
+            width, height = _fitted(image.shape, MOST_SIDE_PX)
+            info = SourceInfo(
+                source_id=result.frame.source_id,
+                width_px=width,
+                height_px=height,
+                rate_hz=None,
+                num_frames=None,
+                live=True,
+            )
+            known = image.shape, Overlay(info, side_by_side=view == "side-by-side")
+            self._overlays[view] = known
+        return known[1].render(result)
 
-def _shrunk(info: SourceInfo) -> SourceInfo:
-    """The source as if its frames were no larger than is worth sending."""
-    scale = min(1.0, MOST_SIDE_PX / max(info.width_px, info.height_px, 1))
-    return replace(
-        info,
-        width_px=max(round(info.width_px * scale), 1),
-        height_px=max(round(info.height_px * scale), 1),
-    )
+
+def _fitted(shape: tuple[int, ...], most_px: int) -> tuple[int, int]:
+    """Width and height of a picture whose sides are no longer than is worth sending."""
+    height, width = shape[:2]
+    scale = min(1.0, most_px / max(width, height, 1))
+    return max(round(width * scale), 1), max(round(height * scale), 1)

@@ -1,133 +1,168 @@
-"""The JSON objects of the API; FastAPI makes the OpenAPI document from them."""
+"""The JSON objects of the API; FastAPI makes the OpenAPI document from these dataclasses."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+import numpy as np
+from pydantic import Field
 
-from gain_apps.backpressure import Load
-from gain_apps.serve.board import Event, LiveBoard, LiveView, StreamIdentity
+from gain_apps.serve.board import LiveView, StreamIdentity
+from gain_apps.serve.event_log import Event
 from gain_apps.serve.facts import DeviceFacts, KeptFacts, Scalar
 from gain_apps.serve.history import Point
 from gain_runtime.result import FrameResult, Ranked
 
 __all__ = [
-    "Accepted",
+    "CameraCommand",
+    "CameraList",
+    "CameraRow",
+    "CameraState",
+    "CameraStatus",
     "Credentials",
+    "Done",
+    "EventList",
+    "FrameReply",
     "Health",
     "HistoryReply",
-    "PageCommand",
+    "NewCamera",
     "Problem",
-    "Status",
-    "health_of",
-    "history_of",
+    "row_of",
+    "state_of",
     "status_of",
 ]
 
 # A page shall not be able to end an appliance: "quit" is for whoever sits at it.
-PageCommand = Literal["freeze", "unfreeze", "reset", "save", "roll-back"]
-# Without a first frame or a later one for this long, a person or a supervisor should look.
-STALLED_AFTER_S = 30.0
+PageCommand: TypeAlias = Literal["freeze", "unfreeze", "reset", "save", "roll-back"]
+CameraAction: TypeAlias = Literal["pause", "resume", "restart"]
+CameraCommand: TypeAlias = Literal[
+    "freeze", "unfreeze", "reset", "save", "roll-back", "pause", "resume", "restart"
+]
+CameraState: TypeAlias = Literal[
+    "starting",
+    "connecting",
+    "live",
+    "silent",
+    "reconnecting",
+    "paused",
+    "ended",
+    "failed",
+]
+# A live source without a frame for this long is silent; slow ones get five of their frames.
+SILENT_AFTER_S = 3.0
+SILENT_FRAMES = 5.0
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
-class Problem(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Problem:
     """Why a request was not carried out."""
 
     detail: str
 
 
-class Credentials(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
     """The token, to be exchanged for a cookie."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     token: Annotated[str, Field(max_length=512)]
 
 
-class Accepted(BaseModel):
-    """A command that waits for the loop."""
+@dataclass(frozen=True, kw_only=True)
+class NewCamera:
+    """A camera to add: its name, its source, and settings that differ from the others'."""
 
-    command: PageCommand
-
-
-class Health(BaseModel):
-    """Whether frames are being classified."""
-
-    status: Literal["ok", "stalled", "ended"]
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    input: Annotated[str, Field(min_length=1, max_length=2048)]
+    settings: dict[str, str | int | float | bool] = field(default_factory=dict)
 
 
-class RankedClass(BaseModel):
-    """One entry of a top-k list."""
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What came of a command; `done` is false where the loop has not come to it yet."""
 
-    index: int
-    label: str
-    prob: Share
+    outcome: str
+    done: bool
 
 
-class Identity(BaseModel):
-    """What does not change while the stream runs."""
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """Whether the process is alive, or serves."""
 
-    source_id: str
-    artifact: str
-    artifact_sha256: str
-    provider: str
+    status: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CameraRow:
+    """A camera in the overview.
+
+    `since_s` and `next_try_s` are seconds since 1970; `reason` says why there is no signal, or why
+    the camera failed.
+    """
+
+    name: str
+    state: CameraState
+    since_s: float
+    reason: str | None
+    attempt: int
+    next_try_s: float | None
+    source: str
+    rate_hz: float
+    frames: int
+    sequence: int
+    age_s: float
+    strength: Share | None
+    agreement: Share | None
+    learning_paused: bool
+    source_class: str | None
+    adapted_class: str | None
+    last_event: Event | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CameraList:
+    """All cameras. `kept_in` is the file that remembers additions; None where none does."""
+
     version: str
+    utc_s: float
+    uptime_s: float
+    kept_in: str | None
+    cameras: list[CameraRow]
 
 
-class Newest(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Newest:
     """The newest classified frame."""
 
     index: int
-    age_s: float
-    source: list[RankedClass]
-    adapted: list[RankedClass]
+    utc_s: float
+    source: list[Ranked]
+    adapted: list[Ranked]
     changed: bool
     strength: Share
     gain_nats: float | None
     truth: str | None
     condition: str | None
     stage_ms: dict[str, float]
+    latency_ms: float | None
 
 
-class Device(BaseModel):
-    """Whether the device keeps up, and what gives way where it does not."""
+@dataclass(frozen=True, kw_only=True)
+class CameraStatus:
+    """Everything the page shows of one camera beside the picture and the curves."""
 
-    load: Load
-    update_every: int
-    stride: int
-    left_out: int
-    throttled: bool
-    celsius: float | None
-
-
-class Kept(BaseModel):
-    """Snapshots of the state."""
-
-    written: int
-    failing: bool
-    frames_not_kept: int
-
-
-class Happened(BaseModel):
-    """One event."""
-
-    at_s: float
-    kind: str
-    text: str
-
-
-class Status(BaseModel):
-    """Everything the page shows beside the picture and the curves."""
-
-    stream: Identity
+    camera: CameraRow
+    summary: str
+    artifact: str | None
+    artifact_sha256: str | None
+    provider: str | None
     uptime_s: float
-    health: Literal["ok", "stalled", "ended"]
-    rate_hz: float
-    frames: int
     changed: int
     dropped: int
     rejected: int
@@ -136,66 +171,125 @@ class Status(BaseModel):
     outputs_lost: int
     not_learned: dict[str, int]
     frames_learned: int
-    frozen: bool
-    agreement: Share | None
+    latency_p50_ms: float | None
+    latency_p95_ms: float | None
     newest: Newest | None
     adaptation: dict[str, bool | int | float | str | None]
-    device: Device
-    kept: Kept | None
-    commands: list[PageCommand]
-    events: list[Happened]
+    device: DeviceFacts
+    kept: KeptFacts | None
+    commands: list[CameraCommand]
 
 
-class HistoryPoint(BaseModel):
-    """Means over one bin that begins `at_s` seconds after the stream did."""
+@dataclass(frozen=True, kw_only=True)
+class FrameReply:
+    """Picture and numbers of one frame; `picture` is a JPEG in base64, None before the first."""
 
-    at_s: float
-    frames: int
-    strength: Share
-    gain_nats: float | None
-    rate_hz: float
-    agreement: Share
-    source_accuracy: Share | None
-    adapted_accuracy: Share | None
-    adaptation: dict[str, float | None]
+    status: CameraStatus
+    picture: str | None
 
 
-class HistoryReply(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class HistoryReply:
     """Points, oldest first; the last may still be filling."""
 
-    width_s: float
-    uptime_s: float
-    points: list[HistoryPoint]
+    utc_s: float
+    points: list[Point]
 
 
-def health_of(board: LiveBoard, view: LiveView) -> Literal["ok", "stalled", "ended"]:
-    """One word on whether frames are being classified."""
-    if board.closed:
-        return "ended"
-    return "stalled" if view.age_s > STALLED_AFTER_S else "ok"
+@dataclass(frozen=True, kw_only=True)
+class EventList:
+    """Events, newest first."""
+
+    events: list[Event]
 
 
-def status_of(board: LiveBoard, /, *, commands: tuple[PageCommand, ...]) -> Status:
-    """What a board says at this moment.
+def state_of(view: LiveView, /) -> tuple[CameraState, float, str | None]:
+    """What a camera does, since when in seconds since 1970, and why."""
+    if view.state in ("paused", "ended", "failed"):
+        return view.state, view.since_s, view.why
+    connection = view.connection
+    if connection.state == "reconnecting":
+        return "reconnecting", connection.since_s, connection.reason
+    if connection.state == "connecting" and view.state == "starting":
+        if connection.reason is None:
+            return "starting", view.since_s, view.why
+        return "connecting", connection.since_s, connection.reason
+    if view.result is None or view.state == "starting":
+        return "starting", view.since_s, view.why
+    limit_s = max(SILENT_AFTER_S, SILENT_FRAMES * _period_s(view))
+    if view.age_s > limit_s:
+        return "silent", time.time() - view.age_s, f"no frame for {view.age_s:.0f} s"
+    return "live", connection.since_s, None
+
+
+def _period_s(view: LiveView) -> float:
+    """Usual seconds between two frames."""
+    return view.uptime_s / view.frames if view.frames else 0.0
+
+
+def row_of(name: str, view: LiveView, /, *, source: str, last_event: Event | None) -> CameraRow:
+    """The overview's row of a camera.
 
     Parameters
     ----------
-    board : LiveBoard
-    commands : tuple of str
+    name : str
+    view : LiveView
+    source : str
+        Its URI without credentials.
+    last_event : Event or None
+
+    Returns
+    -------
+    CameraRow
+    """
+    state, since_s, reason = state_of(view)
+    result = view.result
+    return CameraRow(
+        name=name,
+        state=state,
+        since_s=since_s,
+        reason=reason,
+        attempt=view.connection.attempt,
+        next_try_s=view.connection.next_try_s,
+        source=source,
+        rate_hz=view.rate_hz if state not in ("paused", "ended", "failed") else 0.0,
+        frames=view.frames,
+        sequence=view.sequence,
+        age_s=view.age_s,
+        strength=None if result is None else _share(result.strength),
+        agreement=view.agreement,
+        learning_paused=view.facts.frozen,
+        source_class=None if result is None else result.source_top[0].label,
+        adapted_class=None if result is None else result.adapted_top[0].label,
+        last_event=last_event,
+    )
+
+
+def status_of(row: CameraRow, view: LiveView, /, *, commands: list[CameraCommand]) -> CameraStatus:
+    """What a board says at one moment.
+
+    Parameters
+    ----------
+    row : CameraRow
+    view : LiveView
+        Of the same moment.
+    commands : list of str
         Those the page may send.
 
     Returns
     -------
-    Status
+    CameraStatus
     """
-    view = board.view()
-    result, facts = view.result, view.facts
-    return Status(
-        stream=_identity(board.identity),
+    result, facts, identity = view.result, view.facts, view.identity
+    recent = view.latency.recent_ms
+    p50, p95 = np.percentile(recent, [50, 95]) if recent else (None, None)
+    return CameraStatus(
+        camera=row,
+        summary=_summary(view),
+        artifact=None if identity is None else identity.artifact,
+        artifact_sha256=None if identity is None else identity.artifact_sha256,
+        provider=None if identity is None else identity.provider,
         uptime_s=view.uptime_s,
-        health=health_of(board, view),
-        rate_hz=0.0 if result is None else result.rate_hz,
-        frames=view.frames,
         changed=view.changed,
         dropped=facts.dropped,
         rejected=facts.rejected,
@@ -204,88 +298,57 @@ def status_of(board: LiveBoard, /, *, commands: tuple[PageCommand, ...]) -> Stat
         outputs_lost=facts.outputs_lost,
         not_learned=dict(facts.not_learned),
         frames_learned=facts.frames_learned,
-        frozen=facts.frozen,
-        agreement=view.agreement,
-        newest=None if result is None else _newest(result, board.identity, age_s=view.age_s),
+        latency_p50_ms=None if p50 is None else float(p50),
+        latency_p95_ms=None if p95 is None else float(p95),
+        newest=None if result is None else _newest(result, identity),
         adaptation={name: _plain(value) for name, value in facts.adaptation.items()},
-        device=_device(facts.device),
-        kept=None if facts.kept is None else _kept(facts.kept),
-        commands=list(commands),
-        events=[_happened(event) for event in view.events],
+        device=facts.device,
+        kept=facts.kept,
+        commands=commands,
     )
 
 
-def history_of(points: list[Point], /, *, width_s: float, uptime_s: float) -> HistoryReply:
-    """The reply for a list of points."""
-    return HistoryReply(
-        width_s=width_s,
-        uptime_s=uptime_s,
-        points=[
-            HistoryPoint(
-                at_s=point.at_s,
-                frames=point.frames,
-                strength=_share(point.strength),
-                gain_nats=_finite(point.gain_nats),
-                rate_hz=point.rate_hz,
-                agreement=point.agreement,
-                source_accuracy=point.source_accuracy,
-                adapted_accuracy=point.adapted_accuracy,
-                adaptation={name: _finite(value) for name, value in point.adaptation.items()},
-            )
-            for point in points
-        ],
-    )
+def _summary(view: LiveView) -> str:
+    """One sentence that says what adaptation does."""
+    if view.result is None:
+        return "No frame has been classified yet."
+    facts = view.facts
+    parts = ["Learning is paused" if facts.frozen else "Adaptation is on"]
+    shift = facts.adaptation.get("shift_nats")
+    if isinstance(shift, float) and math.isfinite(shift):
+        parts.append(
+            f"what changed in the scene has moved the logits by {shift:.1f} nats"
+            if shift >= 0.05
+            else "the logits have not moved"
+        )
+    if view.agreement is not None:
+        changed = 100.0 * (1.0 - view.agreement)
+        parts.append(f"{changed:.0f} % of the last predictions were changed")
+    return "; ".join(parts) + "."
 
 
-def _identity(identity: StreamIdentity) -> Identity:
-    return Identity(
-        source_id=identity.source_id,
-        artifact=identity.artifact,
-        artifact_sha256=identity.artifact_sha256,
-        provider=identity.provider,
-        version=identity.version,
-    )
-
-
-def _newest(result: FrameResult, identity: StreamIdentity, *, age_s: float) -> Newest:
+def _newest(result: FrameResult, identity: StreamIdentity | None) -> Newest:
     """The newest frame; a truth the artifact has no name for is shown by its number."""
     truth = result.frame.truth
-    known = truth is not None and 0 <= truth < len(identity.labels)
+    labels = () if identity is None else identity.labels
+    known = truth is not None and 0 <= truth < len(labels)
     return Newest(
         index=result.frame.index,
-        age_s=age_s,
+        utc_s=result.utc_ns / 1e9,
         source=[_ranked(item) for item in result.source_top],
         adapted=[_ranked(item) for item in result.adapted_top],
         changed=result.changed,
         strength=_share(result.strength),
         gain_nats=_finite(result.gain),
-        truth=identity.labels[truth] if truth is not None and known else _number(truth),
+        truth=labels[truth] if truth is not None and known else _number(truth),
         condition=result.frame.condition,
         stage_ms=dict(result.stage_ms),
+        latency_ms=result.latency_ms,
     )
 
 
-def _device(facts: DeviceFacts) -> Device:
-    return Device(
-        load=facts.load,
-        update_every=facts.update_every,
-        stride=facts.stride,
-        left_out=facts.left_out,
-        throttled=facts.throttled,
-        celsius=facts.celsius,
-    )
-
-
-def _kept(facts: KeptFacts) -> Kept:
-    return Kept(written=facts.written, failing=facts.failing, frames_not_kept=facts.frames_not_kept)
-
-
-def _ranked(item: Ranked) -> RankedClass:
-    return RankedClass(index=item.index, label=item.label, prob=_share(item.prob))
-
-
-def _happened(event: Event) -> Happened:
-    return Happened(at_s=event.at_s, kind=event.kind, text=event.text)
+def _ranked(item: Ranked) -> Ranked:
+    return Ranked(index=int(item.index), label=item.label, prob=_share(float(item.prob)))
 
 
 def _number(truth: int | None) -> str | None:
@@ -304,3 +367,8 @@ def _finite(value: float) -> float | None:
 
 def _plain(value: Scalar) -> Scalar:
     return _finite(value) if isinstance(value, float) else value
+
+
+def settings_of(record: Mapping[str, Any], /) -> dict[str, Any]:
+    """Settings of the API with the names of `StreamConfig`."""
+    return {name.replace("-", "_"): value for name, value in record.items()}

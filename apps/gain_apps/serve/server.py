@@ -6,43 +6,36 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Sequence
-from typing import get_args
 
 import uvicorn
 
-from gain_apps.commands import Command, CommandQueue
 from gain_apps.serve.address import ServeAddress
 from gain_apps.serve.app import PageContext, build_app
-from gain_apps.serve.board import LiveBoard
-from gain_apps.serve.picture import PictureMaker
-from gain_apps.serve.schema import PageCommand
+from gain_apps.serve.cameras import Cameras
+from gain_apps.serve.connections import guarded_protocol
 from gain_core.errors import StreamError
 from gain_runtime.closing import Closing
-from gain_runtime.frame import SourceInfo
 
 __all__ = ["PageServer"]
 
 logger = logging.getLogger(__name__)
 
-MOST_CONNECTIONS = 64
-BACKLOG = 32
+BACKLOG = 128
 # A phone that left the house keeps its connection half open for a quarter of an hour otherwise.
 DEAD_PEER_MS = 20_000
 CLOSE_S = 1
+# A signal shall end the process within two seconds; the daemon thread may be left behind.
+JOIN_S = 0.7
 
 
 class PageServer(Closing):
-    """Serves a board until it is closed (a context manager); see `open_server`.
+    """Serves cameras until it is closed (a context manager); see `open_server`.
 
     Parameters
     ----------
-    board : LiveBoard
-    info : SourceInfo
-    queue : CommandQueue
+    cameras : Cameras
     address : ServeAddress
     token : str or None
-    commands : sequence of str
 
     Raises
     ------
@@ -50,39 +43,22 @@ class PageServer(Closing):
         If the address cannot be listened on.
     """
 
-    def __init__(
-        self,
-        board: LiveBoard,
-        info: SourceInfo,
-        queue: CommandQueue,
-        /,
-        *,
-        address: ServeAddress,
-        token: str | None,
-        commands: Sequence[Command],
-    ) -> None:
+    def __init__(self, cameras: Cameras, /, *, address: ServeAddress, token: str | None) -> None:
         self._socket = _listen(address)
         port = int(self._socket.getsockname()[1])
         self.address = ServeAddress(host=address.host, port=port)
-        self._context = PageContext(
-            board=board,
-            pictures=PictureMaker(board, info),
-            queue=queue,
-            token=token,
-            port=port,
-            commands=tuple(name for name in get_args(PageCommand) if name in commands),
-        )
+        self._context = PageContext(cameras=cameras, token=token, port=port)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 build_app(self._context),
-                # Only our own packages log, and nobody's address is kept.
+                http=guarded_protocol(),
+                # Only our own packages log, and nobody's address is kept but in the events.
                 log_config=None,
                 log_level="error",
                 access_log=False,
                 server_header=False,
                 lifespan="off",
                 ws="none",
-                limit_concurrency=MOST_CONNECTIONS,
                 timeout_graceful_shutdown=CLOSE_S,
             )
         )
@@ -99,9 +75,10 @@ class PageServer(Closing):
         """Stop listening and let go of every viewer; may be called twice."""
         self._context.stopping.set()
         self._server.should_exit = True
-        self._thread.join(timeout=3.0 * CLOSE_S)
+        self._server.force_exit = True
+        self._thread.join(timeout=JOIN_S)
         if self._thread.is_alive():
-            logger.warning("the page's server did not end within %d s", 3 * CLOSE_S)
+            logger.debug("the page's server is left behind after %g s", JOIN_S)
         self._socket.close()
 
     def _serve(self) -> None:
