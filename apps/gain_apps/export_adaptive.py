@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from gain_apps.export_target import refuse_existing
-from gain_core import UPDATE_EVERY
+from gain_core import DEFAULT_PRESET, UPDATE_EVERY, Config, preset
 from gain_core import WARMUP_FRAMES as WARM_UP
-from gain_core.config import GainConfig
 from gain_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ __all__ = [
     "write_adaptive",
 ]
 
-_NEEDS_ADAPTIVE = ("preset", "half_life", "update_every", "warm_up", "features_only")
+_NEEDS_ADAPTIVE = ("preset", "update_every", "warm_up", "features_only")
 
 
 def add_adaptive_arguments(group: argparse._ArgumentGroup) -> None:
@@ -34,10 +32,7 @@ def add_adaptive_arguments(group: argparse._ArgumentGroup) -> None:
         help="write NAME.adaptive.onnx too: the network with GAIN's step behind it, its state as "
         "inputs and outputs (docs/adaptive-onnx.md); of an artifact, write only that",
     )
-    group.add_argument("--preset", metavar="NAME", help="baked in (default: tracked)")
-    group.add_argument(
-        "--half-life", type=float, metavar="FRAMES", help="memory, in place of the preset's"
-    )
+    group.add_argument("--preset", metavar="NAME", help=f"baked in (default: {DEFAULT_PRESET})")
     group.add_argument(
         "--update-every",
         type=int,
@@ -110,7 +105,7 @@ def write_adaptive(args: argparse.Namespace, artifact_path: Path, /) -> Adaptive
 class _Settings(TypedDict):
     """What is baked in, by `add_adaptation`'s names."""
 
-    config: GainConfig
+    config: Config
     update_every: int
     warmup_frames: int
     features_only: bool
@@ -127,15 +122,9 @@ def _settings(args: argparse.Namespace) -> _Settings:
     }
 
 
-def _config(args: argparse.Namespace) -> GainConfig:
-    """The preset, with the memory that was asked for."""
-    preset = GainConfig.preset(args.preset or "tracked")
-    if args.half_life is None:
-        return preset
-    try:
-        return replace(preset, half_life=args.half_life)
-    except ConfigError as err:
-        raise ConfigError(f"--half-life {args.half_life:g}: {err}") from err
+def _config(args: argparse.Namespace) -> Config:
+    """The preset."""
+    return preset(args.preset or DEFAULT_PRESET)
 
 
 def _awaited(args: argparse.Namespace) -> tuple[int, int]:

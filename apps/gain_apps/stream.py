@@ -111,9 +111,7 @@ def _add_adaptation(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="FILE", help="artifact or adaptive file made by gain-export"
     )
     add_device_flags(group)
-    group.add_argument(
-        "--preset", metavar="NAME", help=f"{', '.join(PRESETS)} (default: the first)"
-    )
+    group.add_argument("--preset", metavar="NAME", help=f"one of {', '.join(PRESETS)}")
     group.add_argument(
         "--update-every",
         type=int,
@@ -316,6 +314,7 @@ def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) ->
     from gain_apps.progress import ConsoleHandler
     from gain_apps.service import CameraNameFormatter
     from gain_apps.stop_request import StopRequest, signals_handled
+    from gain_apps.stream_config import LOG_LEVELS
     from gain_apps.stream_plan import plan_streams
 
     if "names" in flags:
@@ -379,6 +378,7 @@ def _stream(config: Any, stop: Any, console: Any) -> None:
 
 def _reporter(console: Any, as_json: bool) -> Callable[[dict[str, Any]], None]:
     """Prints the summary of a stream."""
+    from gain_apps.progress import NOTE
     from gain_apps.summary import print_summary
 
     def report(summary: dict[str, Any]) -> None:

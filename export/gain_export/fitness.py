@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ArtifactError
-from gain_core.prototypes import DEFAULT_ASYMMETRY
+from gain_core.shift import DEFAULT_SKEWNESS
 from gain_export.skewness import CLASS_IMAGES, LEAST_IMAGES, MAX_IMAGES, measure_skewness
 from gain_export.photographs import iterate_photographs
 from gain_runtime.artifact import load_artifact, read_model, write_metadata
@@ -223,7 +223,7 @@ def _on_skewness(fitness: Fitness) -> str:
     num_classes = fitness.num_classes
     single, mixed = fitness.one_class_skewness, fitness.mixture_skewness
     default = "at most {:g} and {:g} are taken until a stream has shown more".format(
-        *DEFAULT_ASYMMETRY
+        *DEFAULT_SKEWNESS
     )
     if num_classes < 3:
         return (

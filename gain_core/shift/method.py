@@ -446,7 +446,7 @@ def _posteriors(source: Array, state: ShiftState, *, finite: Array) -> Posterior
         start=source,
         log_proposal=log_proposal,
         log_evaluator=log_softmax(log_proposal / spread, xp=xp),
-        adapts=xp.any(state.shift != 0) | xp.any(state.log_scale != 0),
+        adapts=xp.any(xp.abs(state.shift) + xp.abs(state.log_scale) > 0),
         finite=finite,
     )
 

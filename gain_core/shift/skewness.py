@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from array_api_compat import array_namespace
 
-from gain_core._typing import Array
 from gain_core.errors import ConfigError
 
 __all__ = ["DEFAULT_SKEWNESS", "MIN_SKEWNESS_GAP", "checked_pair", "skewness", "skewness_of_head"]
@@ -22,7 +22,7 @@ ONE_CLASS = 0.05
 SHARE_OF_ROWS, LEAST_OF_ROWS = 0.6, 0.15
 
 
-def skewness(centered: Array, /) -> Array:
+def skewness(centered: Any, /) -> Any:
     """Of logits (N, K) whose rows have mean 0: mean(max y + min y) / mean(max y - min y), ().
 
     y is centred over frames as well. Frames of many classes stick out on one side, each in the
@@ -35,7 +35,7 @@ def skewness(centered: Array, /) -> Array:
     return xp.where(span > 0, xp.mean(high + low) / xp.where(span > 0, span, span + 1.0), span)
 
 
-def skewness_of_head(weight: Array, /) -> tuple[float, float]:
+def skewness_of_head(weight: Any, /) -> tuple[float, float]:
     """A guess from the head's rows alone.
 
     Parameters

@@ -87,8 +87,8 @@ class Classifier(Closing):
         NumericsError
             If the network returned NaN or infinity.
         """
-        single = isinstance(images, np.ndarray) and images.ndim == 3
-        batch = self._adapter.step([images] if single else list(images), learn=learn)
+        single = getattr(images, "ndim", 0) == 3
+        batch = self._adapter.step(list(images[None] if single else images), learn=learn)  # type: ignore[call-overload]
         names = tuple(self.labels[index] for index in np.argmax(batch.probs, axis=1))
         if single:
             return Result(
