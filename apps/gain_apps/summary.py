@@ -189,9 +189,7 @@ def _settings(config: Mapping[str, Any]) -> str:
     names = ("update_every", "batch", "seed", "device", "corrupt", "state_in", "max_frames")
     parts = [f"{name} {config[name]}" for name in names if config[name] is not None]
     frozen = "frozen, " if config["freeze"] else ""
-    half_life = f"half_life {config['gain']['half_life']}"
-    preset = "in the adaptive file" if config["adaptive"] else f"preset {config['preset']}"
-    return f"{frozen}{preset}, {half_life}, {', '.join(parts)}"
+    return f"{frozen}method {config['gain']['method']}, {', '.join(parts)}"
 
 
 def _score_table(truth: Mapping[str, Any]) -> Table:

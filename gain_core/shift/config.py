@@ -22,10 +22,6 @@ class ShiftConfig:
     timescale_ratio : float
         How much longer each timescale is than the next shorter one: three of them span the two
         orders of magnitude between a jump of the domain and its drift.
-    shrinkage : float
-        The shift moves where the square of the move exceeds this many times its noise. 1 is James
-        and Stein's estimate for frames whose draws are known; a quarter more, because they are
-        estimated here.
     min_classes : float
         Effective number of classes that a block has to show. Of fewer, the mean of the logits is
         rather that of the classes than of the domain.
@@ -38,6 +34,9 @@ class ShiftConfig:
         `min_classes`, four draws for each of them.
     max_block : float
         Independent frames after which a block that shows too little is dropped.
+    recent : float
+        Half-life of the newest frames, which have to agree with the shift: two seconds of video,
+        after which a scene may be another.
     iid_ratio : pair of float
         Von Neumann's ratio from which frames begin to count as independent, and where they are: 1
         for images in no order, less its sampling error over a few dozen frames; 0.05 to 0.2 in
@@ -51,11 +50,11 @@ class ShiftConfig:
 
     half_life: float = 1024.0
     timescale_ratio: float = 9.0
-    shrinkage: float = 1.25
     min_classes: float = 8.0
     min_skewness: float = 0.4
     block: float = 32.0
     max_block: float = 256.0
+    recent: float = 48.0
     iid_ratio: tuple[float, float] = (0.65, 0.8)
 
     def __post_init__(self) -> None:

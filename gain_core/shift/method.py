@@ -1,15 +1,16 @@
-"""The shift of the logits, learned from blocks of frames that show a mixture.
+"""The shift of the logits, read where another class is shown.
 
-Weather moves the mean of a network's logits; so does seeing one class for a while. A frame teaches
-only as part of a block that shows many classes by two signs that do not depend on each other: the
-labels, under the shift as it was before the block, and the skewness of the logits. What no block
-confirms fades, and the source answers. `docs/method.md` has the derivation.
+A domain moves the logit of a class on every frame, a frequent class only on its own: so the shift
+of a class is read from frames that the source calls something else, in blocks that show many
+classes. It is taken out as far as it stands out of its sampling error and the newest frames still
+show it; else the source answers. `docs/method.md` has the derivation.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from array_api_compat import array_namespace, device, is_numpy_namespace
 
@@ -28,9 +29,6 @@ NUM_TIMESCALES = 3
 EPS = 1e-9
 # A class's variance counts as at least this share of the classes' mean.
 MIN_VARIANCE = 1e-6
-# Variance of the logarithm of a deviation, times the number of draws. That of a Gaussian would be
-# a half; a class's logit is mostly low and seldom high, which is why it is more.
-LOG_SCALE_NOISE = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,28 +38,21 @@ class ShiftEvidence:
     Attributes
     ----------
     count : array, ()
-    logits, squares, class_mass : array, (K,)
-        Sums of x, of x^2 and of p*.
-    skew, span : array, ()
-        Sums of max y + min y and of max y - min y, y = x - the reference mean.
-    step_squares, step_count : array, ()
-        Sums of |x - x'|^2 / 2 and of 1 over frames that follow one another, x' being the one before.
-    last : array, (K,)
-        The newest x.
-    valid : array, ()
-        1, or 0 where there is none.
+    sums : array, (4, K)
+        Of w, w x, w x^2 and q: w = 1 - s, how far the source calls a frame something else than a
+        class, and q the source less its shift.
+    logits, last : array, (K,)
+        Sum of x, and the newest x.
+    scatter : array, (4,)
+        Sums of max y + min y, max y - min y and |y|^2, y = x - the reference mean; and of
+        |x - x'|^2 / 2, x' being the frame before. Zeros while there is no reference.
     """
 
     count: Array
+    sums: Array
     logits: Array
-    squares: Array
-    class_mass: Array
-    skew: Array
-    span: Array
-    step_squares: Array
-    step_count: Array
     last: Array
-    valid: Array
+    scatter: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,64 +63,44 @@ class ShiftState:
     ----------
     count, draws : array, (J,)
         Frames of the accepted blocks, and their effective number of draws of a class.
-    logits, squares, class_mass : array, (J, K)
-        As in `ShiftEvidence`, of the accepted blocks, each timescale forgetting at its own rate.
-    block_count, block_independent, block_skew, block_span : array, ()
-        Of the open block.
-    block_logits, block_squares, block_class_mass : array, (K,)
+    memory : array, (4, J, K)
+        `ShiftEvidence.sums` over the accepted blocks, each timescale forgetting at its own rate.
+    block : array, (4, K)
+        The same of the open block.
+    block_facts : array, (4,)
+        Of the open block: frames, independent frames, and the first two of `scatter`.
+    recent : array, (2, K)
+        Sums of w and w x over all frames, at the half-life `recent`.
     reference_count, reference_logits : array, () and (K,)
-        Sums over all frames at the middle timescale; their mean is what skewness is taken about.
-    all_count, all_squares, step_squares, step_count : array, ()
-        Sums over all frames at the longest timescale, for von Neumann's ratio.
-    all_logits : array, (K,)
-    last, valid : array, (K,) and ()
-        The newest x, and whether there is one.
-    shift, log_scale : array, (K,)
-        Derived: what is taken out of x, and the logarithm of what x is divided by then.
+        Over all frames at the middle timescale; their mean is what skewness is taken about.
+    scatter : array, (2,)
+        Sums of |y|^2 and |x - x'|^2 / 2 over all frames at the longest timescale.
+    last : array, (K,)
+        The newest x.
+    shift, log_scale, log_prior : array, (K,)
+        Derived: taken out of x; what the rest is multiplied by, in logs; the prior on classes.
     variance, iid : array, ()
         Derived: of one entry of the shift; how far frames are independent, in [0, 1].
     """
 
     count: Array
     draws: Array
-    logits: Array
-    squares: Array
-    class_mass: Array
-    block_count: Array
-    block_independent: Array
-    block_skew: Array
-    block_span: Array
-    block_logits: Array
-    block_squares: Array
-    block_class_mass: Array
+    memory: Array
+    block: Array
+    block_facts: Array
+    recent: Array
     reference_count: Array
     reference_logits: Array
-    all_count: Array
-    all_squares: Array
-    step_squares: Array
-    step_count: Array
-    all_logits: Array
+    scatter: Array
     last: Array
-    valid: Array
     shift: Array
     log_scale: Array
+    log_prior: Array
     variance: Array
     iid: Array
 
 
-_PER_TIMESCALE = ("count", "draws")
-_PER_TIMESCALE_AND_CLASS = ("logits", "squares", "class_mass")
-_PER_CLASS = (
-    "block_logits",
-    "block_squares",
-    "block_class_mass",
-    "reference_logits",
-    "all_logits",
-    "last",
-    "shift",
-    "log_scale",
-)
-_BLOCK = ("logits", "squares", "class_mass", "count", "skew", "span")
+_READ = ("shift", "log_scale", "log_prior", "variance")
 
 
 class Shift:
@@ -165,30 +136,45 @@ class Shift:
         like: Array | None = None,
     ) -> None:
         self.config = config or ShiftConfig()
-        num_classes, like = float_like(head_or_num_classes, like)
-        refuse_below_two("num_classes", num_classes)
-        self.num_classes, self._like = num_classes, like
+        self.num_classes, self._like = float_like(head_or_num_classes, like)
+        refuse_below_two("num_classes", self.num_classes)
         if skewness is None:
             known = not isinstance(head_or_num_classes, int)
             skewness = skewness_of_head(head_or_num_classes) if known else DEFAULT_SKEWNESS
         self.skewness = checked_pair(skewness)
-        ratio = self.config.timescale_ratio
-        half_lives = [self.config.half_life / ratio**j for j in reversed(range(NUM_TIMESCALES))]
-        xp = array_namespace(like)
-        self._rates = xp.asarray(
-            [-math.log(2.0) / frames for frames in half_lives],
-            dtype=like.dtype,
-            device=device(like),
+        longest, ratio = self.config.half_life, self.config.timescale_ratio
+        half_lives = [longest / ratio**j for j in reversed(range(NUM_TIMESCALES))]
+        rates = [-math.log(2.0) / frames for frames in (*half_lives, self.config.recent)]
+        self._rates = array_namespace(self._like).asarray(
+            rates, dtype=self._like.dtype, device=device(self._like)
         )
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """See `Method`."""
+        return {"skewness": self.skewness}
 
     def init_state(self) -> ShiftState:
         """Zeros: nothing learned, and the source answers."""
-        zeros = dict.fromkeys(ShiftState.__dataclass_fields__, self._zeros())
-        zeros |= dict.fromkeys(_PER_CLASS, self._zeros(self.num_classes))
-        zeros |= dict.fromkeys(_PER_TIMESCALE, self._zeros(NUM_TIMESCALES))
-        wide = self._zeros(NUM_TIMESCALES, self.num_classes)
-        zeros |= dict.fromkeys(_PER_TIMESCALE_AND_CLASS, wide)
-        return ShiftState(**zeros)
+        J, K = NUM_TIMESCALES, self.num_classes
+        wide = self._zeros(K)
+        return ShiftState(
+            count=self._zeros(J),
+            draws=self._zeros(J),
+            memory=self._zeros(4, J, K),
+            block=self._zeros(4, K),
+            block_facts=self._zeros(4),
+            recent=self._zeros(2, K),
+            reference_count=self._zeros(),
+            reference_logits=wide,
+            scatter=self._zeros(2),
+            last=wide,
+            shift=wide,
+            log_scale=wide,
+            log_prior=wide,
+            variance=self._zeros(),
+            iid=self._zeros(),
+        )
 
     @quiet
     def posteriors(self, features: Array | None, logits: Array, state: ShiftState, /) -> Posteriors:
@@ -216,6 +202,11 @@ class Shift:
         """See `Method`."""
         return answer(self.posteriors(features, logits, state))
 
+    def revises(self, after: ShiftState, /) -> Array:
+        """Where frames are independent to some part."""
+        return after.iid > 0
+
+    @quiet
     def revise(
         self, prediction: Prediction, before: ShiftState, after: ShiftState, /
     ) -> Prediction:
@@ -223,13 +214,11 @@ class Shift:
 
         What a frame's neighbours taught serves it only where they say nothing of its class.
         """
-        xp = array_namespace(after.shift)
-        if is_numpy_namespace(xp) and not after.iid > 0:
+        if is_numpy_namespace(array_namespace(after.shift)) and not self.revises(after):
             return prediction
-        names = ("shift", "log_scale", "variance")
         moved = {
             name: getattr(before, name) + after.iid * (getattr(after, name) - getattr(before, name))
-            for name in names
+            for name in _READ
         }
         state = ShiftState(**{**arrays_of(after), **moved})
         return answer(_posteriors(prediction.source_log_probs, state, finite=prediction.finite))
@@ -243,45 +232,49 @@ class Shift:
         waiting: ShiftEvidence | None = None,
         /,
     ) -> ShiftEvidence:
-        """Sums over a predicted batch, on top of what waits; one that is not finite adds nothing."""
+        """Sums over a predicted batch on top of what waits; one that is not finite adds nothing."""
         xp = array_namespace(state.shift)
         waiting = self.no_evidence() if waiting is None else waiting
-        if prediction.probs.shape[0] == 0:
+        source, keep = prediction.source_log_probs, prediction.finite
+        if source.shape[0] == 0:
             return waiting
-        keep = prediction.finite
-        x = _centered(prediction.source_log_probs, xp=xp)
-        x = xp.where(keep, x, xp.zeros_like(x))
-        probs = xp.where(keep, prediction.probs, xp.zeros_like(x))
-        accepted = xp.where(keep, xp.ones_like(state.valid), xp.zeros_like(state.valid))
+        nothing = xp.zeros_like(source)
+        x = xp.where(keep, _centered(source, xp=xp), nothing)
+        weights = xp.where(keep, 1.0 - xp.exp(source), nothing)
+        labels = xp.exp(log_softmax((x - state.shift) * xp.exp(state.log_scale), xp=xp))
+        weighted = weights * x
+        terms = (weights, weighted, weighted * x, xp.where(keep, labels, nothing))
         y = x - _mean(state.reference_logits, state.reference_count, xp=xp)
         high, low = xp.max(y, axis=1), xp.min(y, axis=1)
-        rows = xp.sum(xp.ones_like(high))
-        # The first frames have no mean to be skewed about.
-        skewed = xp.where(state.reference_count > 0, accepted, xp.zeros_like(accepted))
-        last = xp.where(waiting.valid > 0, waiting.last, state.last)
-        unknown = 1.0 - xp.maximum(waiting.valid, state.valid)
-        steps = xp.sum((x - xp.concat([last[None, :], x[:-1, :]], axis=0)) ** 2, axis=1)
+        last = xp.where(waiting.count > 0, waiting.last, state.last)
+        steps = x - xp.concat([last[None, :], x[:-1, :]], axis=0)
+        scatter = (
+            xp.sum(high + low),
+            xp.sum(high - low),
+            xp.sum(y * y),
+            0.5 * xp.sum(steps * steps),
+        )
+        rows = xp.where(keep, xp.sum(xp.ones_like(high)), xp.zeros_like(waiting.count))
+        known = keep & (state.reference_count > 0)
         return ShiftEvidence(
-            count=waiting.count + accepted * rows,
+            count=waiting.count + rows,
+            sums=waiting.sums + xp.stack([xp.sum(term, axis=0) for term in terms]),
             logits=waiting.logits + xp.sum(x, axis=0),
-            squares=waiting.squares + xp.sum(x * x, axis=0),
-            class_mass=waiting.class_mass + xp.sum(probs, axis=0),
-            skew=waiting.skew + skewed * xp.sum(high + low),
-            span=waiting.span + skewed * xp.sum(high - low),
-            step_squares=waiting.step_squares
-            + 0.5 * accepted * (xp.sum(steps) - unknown * steps[0]),
-            step_count=waiting.step_count + accepted * (rows - unknown),
             last=xp.where(keep, x[-1, :], waiting.last),
-            valid=xp.maximum(accepted, waiting.valid),
+            scatter=waiting.scatter
+            + xp.where(known, xp.stack(scatter), xp.zeros_like(waiting.scatter)),
         )
 
     def no_evidence(self, capacity: int = 0, /) -> ShiftEvidence:
         """Zeros: sums need no room for frames."""
-        zeros = dict.fromkeys(ShiftEvidence.__dataclass_fields__, self._zeros())
-        zeros |= dict.fromkeys(
-            ("logits", "squares", "class_mass", "last"), self._zeros(self.num_classes)
+        wide = self._zeros(self.num_classes)
+        return ShiftEvidence(
+            count=self._zeros(),
+            sums=self._zeros(4, self.num_classes),
+            logits=wide,
+            last=wide,
+            scatter=self._zeros(4),
         )
-        return ShiftEvidence(**zeros)
 
     def hold(self, evidence: ShiftEvidence, capacity: int, /) -> ShiftEvidence:
         """As it is: sums need no room for frames."""
@@ -295,50 +288,62 @@ class Shift:
     def update(self, evidence: ShiftEvidence, state: ShiftState, /) -> ShiftState:
         """Forget a little, put the evidence into the open block, and accept or drop that."""
         xp = array_namespace(state.shift)
-        fade = xp.exp(evidence.count * self._rates)
-        steady = self._watched(evidence, state, fade=fade, xp=xp)
-        ratio = _independence_ratio(steady, xp=xp)
-        block = {name: getattr(state, f"block_{name}") + getattr(evidence, name) for name in _BLOCK}
-        independent = state.block_independent + evidence.count * ratio
-        accepted, closed, draws = self._judge(block, independent, xp=xp)
-        sums = {
-            "count": state.count * fade + accepted * block["count"],
-            "draws": state.draws * fade + accepted * draws,
-        } | {
-            name: getattr(state, name) * fade[:, None] + accepted * block[name]
-            for name in _PER_TIMESCALE_AND_CLASS
-        }
-        low, high = self.config.iid_ratio
+        config, count = self.config, evidence.count
+        fades = xp.exp(count * self._rates)
+        fade, longest = fades[:NUM_TIMESCALES], fades[NUM_TIMESCALES - 1]
+        scatter = state.scatter * longest + evidence.scatter[2:]
+        # Von Neumann's ratio: half the squared step from frame to frame over the variance.
+        one = xp.ones_like(count)
+        ratio = xp.where(scatter[0] > 0, _mean(scatter[1], scatter[0], xp=xp), one)
+        ratio = xp.clip(ratio, 0.01, 1.0)
+        low, high = config.iid_ratio
         iid = xp.clip((ratio - low) / (high - low), 0.0, 1.0)
-        opened = {f"block_{name}": value * (1.0 - closed) for name, value in block.items()}
+        # The first update gives the reference only.
+        known = xp.where(state.reference_count > 0, one, 0.0 * one)
+        seen = known * count
+        block = state.block + known * evidence.sums
+        facts = state.block_facts + xp.concat(
+            [xp.stack([seen, seen * ratio]), evidence.scatter[:2]], axis=0
+        )
+        accepted, closed, draws = self._judge(block, facts, xp=xp)
+        memory = state.memory * fade[:, None] + accepted * block[:, None, :]
+        counts = state.count * fade + accepted * facts[0]
+        all_draws = state.draws * fade + accepted * draws
+        recent = state.recent * fades[NUM_TIMESCALES] + evidence.sums[:2, :]
+        derived = self._estimate(memory, counts, all_draws, recent=recent, iid=iid, xp=xp)
         return ShiftState(
-            **sums,
-            **opened,
-            **steady,
-            **self._estimate(sums, iid, xp=xp),
-            block_independent=independent * (1.0 - closed),
+            count=counts,
+            draws=all_draws,
+            memory=memory,
+            block=block * (1.0 - closed),
+            block_facts=facts * (1.0 - closed),
+            recent=recent,
+            reference_count=state.reference_count * fade[-2] + count,
+            reference_logits=state.reference_logits * fade[-2] + evidence.logits,
+            scatter=scatter,
+            last=xp.where(count > 0, evidence.last, state.last),
             iid=iid,
+            **derived,
         )
 
     def merge(self, first: ShiftState, second: ShiftState, /) -> ShiftState:
-        """Sums of accepted blocks add up; open blocks are dropped, and no frame follows another.
+        """Sums over accepted blocks add up; the open blocks are dropped.
 
         Raises
         ------
         ArrayError
             If a state is of another method or number of classes.
         """
-        xp = array_namespace(first.shift)
         fresh = self.init_state()
         refuse_foreign(fresh, first, name="first state")
         refuse_foreign(fresh, second, name="second state")
-        kept = ("last", "valid", *(name for name in arrays_of(fresh) if name.startswith("block_")))
-        sums = {
-            name: fresh_array if name in kept else getattr(first, name) + getattr(second, name)
-            for name, fresh_array in arrays_of(fresh).items()
+        total = {
+            name: getattr(first, name) + getattr(second, name)
+            for name in arrays_of(fresh)
+            if name not in ("block", "block_facts", "last")
         }
-        merged = ShiftState(**sums)
-        return self.update(self.no_evidence(), merged)
+        dropped = {name: getattr(fresh, name) for name in ("block", "block_facts")}
+        return self.update(self.no_evidence(), ShiftState(**total, **dropped, last=first.last))
 
     def summary(self, state: ShiftState, /) -> dict[str, Array]:
         """`shift_nats`, its root mean square over the classes; `draws` behind it; `iid`."""
@@ -346,88 +351,78 @@ class Shift:
         size = xp.sqrt(xp.mean(state.shift * state.shift))
         return {"shift_nats": size, "draws": state.draws[-1], "iid": state.iid}
 
-    def _watched(
-        self, evidence: ShiftEvidence, state: ShiftState, *, fade: Array, xp: Namespace
-    ) -> dict[str, Array]:
-        """Sums over all frames, whatever they show."""
-        middle, longest = fade[-2], fade[-1]
-        return {
-            "reference_count": state.reference_count * middle + evidence.count,
-            "reference_logits": state.reference_logits * middle + evidence.logits,
-            "all_count": state.all_count * longest + evidence.count,
-            "all_logits": state.all_logits * longest + evidence.logits,
-            "all_squares": state.all_squares * longest + xp.sum(evidence.squares),
-            "step_squares": state.step_squares * longest + evidence.step_squares,
-            "step_count": state.step_count * longest + evidence.step_count,
-            "last": xp.where(evidence.valid > 0, evidence.last, state.last),
-            "valid": xp.maximum(evidence.valid, state.valid),
-        }
-
-    def _judge(
-        self, block: dict[str, Array], independent: Array, *, xp: Namespace
-    ) -> tuple[Array, Array, Array]:
+    def _judge(self, block: Array, facts: Array, *, xp: Namespace) -> tuple[Array, Array, Array]:
         """Whether the open block is accepted, whether it ends, and its draws; 0 or 1, ()."""
         config, (one_class, mixture) = self.config, self.skewness
-        share = _mean(block["class_mass"], block["count"], xp=xp)
+        count, independent, skew, span = (facts[i] for i in range(4))
+        one = xp.ones_like(count)
+        share = block[3, :] / xp.maximum(count, one)
         excess = xp.sum(share * share) - 1.0 / self.num_classes
-        draws = 1.0 / xp.maximum(excess, 1.0 / xp.maximum(independent, self._number(EPS)))
-        skew = _mean(block["skew"], block["span"], xp=xp)
-        mixed = skew >= one_class + config.min_skewness * (mixture - one_class)
-        accepted = (independent >= config.block) & (draws >= config.min_classes) & mixed
+        draws = 1.0 / xp.maximum(excess, 1.0 / xp.maximum(independent, one))
+        least = one_class + config.min_skewness * (mixture - one_class)
+        many = (draws >= config.min_classes) & (skew >= least * span)
+        accepted = many & (independent >= config.block)
         closed = accepted | (independent >= config.max_block)
-        one, zero = xp.ones_like(draws), xp.zeros_like(draws)
-        return xp.where(accepted, one, zero), xp.where(closed, one, zero), draws
+        return xp.where(accepted, one, 0.0 * one), xp.where(closed, one, 0.0 * one), draws
 
-    def _estimate(self, sums: dict[str, Array], iid: Array, *, xp: Namespace) -> dict[str, Array]:
-        """Shift, scale and variance, from the longest timescale to the shortest.
+    def _estimate(
+        self, memory: Array, count: Array, draws: Array, *, recent: Array, iid: Array, xp: Namespace
+    ) -> dict[str, Array]:
+        """What predictions read, from the longest timescale to the shortest.
 
         A shorter timescale moves the estimate only as far as the square of the move exceeds its
-        noise, by James and Stein's shrinkage.
+        sampling error, by James and Stein's shrinkage.
         """
-        K, config = self.num_classes, self.config
-        count = xp.maximum(sums["count"], self._number(EPS))[:, None]
-        mean = sums["logits"] / count
-        square = xp.maximum(sums["squares"] / count - mean * mean, self._number(0.0))
-        share = sums["class_mass"] / count
-        draws = 1.0 / xp.maximum(sums["draws"], self._number(EPS))
-        inverse_draws = xp.maximum(xp.sum(share * share, axis=1) - 1.0 / K, draws)
-        floor = MIN_VARIANCE * xp.mean(square, axis=1, keepdims=True)
-        logs = 0.5 * xp.log(xp.maximum(square, xp.maximum(floor, self._number(EPS))))
+        K, some = self.num_classes, self._zeros() + EPS
+        weights = xp.maximum(memory[0, ...], some)
+        mean = memory[1, ...] / weights
+        square = xp.maximum(memory[2, ...] / weights - mean * mean, 0.0 * mean)
+        mean = mean - xp.mean(mean, axis=1, keepdims=True)
+        share = memory[3, ...] / xp.maximum(count, some)[:, None]
+        # One over the number of draws.
+        error = xp.maximum(xp.sum(share * share, axis=1) - 1.0 / K, 1.0 / xp.maximum(draws, some))
+        floor = xp.maximum(MIN_VARIANCE * xp.mean(square, axis=1, keepdims=True), some)
+        logs = 0.5 * xp.log(xp.maximum(square, floor))
         logs = logs - xp.mean(logs, axis=1, keepdims=True)
-        shift, log_scale = xp.zeros_like(mean[0, :]), xp.zeros_like(mean[0, :])
-        variance = xp.zeros_like(iid)
-        # The shortest timescale, in a video, shows what the next frame will show.
-        reaches = (iid, xp.ones_like(iid), xp.ones_like(iid))
-        scale_reaches = (0.0 * iid, iid, xp.ones_like(iid))
-        factor = config.shrinkage * (1.0 - 0.2 * iid)
+        shift, log_scale, variance = 0.0 * mean[0, :], 0.0 * mean[0, :], 0.0 * iid
         for j in reversed(range(NUM_TIMESCALES)):
-            move = mean[j, :] - shift
-            power = xp.sum(move * move)
-            noise = (xp.sum(square[j, :]) + power) * inverse_draws[j]
-            kept = reaches[j] * _james_stein(power, factor * noise, xp=xp)
             longest = j == NUM_TIMESCALES - 1
+            move, noise = mean[j, :] - shift, xp.sum(square[j, :]) * error[j]
+            kept = _james_stein(move, (1.0 - 0.2 * iid) * noise, some=some, xp=xp)
+            # The shortest timescale, in a video, shows what the next frame will show.
+            kept = iid * kept if j == 0 else kept
             variance = noise / K if longest else variance + kept * (noise / K - variance)
             shift = shift + kept * move
-            move = logs[j, :] - log_scale
-            noise = LOG_SCALE_NOISE * K * inverse_draws[j]
-            kept = _james_stein(xp.sum(move * move), config.shrinkage * noise, xp=xp)
-            log_scale = log_scale + scale_reaches[j] * kept * move
+            if j > 0:
+                # The logarithm of a deviation has the variance 1/2 a draw.
+                move = logs[j, :] - log_scale
+                kept = _james_stein(move, 0.5 * K * error[j], some=some, xp=xp)
+                log_scale = log_scale + (kept if longest else iid * kept) * move
+        # How much of it the newest frames show: the regression of their mean on it.
+        newest = recent[1, :] / xp.maximum(recent[0, :], some)
+        newest = newest - xp.mean(newest)
+        agreement = xp.sum(newest * shift) / xp.maximum(xp.sum(shift * shift), some)
+        agreement = xp.clip(agreement, 0.0, 1.0)
         # The logits keep their size.
-        power = xp.sum(square[-1, :])
-        scaled = xp.sum(square[-1, :] * xp.exp(-2.0 * log_scale))
-        some = self._number(EPS)
-        log_scale = log_scale - 0.5 * xp.log(xp.maximum(power, some) / xp.maximum(scaled, some))
-        known = sums["count"][-1] > 0
-        found = {"shift": shift, "log_scale": log_scale, "variance": variance}
-        return {name: xp.where(known, value, xp.zeros_like(value)) for name, value in found.items()}
+        rest = xp.sum(square[-1, :] * xp.exp(-2.0 * log_scale))
+        size = xp.log(xp.maximum(xp.sum(square[-1, :]), some) / xp.maximum(rest, some))
+        # Frequent classes of the place: shares shrunk towards equal ones, within twice of them.
+        away = share[-1, :] - 1.0 / K
+        noise = 1.0 / xp.maximum(draws[-1], some) + 0.05 / K
+        prior = 1.0 / K + _james_stein(away, noise, some=some, xp=xp) * away
+        log_prior = xp.log(xp.clip(prior, 0.5 / K, 2.0 / K))
+        found = {
+            "shift": agreement * shift,
+            "log_scale": agreement * (0.5 * size - log_scale),
+            "log_prior": log_prior - xp.mean(log_prior),
+            "variance": variance,
+        }
+        known = count[-1] > 0
+        return {name: xp.where(known, value, 0.0 * value) for name, value in found.items()}
 
     def _zeros(self, *shape: int) -> Array:
         like = self._like
         return array_namespace(like).zeros(shape, dtype=like.dtype, device=device(like))
-
-    def _number(self, value: float) -> Array:
-        like = self._like
-        return array_namespace(like).asarray(value, dtype=like.dtype, device=device(like))
 
 
 def _posteriors(source: Array, state: ShiftState, *, finite: Array) -> Posteriors:
@@ -438,15 +433,16 @@ def _posteriors(source: Array, state: ShiftState, *, finite: Array) -> Posterior
     Gaussian logits.
     """
     xp = array_namespace(source)
-    x = (_centered(source, xp=xp) - state.shift) * xp.exp(-state.log_scale)
-    log_proposal = log_softmax(x, xp=xp)
+    moved = (_centered(source, xp=xp) - state.shift) * xp.exp(state.log_scale)
+    moved = log_softmax(moved, xp=xp)
     spread = xp.sqrt(1.0 + (math.pi / 4.0) * state.variance)
+    read = xp.abs(state.shift) + xp.abs(state.log_scale) + xp.abs(state.log_prior)
     return Posteriors(
         source=source,
         start=source,
-        log_proposal=log_proposal,
-        log_evaluator=log_softmax(log_proposal / spread, xp=xp),
-        adapts=xp.any(xp.abs(state.shift) + xp.abs(state.log_scale) > 0),
+        log_proposal=log_softmax(moved + state.log_prior, xp=xp),
+        log_evaluator=log_softmax(moved / spread + state.log_prior, xp=xp),
+        adapts=xp.any(read > 0),
         finite=finite,
     )
 
@@ -459,19 +455,9 @@ def _centered(logits: Array, *, xp: Namespace) -> Array:
 def _mean(total: Array, count: Array, *, xp: Namespace) -> Array:
     """The mean, 0 of nothing."""
     some = count > 0
-    return xp.where(some, total / xp.where(some, count, xp.ones_like(count)), xp.zeros_like(total))
+    return xp.where(some, total / xp.where(some, count, xp.ones_like(count)), 0.0 * total)
 
 
-def _independence_ratio(sums: dict[str, Array], *, xp: Namespace) -> Array:
-    """Von Neumann's: half the squared step from frame to frame over the frames' variance."""
-    mean = _mean(sums["all_logits"], sums["all_count"], xp=xp)
-    square = _mean(sums["all_squares"], sums["all_count"], xp=xp)
-    step = _mean(sums["step_squares"], sums["step_count"], xp=xp)
-    return xp.clip(_mean(step, square - xp.sum(mean * mean), xp=xp), 0.01, 1.0)
-
-
-def _james_stein(power: Array, noise: Array, *, xp: Namespace) -> Array:
+def _james_stein(move: Array, noise: Array, *, some: Array, xp: Namespace) -> Array:
     """The share of a move that is kept, in [0, 1]."""
-    return xp.clip(1.0 - _mean(noise, power, xp=xp), 0.0, 1.0) * xp.where(
-        power > 0, xp.ones_like(power), xp.zeros_like(power)
-    )
+    return xp.maximum(1.0 - noise / xp.maximum(xp.sum(move * move), some), 0.0 * noise)
