@@ -21,6 +21,7 @@ from gain_runtime.preprocess import preprocess_batch
 
 __all__ = ["add_fitness", "advice", "check_clean_images", "measure_fitness"]
 
+Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 # Diagonal LDA is compared with the head where this many images stand behind a class, half of them
@@ -29,6 +30,7 @@ LDA_IMAGES, LDA_SHARE = 6, 0.5
 # Agreement of diagonal LDA with the head from which correcting by class can be expected to help,
 # and below which it cannot.
 LDA_GOOD, LDA_POOR = 0.95, 0.8
+_OF_FEATURES = ("feature_norm", "common_share", "alignment", "lda_agreement")
 # A scatter needs two.
 _FEWEST_IMAGES = 2
 
@@ -72,16 +74,20 @@ def add_fitness(path: Path, folder: Path, /) -> Fitness:
         If ONNX Runtime cannot run it.
     """
     artifact = load_artifact(path)
-    features, logits = [], []
+    features: list[Floats] = []
+    logits: list[Floats] = []
     with OnnxSession(artifact) as session:
         # One by one, because the batch size may be fixed at 1.
         for image in iterate_photographs(folder, most=MAX_IMAGES):
             found = session.infer(preprocess_batch([image], artifact.manifest.preprocess))
-            features.append(np.asarray(found.features))
+            if found.features is not None:
+                features.append(np.asarray(found.features))
             logits.append(np.asarray(found.logits))
-    _require_enough(folder, len(features))
+    _require_enough(folder, len(logits))
     fitness = measure_fitness(
-        np.concatenate(features), np.concatenate(logits), artifact.head_weight
+        np.concatenate(features) if features else None,
+        np.concatenate(logits),
+        artifact.head_weight,
     )
     model, _ = read_model(path)
     write_metadata(model, replace(artifact.manifest, fitness=fitness))
@@ -103,53 +109,62 @@ def _require_enough(folder: Path, found: int) -> None:
         )
 
 
-def measure_fitness(
-    features: npt.NDArray[np.float32],
-    logits: npt.NDArray[np.float32],
-    weight: npt.NDArray[np.float32],
-    /,
-) -> Fitness:
-    """Measure how a network's features lie about its head.
+def measure_fitness(features: Floats | None, logits: Floats, weight: Floats | None, /) -> Fitness:
+    """Measure how a network's logits scatter, and how its features lie about its head.
 
     Parameters
     ----------
-    features : array, (N, D) float32
-        Of unlabelled images of the source's own domain, N at least 2.
+    features : array, (N, D) float32, or None
+        Of unlabelled images of the source's own domain, N at least 2. None where the network
+        gives logits only.
     logits : array, (N, K) float32
-    weight : array, (K, D) float32
+    weight : array, (K, D) float32, or None
         Of the head.
 
     Returns
     -------
     Fitness
     """
-    z, raw, rows = (array.astype(np.float64) for array in (features, logits, weight))
-    rows = rows - rows.mean(axis=0)
+    raw = logits.astype(np.float64)
     predicted = np.argmax(raw, axis=1)
-    mean = z.mean(axis=0)
-    centered = z - mean
-    own = rows[predicted]
-    cosines = np.sum(centered * own, axis=1) / np.maximum(
-        np.linalg.norm(centered, axis=1) * np.linalg.norm(own, axis=1), 1e-12
-    )
     peaks = raw.max(axis=1, keepdims=True)
     probs = np.exp(raw - peaks)
     probs /= probs.sum(axis=1, keepdims=True)
-    share = np.bincount(predicted, minlength=rows.shape[0]) / len(z)
+    share = np.bincount(predicted, minlength=raw.shape[1]) / len(raw)
     asymmetry = measure_asymmetry(raw)
+    place: dict[str, float | None] = dict.fromkeys(_OF_FEATURES)
+    if features is not None and weight is not None:
+        place = _features_about_head(features, weight, predicted)
     return Fitness(
-        num_images=len(z),
-        num_classes=rows.shape[0],
-        feature_norm=float(np.mean(np.linalg.norm(z, axis=1))),
-        common_share=float(mean @ mean / np.mean(np.sum(z * z, axis=1))),
-        alignment=float(np.mean(cosines)),
+        num_images=len(raw),
+        num_classes=raw.shape[1],
+        **place,
         confidence=float(np.mean(probs.max(axis=1))),
         effective_classes=float(1.0 / np.sum(share * share)),
-        lda_agreement=_lda_agreement(centered, predicted),
         single_asymmetry=None if asymmetry is None else asymmetry.single,
         mixed_asymmetry=None if asymmetry is None else asymmetry.mixed,
         single_images=0 if asymmetry is None else asymmetry.single_images,
     )
+
+
+def _features_about_head(
+    features: Floats, weight: Floats, predicted: npt.NDArray[np.intp]
+) -> dict[str, float | None]:
+    """The numbers of `_OF_FEATURES`."""
+    z, rows = features.astype(np.float64), weight.astype(np.float64)
+    mean = z.mean(axis=0)
+    centered = z - mean
+    own = (rows - rows.mean(axis=0))[predicted]
+    cosines = np.sum(centered * own, axis=1) / np.maximum(
+        np.linalg.norm(centered, axis=1) * np.linalg.norm(own, axis=1), 1e-12
+    )
+    found = (
+        float(np.mean(np.linalg.norm(z, axis=1))),
+        float(mean @ mean / np.mean(np.sum(z * z, axis=1))),
+        float(np.mean(cosines)),
+        _lda_agreement(centered, predicted),
+    )
+    return dict(zip(_OF_FEATURES, found, strict=True))
 
 
 def _lda_agreement(centered: Doubles, predicted: npt.NDArray[np.intp]) -> float | None:
@@ -188,12 +203,13 @@ def advice(fitness: Fitness, /) -> list[str]:
     """
     num_classes = fitness.num_classes
     lines = [_on_preset(fitness), _on_asymmetry(fitness)]
-    if fitness.common_share > 0.5:
+    if fitness.common_share is not None and fitness.common_share > 0.5:
         lines.append(
             f"{100 * fitness.common_share:.0f} % of the features' square is common to all images: "
             "statistics about the origin, as the preset paper has them, would collapse"
         )
-    lines.append(_on_lda(fitness.lda_agreement, num_classes))
+    if fitness.feature_norm is not None:
+        lines.append(_on_lda(fitness.lda_agreement, num_classes))
     if fitness.effective_classes < 0.25 * num_classes and fitness.num_images >= 4 * num_classes:
         lines.append(
             f"the images are of {fitness.effective_classes:.0f} classes in effect, of "

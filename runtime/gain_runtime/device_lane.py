@@ -126,6 +126,7 @@ class DeviceLane:
             slot.kernels = kernels
             pixel_values = slot.begin(prepared, copies=self._copies, stream=self._stream)
             features, logits = self._session.infer(pixel_values)
+            assert features is not None
             slot.inferred.record(self._stream)
             work = self._gain.step if learn else self._gain.predict
             slot.copy_out(work(features, logits), self._stream)

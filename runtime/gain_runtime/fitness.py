@@ -19,11 +19,11 @@ class Fitness:
     num_images : int
     num_classes : int
         K.
-    feature_norm : float
-        Mean |z|.
-    common_share : float
+    feature_norm : float or None
+        Mean |z|; None, as the next two, where the network gives logits only.
+    common_share : float or None
         |mean z|^2 over mean |z|^2, in [0, 1].
-    alignment : float
+    alignment : float or None
         Mean cosine of z - mean z and the head's row of the predicted class.
     confidence : float
         Mean of the largest probability.
@@ -46,9 +46,9 @@ class Fitness:
 
     num_images: int
     num_classes: int
-    feature_norm: float
-    common_share: float
-    alignment: float
+    feature_norm: float | None
+    common_share: float | None
+    alignment: float | None
     confidence: float
     effective_classes: float
     lda_agreement: float | None

@@ -209,6 +209,7 @@ class HostLane:
         """See `Lane`."""
         started = perf_counter_ns()
         features, logits = self._session.infer(prepared)
+        assert features is not None
         inferred = perf_counter_ns()
         work = self._gain.step if learn else self._gain.predict
         prediction = _in_host_memory(work(features, logits))
