@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["Written", "print_json", "print_text"]
 
 
+_ENDINGS = {
+    "none": "",
+    "probabilities": "; the logits are the logarithm of the model's probabilities",
+    "class_number": "; the model gives the number of the class only",
+}
+
+
 class Written(NamedTuple):
     """Everything one call wrote; None for what was not asked for."""
 
@@ -71,7 +78,7 @@ def _print_report(report: ExportReport) -> None:
         if report.feature_dim is None
         else f"{report.num_classes} classes x {report.feature_dim} features"
     )
-    ending = "" if report.activation == "none" else f"; the model applies {report.activation} to it"
+    ending = _ENDINGS.get(report.activation, f"; the model applies {report.activation} to it")
     rows = [
         (
             "artifact",
@@ -113,20 +120,16 @@ def _verification(numbers: Mapping[str, float | int | str]) -> list[tuple[str, s
     )
     if numbers["verified"] == "class":
         return [*rows, ("agreement", f"{classes}; the model gives no scores to compare")]
-    rows.append(
+    return [
+        *rows,
         (
             "agreement",
             f"{classes}, largest difference {float(numbers['output_max_abs_diff']):.2g} "
             f"(allowed {float(numbers['output_allowed_diff']):.2g}), "
             f"smallest cosine {float(numbers['output_cosine_min']):.7f}, mean confidence "
             f"{float(numbers['confidence']):.4f} and {float(numbers['reference_confidence']):.4f}",
-        )
-    )
-    if numbers["varies"] == "no":
-        rows.append(
-            ("warning", "the model answers the same to every image; check --mean and --std")
-        )
-    return rows
+        ),
+    ]
 
 
 def _print_fitness(fitness: Fitness) -> None:

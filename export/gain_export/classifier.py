@@ -92,7 +92,7 @@ def write_classifier(
     """
     with steps("surgery"):
         head, reason = _head(classifier, reference)
-    notes = [*facts.notes, *_warnings(classifier.model)]
+    notes = [*facts.notes, *_warnings(classifier)]
     if head is not None:
         exact = onnx.ModelProto()
         exact.CopyFrom(classifier.model)
@@ -199,14 +199,20 @@ def _folded(head: Head) -> list[str]:
     return notes
 
 
-def _warnings(model: onnx.ModelProto) -> list[str]:
-    foreign = foreign_operators(model)
-    if not foreign:
-        return []
-    return [
-        f"operators outside the ONNX standard ({_listed(foreign)}): ONNX Runtime runs them, "
-        "TensorRT does not; export the model before it is optimised"
-    ]
+def _warnings(classifier: Classifier) -> list[str]:
+    notes = []
+    foreign = foreign_operators(classifier.model)
+    if foreign:
+        notes.append(
+            f"operators outside the ONNX standard ({_listed(foreign)}): ONNX Runtime runs them, "
+            "TensorRT does not; export the model before it is optimised"
+        )
+    if classifier.activation == "sigmoid":
+        notes.append(
+            "the model ends in Sigmoid, a score for each class on its own: taken as one class per "
+            "image; a model of several labels per image cannot be adapted"
+        )
+    return notes
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
-from onnx.reference import ReferenceEvaluator
+
+from gain_export.native import evaluate
 
 __all__ = [
     "Graph",
@@ -43,6 +44,13 @@ class Graph:
             if name
         }
         self._initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+        # Nodes stand in the order of their computation.
+        self._computed = {value.name for value in model.graph.input} - set(self._initializers)
+        for node in self.nodes:
+            inner = next(subgraphs(node), None) is not None
+            drawn = node.op_type.startswith("Random")
+            if inner or drawn or not self._computed.isdisjoint(node.input):
+                self._computed.update(node.output)
         self._constants: dict[str, npt.NDArray[np.generic] | None] = {}
 
     def producer(self, name: str) -> onnx.NodeProto | None:
@@ -60,10 +68,13 @@ class Graph:
 
     def is_computed(self, name: str) -> bool:
         """Whether a value depends on the input."""
-        return self.constant(name) is None
+        return name in self._computed
 
     def constant(self, name: str) -> npt.NDArray[np.generic] | None:
-        """A value that does not depend on the input, as an array; None if it does depend."""
+        """A value that does not depend on the input, as an array; None if it does depend.
+
+        None, too, where ONNX Runtime cannot compute it or hand it out.
+        """
         if name not in self._constants:
             self._constants[name] = self._evaluated(name)
         return self._constants[name]
@@ -72,8 +83,8 @@ class Graph:
         if name in self._initializers:
             stored: npt.NDArray[np.generic] = numpy_helper.to_array(self._initializers[name])
             return stored
-        ancestors = self.ancestors(name)
-        if ancestors is None or not ancestors:
+        ancestors = None if name in self._computed else self.ancestors(name)
+        if not ancestors:
             return None
         used = {value for node in ancestors for value in node.input}
         graph = onnx.helper.make_graph(
@@ -83,10 +94,10 @@ class Graph:
             [onnx.helper.make_value_info(name, onnx.TypeProto())],
             [tensor for tensor in self.model.graph.initializer if tensor.name in used],
         )
-        model = onnx.helper.make_model(graph, opset_imports=self.model.opset_import)
-        (value,) = ReferenceEvaluator(model).run(None, {})
-        array: npt.NDArray[np.generic] = np.asarray(value)
-        return array
+        model = onnx.helper.make_model(
+            graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
+        )
+        return evaluate(model)
 
     def ancestors(self, name: str) -> list[onnx.NodeProto] | None:
         """Nodes a constant is computed by, in graph order; None if an input is among its sources.

@@ -461,7 +461,8 @@ class _Composer:
         operands, arrow, result = text.partition("->")
         letters = operands.split(",")
         constants = [self._constant(name) for name in node.input]
-        if "." in text or not arrow or len(letters) != 2 or constants.count(None) != 1:
+        computed = sum(array is None for array in constants)
+        if "." in text or not arrow or len(letters) != 2 or computed != 1:
             raise _StopError(f"comes from {describe(node)}, which is not one product by constants")
         index = 0 if constants[0] is None else 1
         ours, theirs, constant = letters[index], letters[1 - index], constants[1 - index]

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from gain_core.errors import EngineError
+from gain_export.native import open_native
+from gain_runtime.onnx_native import NATIVE_ERRORS
 
 __all__ = ["Original", "Values", "run_values"]
 
@@ -19,18 +20,7 @@ Floats = npt.NDArray[np.float32]
 Values = dict[str, npt.NDArray[np.generic]]
 Feed = Callable[[Floats], npt.NDArray[np.generic]]
 
-_LOG_FATAL_ONLY = 4
 _CHUNK = 8
-
-_NATIVE_ERRORS: tuple[type[Exception], ...] = (
-    RuntimeError,
-    ValueError,
-    *(
-        value
-        for value in vars(native).values()
-        if isinstance(value, type) and issubclass(value, Exception)
-    ),
-)
 
 
 class Original:
@@ -60,8 +50,8 @@ class Original:
         self._feed = feed
         self.fixed_batch = batch
         try:
-            self._session = _session(str(path))
-        except _NATIVE_ERRORS as err:
+            self._session = open_native(str(path))
+        except NATIVE_ERRORS as err:
             raise self._failed("load", err) from err
         self._input = self._session.get_inputs()[0].name
         # Lists of dicts, as scikit-learn's converters have them, are no arrays.
@@ -97,7 +87,7 @@ class Original:
                 batch = np.concatenate([batch, np.repeat(batch[:1], size - rows, axis=0)])
             try:
                 values = self._call(batch)
-            except _NATIVE_ERRORS as err:
+            except NATIVE_ERRORS as err:
                 raise self._failed("run", err) from err
             parts.append([v[:rows] if v.shape[:1] == (len(batch),) else v[:0] for v in values])
         joined = {
@@ -112,7 +102,7 @@ class Original:
         two = np.concatenate([pixel_values[:1], pixel_values[:1]])
         try:
             return any(value.shape[:1] == (2,) for value in self._call(two))
-        except _NATIVE_ERRORS:
+        except NATIVE_ERRORS:
             return False
 
     def _call(self, pixel_values: Floats) -> list[npt.NDArray[np.generic]]:
@@ -149,6 +139,8 @@ def run_values(
     EngineError
         If ONNX Runtime cannot load or run it.
     """
+    if not names:
+        return {}
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
     declared = {value.name for value in exposed.graph.output}
@@ -156,20 +148,14 @@ def run_values(
         if name not in declared:
             exposed.graph.output.append(onnx.ValueInfoProto(name=name))
     try:
-        session = _session(exposed.SerializeToString())
+        session = open_native(exposed.SerializeToString())
         wanted = [
             value.name
             for value in session.get_outputs()
             if value.name in set(names) and "bfloat16" not in value.type
         ]
         found = session.run(wanted, {session.get_inputs()[0].name: pixel_values})
-    except _NATIVE_ERRORS as err:
+    except NATIVE_ERRORS as err:
         reason = " ".join(str(err).split())
         raise EngineError(f"ONNX Runtime cannot run the prepared graph ({reason[:300]})") from err
     return {name: np.asarray(value) for name, value in zip(wanted, found, strict=True)}
-
-
-def _session(model: str | bytes) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = _LOG_FATAL_ONLY
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

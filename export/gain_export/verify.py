@@ -34,6 +34,13 @@ BATCH_SIZES = (1, 3, 8)
 # The logarithms of smaller probabilities are of numbers that float32 holds with few digits.
 _SMALL = 1e-30
 
+_SAME = (
+    "the model's own output is the same for every image it was tried on, so that agreement says "
+    "nothing; check --mean and --std, or give photographs with --verify-images"
+)
+# What differs between images must be this many times what differs between the networks.
+_SIGNAL = 10.0
+
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Numbers = dict[str, float | int | str]
@@ -160,10 +167,19 @@ def _compare_output(logits: Floats, reference: Reference, *, numbers: Numbers) -
         seen = want > _SMALL
         logs = (np.log(np.where(seen, values, 1.0)) for values in (np.maximum(got, _SMALL), want))
         failures += _compare("log_output", *logs, rtol=rtol, numbers=numbers)
+    if not failures and not _tells_images_apart(got, want):
+        numbers |= {"verified": "no", "reason": _SAME}
     if not failures:
         failures = _check_classes(got, want, rtol=rtol, numbers=numbers)
         _note_calibration(got, want, reference.activation, numbers=numbers)
     return failures
+
+
+def _tells_images_apart(got: Floats, want: Floats) -> bool:
+    """Whether agreement says anything: images change the output by far more than rounding does."""
+    exact, other = want.astype(np.float64), got.astype(np.float64)
+    rounding = max(float(np.abs(exact - other).max()), 1e-7 * float(np.abs(exact).max()))
+    return float(np.ptp(exact, axis=0).max()) > _SIGNAL * rounding
 
 
 def _finite(whose: str, values: npt.NDArray[np.generic]) -> list[str]:
@@ -205,7 +221,6 @@ def _check_classes(got: Floats, want: Floats, *, rtol: float, numbers: Numbers) 
     agrees = want[rows, got.argmax(axis=1)] >= want.max(axis=1) - 2.0 * allowed
     numbers["top1_agreement"] = float(agrees.mean())
     numbers["classes_seen"] = len(np.unique(want.argmax(axis=1)))
-    numbers["varies"] = "yes" if float(np.ptp(want, axis=0).max()) > allowed else "no"
     if agrees.all():
         return []
     return [f"top-1: the predicted class agrees on {agrees.mean():.1%}, expected 100%"]
@@ -220,6 +235,8 @@ def _check_numbers(
     agrees = logits[rows, classes.astype(np.int64)] >= logits.max(axis=1) - 2.0 * allowed
     numbers["top1_agreement"] = float(agrees.mean())
     numbers["classes_seen"] = len(np.unique(classes))
+    if numbers["classes_seen"] == 1:
+        numbers |= {"verified": "no", "reason": _SAME}
     if agrees.all():
         return []
     return [f"top-1: the predicted class agrees on {agrees.mean():.1%}, expected 100%"]
