@@ -61,8 +61,8 @@ examples:
 """
 
 # Flags that only one of the two roads takes.
-_TIMM_ONLY = ("weights", "random_weights", "seed", "classes", "opset")
-_ONNX_ONLY = ("head", "like")
+_TIMM_ONLY = ("weights", "ema", "random_weights", "seed", "classes", "opset")
+_ONNX_ONLY = ("output_name", "head", "layout", "input_range", "like")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -70,8 +70,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gain-export",
         description=(
-            "Write a classifier as one self-describing ONNX file (an artifact) with the outputs "
-            "features and logits, verified against the model it was made from."
+            "Write a classifier as one self-describing ONNX file (an artifact) with the output "
+            "logits, and features where its head is linear, verified against the model's own "
+            "output."
         ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -89,7 +90,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--labels",
         type=Path,
         metavar="FILE",
-        help="class names, one per line (default with 1000 classes: ImageNet's)",
+        help="class names, one per line, or 'imagenet' for its 1000 (default: those that the "
+        "file itself states; ImageNet's for timm models of it)",
     )
     _add_timm_arguments(parser.add_argument_group("a timm model"))
     _add_onnx_arguments(parser.add_argument_group("an existing ONNX file"))
@@ -135,6 +137,12 @@ def _add_timm_arguments(group: argparse._ArgumentGroup) -> None:
         help="local checkpoint (.pt, .pth, .safetensors) instead of the published weights",
     )
     group.add_argument(
+        "--ema",
+        action=argparse.BooleanOptionalAction,
+        help="of a checkpoint with both, take the weights averaged over training, or the last "
+        "(default: averaged, as timm does)",
+    )
+    group.add_argument(
         "--random-weights",
         action="store_true",
         default=None,
@@ -151,7 +159,28 @@ def _add_timm_arguments(group: argparse._ArgumentGroup) -> None:
 
 def _add_onnx_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--head", metavar="NODE", help="node or output name of the head, where several qualify"
+        "--output-name",
+        metavar="NAME",
+        help="the output with the scores of the classes, where several may be it",
+    )
+    group.add_argument(
+        "--head",
+        metavar="NODE",
+        help="node or value inside the graph to take as logits instead of an output; where an "
+        "output has as many columns it must agree with that",
+    )
+    group.add_argument(
+        "--layout",
+        choices=("NCHW", "NHWC"),
+        help="where the channels are, if the graph leaves it open",
+    )
+    group.add_argument(
+        "--input-range",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="what black and white are to a network that normalises its pixels itself, for "
+        "instance 0 255, instead of --mean and --std",
     )
     group.add_argument(
         "--like", metavar="NAME", help="take over the preprocessing of this alias or timm tag"
@@ -166,9 +195,9 @@ def _add_preprocessing_arguments(group: argparse._ArgumentGroup) -> None:
         group.add_argument(
             f"--{name}",
             type=float,
-            nargs=3,
+            nargs="+",
             metavar="X",
-            help=f"{name} per channel, in units of [0, 1] pixels",
+            help=f"{name} per channel, in units of [0, 1] pixels; one number stands for all three",
         )
     group.add_argument(
         "--crop-pct", type=float, metavar="X", help="share of the resized side that is kept, (0, 1]"
@@ -334,6 +363,8 @@ def _export_onnx(args: argparse.Namespace, on_step: OnStep) -> ExportReport:
         like=args.like,
         labels=args.labels,
         head=args.head,
+        output_name=args.output_name,
+        layout=args.layout,
         verify_images=args.verify_images,
         force=args.force,
         on_step=on_step,
@@ -362,6 +393,7 @@ def _export_timm(args: argparse.Namespace, on_step: OnStep) -> ExportReport:
         labels=args.labels,
         preprocess=_overrides(args),
         opset=DEFAULT_OPSET if args.opset is None else args.opset,
+        ema=args.ema,
         verify_images=args.verify_images,
         force=args.force,
         on_step=on_step,
@@ -384,13 +416,23 @@ def _overrides(args: argparse.Namespace) -> PreprocessOverrides:
         raise ConfigError(f"--img-size: expected one number or H W, got {len(size)} numbers")
     return PreprocessOverrides(
         img_size=None if size is None else (size[0], size[-1]),
-        mean=None if args.mean is None else tuple(args.mean),
-        std=None if args.std is None else tuple(args.std),
+        mean=_per_channel("--mean", args.mean),
+        std=_per_channel("--std", args.std),
         crop_fraction=args.crop_pct,
         interpolation=args.interpolation,
         crop_mode=args.crop_mode,
         channel_order=args.channel_order,
+        value_range=None if args.input_range is None else tuple(args.input_range),
     )
+
+
+def _per_channel(flag: str, values: list[float] | None) -> tuple[float, float, float] | None:
+    """Three numbers, one of which may stand for all."""
+    if values is None:
+        return None
+    if len(values) not in (1, 3):
+        raise ConfigError(f"{flag}: expected one number or three, got {len(values)}")
+    return values[0], values[len(values) // 2], values[-1]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from gain_runtime.fitness import Fitness
 
 __all__ = ["Written", "print_json", "print_text"]
+
+
+_ENDINGS = {
+    "none": "",
+    "probabilities": "; the logits are the logarithm of the model's probabilities",
+    "class_number": "; the model gives the number of the class only",
+}
 
 
 class Written(NamedTuple):
@@ -63,37 +71,65 @@ def print_text(written: Written) -> None:
 
 def _print_report(report: ExportReport) -> None:
     """What a person wants to know about the artifact, on standard error."""
-    spec, numbers = report.preprocess, report.verification
+    spec = report.preprocess
     mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (spec.mean, spec.std))
-    rows = (
+    head = (
+        f"{report.num_classes} classes, logits only"
+        if report.feature_dim is None
+        else f"{report.num_classes} classes x {report.feature_dim} features"
+    )
+    ending = _ENDINGS.get(report.activation, f"; the model applies {report.activation} to it")
+    rows = [
         (
             "artifact",
             f"{report.path} ({report.size_bytes / 1e6:.1f} MB, sha256 {report.sha256[:12]})",
         ),
         ("source", report.source),
-        ("head", f"{report.num_classes} classes x {report.feature_dim} features"),
+        ("head", head + ending),
+        ("labels", report.labels_source),
         (
             "input",
             f"{spec.width_px} x {spec.height_px} px {spec.channel_order}, {spec.interpolation}, "
             f"{spec.crop_mode} crop {spec.crop_fraction:g}, mean {mean}, std {std}",
         ),
         ("format", f"opset {report.opset}, IR {report.ir_version}"),
-        (
-            "verified",
-            f"against {numbers['reference']} on {numbers['images']} images "
-            f"({numbers['image_source']}), batches of {numbers['batch_sizes']}",
-        ),
-        (
-            "agreement",
-            f"top-1 {float(numbers['top1_agreement']):.1%}, "
-            f"largest logit difference {float(numbers['logits_max_abs_diff']):.2g} "
-            f"(allowed {float(numbers['logits_allowed_diff']):.2g}), "
-            f"smallest cosine {float(numbers['logits_cosine_min']):.7f}",
-        ),
+        *(("note", note) for note in report.notes),
+        *_verification(report.verification),
         ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items())),
-    )
+    ]
     for name, text in rows:
         _print_row(name, text)
+
+
+def _verification(numbers: Mapping[str, float | int | str]) -> list[tuple[str, str]]:
+    """What was compared, and nothing that was not."""
+    if numbers["verified"] == "no":
+        return [("verified", f"NOT VERIFIED: {numbers['reason']}")]
+    rows = [
+        (
+            "verified",
+            f"against the output of {numbers['reference']} on {numbers['images']} images "
+            f"({numbers['image_source']}), batches of {numbers['batch_sizes']}",
+        )
+    ]
+    seen = int(numbers["classes_seen"])
+    classes = (
+        f"top-1 {float(numbers['top1_agreement']):.1%} ({seen} classes seen)"
+        if seen > 1
+        else "the same class on all images, of which top-1 says nothing"
+    )
+    if numbers["verified"] == "class":
+        return [*rows, ("agreement", f"{classes}; the model gives no scores to compare")]
+    return [
+        *rows,
+        (
+            "agreement",
+            f"{classes}, largest difference {float(numbers['output_max_abs_diff']):.2g} "
+            f"(allowed {float(numbers['output_allowed_diff']):.2g}), "
+            f"smallest cosine {float(numbers['output_cosine_min']):.7f}, mean confidence "
+            f"{float(numbers['confidence']):.4f} and {float(numbers['reference_confidence']):.4f}",
+        ),
+    ]
 
 
 def _print_fitness(fitness: Fitness) -> None:
@@ -101,10 +137,8 @@ def _print_fitness(fitness: Fitness) -> None:
     from gain_export.fitness import advice
 
     _print_row(
-        "fitness",
-        f"on {fitness.num_images} images: |z| {fitness.feature_norm:.3g}, common share "
-        f"{fitness.common_share:.2f}, alignment {fitness.alignment:.2f}, "
-        f"confidence {fitness.confidence:.2f}",
+        "measured",
+        f"on {fitness.num_images} clean images: confidence {fitness.confidence:.2f}",
     )
     for line in advice(fitness):
         _print_row("", line)

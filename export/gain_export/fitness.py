@@ -1,4 +1,4 @@
-"""The fitness report: what unlabelled clean images say about a network before it adapts."""
+"""What unlabelled clean images say about a network before it adapts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ArtifactError
-from gain_core.shift import DEFAULT_SKEWNESS
-from gain_export.skewness import CLASS_IMAGES, LEAST_IMAGES, MAX_IMAGES, measure_skewness
 from gain_export.photographs import iterate_photographs
+from gain_export.skewness import CLASS_IMAGES, LEAST_IMAGES, MAX_IMAGES, measure_skewness
 from gain_runtime.artifact import load_artifact, read_model, write_metadata
 from gain_runtime.atomic_file import write_atomically
 from gain_runtime.fitness import Fitness
@@ -21,14 +20,9 @@ from gain_runtime.preprocess import preprocess_batch
 
 __all__ = ["add_fitness", "advice", "check_clean_images", "measure_fitness"]
 
+Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-# Diagonal LDA is compared with the head where this many images stand behind a class, half of them
-# to learn from, and where the classes that have them are at least this share of those predicted.
-LDA_IMAGES, LDA_SHARE = 6, 0.5
-# Agreement of diagonal LDA with the head from which correcting by class can be expected to help,
-# and below which it cannot.
-LDA_GOOD, LDA_POOR = 0.95, 0.8
 # A scatter needs two.
 _FEWEST_IMAGES = 2
 
@@ -72,17 +66,14 @@ def add_fitness(path: Path, folder: Path, /) -> Fitness:
         If ONNX Runtime cannot run it.
     """
     artifact = load_artifact(path)
-    features, logits = [], []
+    logits: list[Floats] = []
     with OnnxSession(artifact) as session:
         # One by one, because the batch size may be fixed at 1.
         for image in iterate_photographs(folder, most=MAX_IMAGES):
             found = session.infer(preprocess_batch([image], artifact.manifest.preprocess))
-            features.append(np.asarray(found.features))
             logits.append(np.asarray(found.logits))
-    _require_enough(folder, len(features))
-    fitness = measure_fitness(
-        np.concatenate(features), np.concatenate(logits), artifact.head_weight
-    )
+    _require_enough(folder, len(logits))
+    fitness = measure_fitness(np.concatenate(logits))
     model, _ = read_model(path)
     write_metadata(model, replace(artifact.manifest, fitness=fitness))
     try:
@@ -103,80 +94,38 @@ def _require_enough(folder: Path, found: int) -> None:
         )
 
 
-def measure_fitness(
-    features: npt.NDArray[np.float32],
-    logits: npt.NDArray[np.float32],
-    weight: npt.NDArray[np.float32],
-    /,
-) -> Fitness:
-    """Measure how a network's features lie about its head.
+def measure_fitness(logits: Floats, /) -> Fitness:
+    """Measure how a network's logits scatter on the source's own domain.
 
     Parameters
     ----------
-    features : array, (N, D) float32
-        Of unlabelled images of the source's own domain, N at least 2.
     logits : array, (N, K) float32
-    weight : array, (K, D) float32
-        Of the head.
+        Of unlabelled images, N at least 2.
 
     Returns
     -------
     Fitness
     """
-    z, raw, rows = (array.astype(np.float64) for array in (features, logits, weight))
-    rows = rows - rows.mean(axis=0)
+    raw = logits.astype(np.float64)
     predicted = np.argmax(raw, axis=1)
-    mean = z.mean(axis=0)
-    centered = z - mean
-    own = rows[predicted]
-    cosines = np.sum(centered * own, axis=1) / np.maximum(
-        np.linalg.norm(centered, axis=1) * np.linalg.norm(own, axis=1), 1e-12
-    )
     peaks = raw.max(axis=1, keepdims=True)
     probs = np.exp(raw - peaks)
     probs /= probs.sum(axis=1, keepdims=True)
-    share = np.bincount(predicted, minlength=rows.shape[0]) / len(z)
+    share = np.bincount(predicted, minlength=raw.shape[1]) / len(raw)
     skewness = measure_skewness(raw)
     return Fitness(
-        num_images=len(z),
-        num_classes=rows.shape[0],
-        feature_norm=float(np.mean(np.linalg.norm(z, axis=1))),
-        common_share=float(mean @ mean / np.mean(np.sum(z * z, axis=1))),
-        alignment=float(np.mean(cosines)),
+        num_images=len(raw),
+        num_classes=raw.shape[1],
         confidence=float(np.mean(probs.max(axis=1))),
         effective_classes=float(1.0 / np.sum(share * share)),
-        lda_agreement=_lda_agreement(centered, predicted),
         one_class_skewness=None if skewness is None else skewness.one_class,
         mixture_skewness=None if skewness is None else skewness.mixture,
         one_class_images=0 if skewness is None else skewness.one_class_images,
     )
 
 
-def _lda_agreement(centered: Doubles, predicted: npt.NDArray[np.intp]) -> float | None:
-    """Share of held-out images on which diagonal LDA gives the head's class; None on too few.
-
-    Class means and the shared diagonal variance are those of every other image of a class, with
-    the head's own predictions as labels: how near the head is to the Gaussians that
-    class-conditional statistics assume.
-    """
-    classes, counts = np.unique(predicted, return_counts=True)
-    known = classes[counts >= LDA_IMAGES]
-    if len(known) < 2 or len(known) < LDA_SHARE * len(classes):
-        return None
-    order = np.concatenate([np.flatnonzero(predicted == k)[::2] for k in known])
-    learned = np.zeros(len(predicted), dtype=bool)
-    learned[order] = True
-    tested = np.isin(predicted, known) & ~learned
-    means = np.stack([centered[learned & (predicted == k)].mean(axis=0) for k in known])
-    within = centered[learned] - means[np.searchsorted(known, predicted[learned])]
-    variance = np.mean(within * within, axis=0)
-    variance = np.maximum(variance, 1e-3 * variance.mean() + 1e-12)
-    scores = centered[tested] @ (means / variance).T - 0.5 * np.sum(means**2 / variance, axis=1)
-    return float(np.mean(known[np.argmax(scores, axis=1)] == predicted[tested]))
-
-
 def advice(fitness: Fitness, /) -> list[str]:
-    """The report in words, one finding a line.
+    """What the numbers mean for adapting this network, in words.
 
     Parameters
     ----------
@@ -187,13 +136,7 @@ def advice(fitness: Fitness, /) -> list[str]:
     list of str
     """
     num_classes = fitness.num_classes
-    lines = [_on_preset(fitness), _on_skewness(fitness)]
-    if fitness.common_share > 0.5:
-        lines.append(
-            f"{100 * fitness.common_share:.0f} % of the features' square is common to all images: "
-            "statistics about the origin, as the preset paper has them, would collapse"
-        )
-    lines.append(_on_lda(fitness.lda_agreement, num_classes))
+    lines = [_on_skewness(fitness)]
     if fitness.effective_classes < 0.25 * num_classes and fitness.num_images >= 4 * num_classes:
         lines.append(
             f"the images are of {fitness.effective_classes:.0f} classes in effect, of "
@@ -202,69 +145,29 @@ def advice(fitness: Fitness, /) -> list[str]:
     return lines
 
 
-def _on_preset(fitness: Fitness) -> str:
-    """Which preset fits, and how far it goes with what was measured.
-
-    It is the default on every network: on none of the test beds is another one better on streams
-    of many classes and as safe on streams of one (`docs/adaptation.md`).
-    """
-    fits = "the preset tracked, the default, fits"
-    if fitness.num_classes < 3:
-        return f"{fits}; a stream of one class is told by what is predicted alone"
-    if fitness.skewness is None:
-        return f"{fits}, at its most careful, for want of asymmetries measured on these images"
-    if fitness.one_class_images == 0:
-        return f"{fits}, with the skewness of frames of many classes as measured on these images"
-    return f"{fits}, with the asymmetries measured on these images, which adapting now uses"
-
-
 def _on_skewness(fitness: Fitness) -> str:
-    """What a stream of one class will be taken for."""
+    """How a stream of one class will be told from a mixture."""
     num_classes = fitness.num_classes
-    single, mixed = fitness.one_class_skewness, fitness.mixture_skewness
-    default = "at most {:g} and {:g} are taken until a stream has shown more".format(
-        *DEFAULT_SKEWNESS
-    )
+    one_class, mixture = fitness.one_class_skewness, fitness.mixture_skewness
     if num_classes < 3:
-        return (
-            "with two classes, frames of one cannot be told from frames of both by the skewness "
-            "of their logits; it is not looked at"
-        )
-    if single is None or mixed is None:
+        return "with two classes the logits have no skewness, and the default keeps the source"
+    if one_class is None or mixture is None:
         if fitness.num_images < LEAST_IMAGES:
             return (
-                "too few images to say how frames of one class are told from frames of many; "
+                "too few images to tell frames of one class from a mixture; "
                 f"{LEAST_IMAGES} would do, better {CLASS_IMAGES} of each of the {num_classes} "
-                f"classes; {default}"
+                "classes; until then a guess from the head is used"
             )
         return (
-            "frames of one class cannot be told from frames of many on these images: their logits "
-            f"are as symmetric; {default}, and the shift is followed late or not at all"
+            "frames of one class cannot be told from a mixture on these images: their logits are "
+            "as skewed; a guess from the head is used, and adaptation may begin late or never"
         )
     if fitness.one_class_images == 0:
         return (
-            f"the logits' skewness over frames of many classes is {mixed:.2f}; no class has "
-            f"{CLASS_IMAGES} images, so {single:g} is taken for frames of one: {CLASS_IMAGES} of "
-            f"each of the {num_classes} classes would do"
+            f"the logits of a mixture have the skewness {mixture:.2f}; no class has {CLASS_IMAGES} "
+            f"images, so {one_class:g} is taken for frames of one class"
         )
     return (
-        "frames of one class can be told from frames of many: their logits' skewness is "
-        f"{single:.2f} against {mixed:.2f}; a stream of one class counts as a single draw"
-    )
-
-
-def _on_lda(agreement: float | None, num_classes: int) -> str:
-    """Whether class-conditional correction can be expected to help."""
-    if agreement is None:
-        return (
-            "too few images a class to say whether class-conditional correction can be expected to "
-            f"help; {LDA_IMAGES} of each of the {num_classes} classes would do"
-        )
-    words = f"diagonal LDA agrees with the head on {100 * agreement:.0f} %"
-    if agreement < LDA_POOR:
-        return f"{words}: class-conditional correction cannot be expected to help"
-    extent = "can be expected to help" if agreement >= LDA_GOOD else "can help a little"
-    return (
-        f"{words}: class-conditional correction (the preset balanced) {extent} on streams of many "
-        "classes, and does harm on those of one"
+        f"frames of one class have the skewness {one_class:.2f}, a mixture {mixture:.2f}: "
+        "adaptation learns only from what shows a mixture"
     )

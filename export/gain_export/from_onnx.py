@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
-from gain_core.errors import ArtifactError, ConfigError, EngineError
-from gain_export.head import Head, find_head
-from gain_export.labels import choose_labels
+from gain_core.errors import ArtifactError, ConfigError
+from gain_export.batch import freed
+from gain_export.classifier import Classifier, is_half, write_classifier
+from gain_export.ending import Activation, runs_over_classes
+from gain_export.graph import Graph
+from gain_export.input_form import InputForm, Layout, check_range, feed, read_input, rewrite_input
+from gain_export.labels import choose_labels, names_in_onnx
+from gain_export.layer import Run, choose_layer
 from gain_export.onnx_file import hash_onnx, load_onnx
-from gain_export.original import Original
+from gain_export.opset import settle_versions
+from gain_export.original import Original, Values, run_values
+from gain_export.outputs import Candidate, choose_output, find_candidates
 from gain_export.preprocessing import PreprocessOverrides, complete
 from gain_export.report import ExportReport, OnStep, Steps
-from gain_export.surgery import attach_head, declare_input, free_batch, settle_versions
 from gain_export.verify import Reference
-from gain_export.write import check_output, choose_images, make_manifest, verify_and_write
-from gain_runtime.manifest import HeadLocation, Preprocess
+from gain_export.write import Facts, check_output, choose_images, verification_pixels
+from gain_runtime.manifest import Preprocess
 
 __all__ = ["export_onnx"]
 
-logger = logging.getLogger(__name__)
-
 _TOOLS = ("gain-edge", "onnx", "onnxruntime")
+
+Floats = npt.NDArray[np.float32]
 
 
 def export_onnx(
@@ -38,11 +43,13 @@ def export_onnx(
     like: str | None = None,
     labels: str | Path | None = None,
     head: str | None = None,
+    output_name: str | None = None,
+    layout: Layout | None = None,
     verify_images: str | Path | None = None,
     force: bool = False,
     on_step: OnStep | None = None,
 ) -> ExportReport:
-    """Expose the features of an ONNX classifier, verify against the original, write an artifact.
+    """Make an artifact of an ONNX classifier and verify it against the model's own output.
 
     Parameters
     ----------
@@ -51,14 +58,18 @@ def export_onnx(
     output : str or Path, optional
         Defaults to `NAME.gain.onnx` beside it.
     preprocess : PreprocessOverrides, optional
-        How frames become the model's input; nothing in the file says so, and nothing is guessed.
-        The image size may be left out where the graph states it.
+        How frames become the model's input; what the graph does not show is never guessed.
     like : str, optional
         A timm tag or alias whose preprocessing the model shares.
     labels : str or Path, optional
-        One class name per line.
+        One class name per line, or `imagenet` for its 1000.
     head : str, optional
-        Node, value or output name of the head, where several qualify.
+        Node or value inside the graph that holds the logits, instead of an output.
+    output_name : str, optional
+        The output of the classifier, where several may be one; with `head`, the one to compare
+        with.
+    layout : {"NCHW", "NHWC"}, optional
+        Where the channels are, if the graph leaves it open.
     verify_images : str or Path, optional
         Folder of photographs to verify on; drawn images without it.
     force : bool, optional
@@ -77,7 +88,7 @@ def export_onnx(
     BackendUnavailableError
         If `like` is given and timm is missing.
     ConfigError
-        If preprocessing is missing or contradicts the graph, or the head is ambiguous.
+        If preprocessing is missing or contradicts the graph, or the output or head is ambiguous.
     EngineError
         If ONNX Runtime cannot run the original or the result.
     ParityError
@@ -89,58 +100,68 @@ def export_onnx(
         raise ConfigError(f"{output}: is the original itself; name another file with --output")
     check_output(output, force=force)
     images = choose_images(None if verify_images is None else Path(verify_images))
+    overrides = preprocess or PreprocessOverrides()
     steps = Steps(on_step)
     with steps("read"):
-        model = load_onnx(path)
-        found = find_head(model, name=head)
-        spec = _preprocess(model, preprocess or PreprocessOverrides(), like=like, path=path)
-        names = choose_labels(
-            None if labels is None else Path(labels), num_classes=found.weight.shape[0]
-        )
+        raw = load_onnx(path)
+        form = read_input(raw, path=path, layout=layout, value_range=overrides.value_range)
+        spec = _preprocess(form, overrides, like=like, path=path)
+        check_range(form, spec, path=path)
     with steps("run original"):
-        original = Original(model, found, spec, path=path)
-        _check_shapes(original, found, path)
-    with steps("surgery"):
-        model, location = _rewrite(model, found, original, path=path)
-    manifest = make_manifest(
-        source=path.name,
-        weights_sha256=hash_onnx(path),
-        head=location,
-        head_shape=found.weight.shape,
-        labels=names,
-        preprocess=spec,
-        tools=_TOOLS,
-    )
-    if found.output is None:
-        logger.warning("%s: everything after %s is dropped", path, found.node)
-    with _fixed_batch_explained(original, path):
-        return verify_and_write(
+        original = Original(path, lambda values: feed(form, values), batch=form.batch)
+        pixel_values = verification_pixels(images, spec)
+        outputs = original.run(pixel_values)
+    with steps("settle"):
+        names = [value.name for value in raw.graph.output]
+        own_labels = names_in_onnx(raw, path)
+        half = is_half(raw)
+        model, changes = settle_versions(raw, path=str(path))
+        rewrite_input(model, form, spec)
+        renamed = dict(zip(names, [value.name for value in model.graph.output], strict=True))
+        outputs = {renamed[name]: values for name, values in outputs.items()}
+        model, fixed_batch = freed(model, original.fixed_batch, pixel_values, outputs)
+        classifier, reference = _classifier(
             model,
-            manifest,
-            output=output,
-            reference=Reference(name=path.name, run=original.run, activation=found.activation),
-            images=images,
-            steps=steps,
+            outputs,
+            Reference(name=path.name, pixel_values=pixel_values, output=None, half=half),
+            head=head,
+            output_name=None if output_name is None else renamed.get(output_name, output_name),
+            fixed_batch=fixed_batch,
+            path=path,
         )
-
-
-@contextmanager
-def _fixed_batch_explained(original: Original, path: Path) -> Iterator[None]:
-    """Where a graph fails whose batch axis was declared fixed, say that it really is."""
-    try:
-        yield
-    except EngineError as err:
-        if original.fixed_batch is None:
-            raise
-        raise ArtifactError(
-            f"{path}: its graph is fixed to batches of {original.fixed_batch} "
-            f"({' '.join(str(err).split())[:160]}); export it again with a dynamic batch axis, for "
-            "instance torch.onnx.export(..., dynamic_shapes=({0: torch.export.Dim('batch')},))"
-        ) from err
+    notes = [*(f"input: {seen}" for seen in form.seen), *(f"changed: {c}" for c in changes)]
+    if fixed_batch is not None:
+        notes.append(
+            f"fixed to batches of {fixed_batch}: the runtime fills smaller ones up; export with a "
+            "dynamic batch axis to save that"
+        )
+    elif original.fixed_batch is not None:
+        notes.append(f"changed: batches of {original.fixed_batch} to any")
+    if len(names) > 1 and head is None:
+        notes.append(f"output: '{reference.output_name}' of {len(names)}")
+    return write_classifier(
+        classifier,
+        Facts(
+            source=path.name,
+            weights_sha256=hash_onnx(path),
+            labels=choose_labels(
+                None if labels is None else Path(labels),
+                num_classes=classifier.num_classes,
+                own=own_labels,
+            ),
+            preprocess=spec,
+            tools=_TOOLS,
+            notes=tuple(notes),
+        ),
+        output=output,
+        reference=reference,
+        images=images,
+        steps=steps,
+    )
 
 
 def _preprocess(
-    model: onnx.ModelProto, overrides: PreprocessOverrides, *, like: str | None, path: Path
+    form: InputForm, overrides: PreprocessOverrides, *, like: str | None, path: Path
 ) -> Preprocess:
     """What the graph states, what `like` states and what the user gave, joined."""
     known: dict[str, object] = {}
@@ -152,9 +173,12 @@ def _preprocess(
         alias = load_aliases().get(like)
         known = preprocess_of(like if alias is None else alias.model)
         known |= {} if alias is None else alias.preprocess()
-    sizes = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
-    fixed = dict(zip(("height_px", "width_px"), sizes[2:], strict=True))
-    stated = {name: size for name, size in fixed.items() if size > 0}
+    if form.value_range is not None:
+        low, high = form.value_range
+        width = high - low
+        known |= {"mean": (-low / width,) * 3, "std": (1.0 / width,) * 3}
+    fixed = {"height_px": form.height_px, "width_px": form.width_px}
+    stated = {name: size for name, size in fixed.items() if size is not None}
     spec = complete(overrides, {**known, **stated}, what=path.name)
     for name, size in stated.items():
         if getattr(spec, name) != size:
@@ -166,36 +190,80 @@ def _preprocess(
     return spec
 
 
-def _check_shapes(original: Original, head: Head, path: Path) -> None:
-    """The head acts on one vector per image."""
-    classes, width = head.weight.shape
-    images = original.probed_batch
-    for name, shape, size in (
-        (head.features, original.features_shape, width),
-        (head.logits, original.logits_shape, classes),
-    ):
-        if shape[:1] != (images,) or int(np.prod(shape[1:])) != size:
-            raise ArtifactError(
-                f"{path}: head {head.node}: expected '{name}' to hold {size} values per image, "
-                f"got shape {shape} for {images} images: the layer acts on a map or sequence, "
-                "not on one vector, and what follows it is not its result alone"
-            )
+def _classifier(
+    model: onnx.ModelProto,
+    outputs: Values,
+    reference: Reference,
+    *,
+    head: str | None,
+    output_name: str | None,
+    fixed_batch: int | None,
+    path: Path,
+) -> tuple[Classifier, Reference]:
+    """The value that holds the logits, and the model's own output to compare them with."""
+    graph = Graph(model)
+    candidates = find_candidates(graph, outputs)
 
+    def run(name: str) -> npt.NDArray[np.generic]:
+        """A value inside, for every image."""
+        if name in outputs:
+            return outputs[name]
+        size = fixed_batch or len(reference.pixel_values)
+        parts = []
+        for start in range(0, len(reference.pixel_values), size):
+            batch = reference.pixel_values[start : start + size]
+            batch = batch[np.resize(np.arange(len(batch)), size)]
+            parts.append(run_values(model, [name], batch)[name])
+        return np.concatenate(parts)[: len(reference.pixel_values)]
 
-def _rewrite(
-    model: onnx.ModelProto, head: Head, original: Original, *, path: Path
-) -> tuple[onnx.ModelProto, HeadLocation]:
-    """The artifact's graph, and where its head lies."""
-    # The head first: naming the input may rename the value the head reads.
-    location = attach_head(
-        model,
-        head.features,
-        weight=head.weight,
-        bias=head.bias,
-        flatten=len(original.features_shape) != 2,
+    if head is not None:
+        logits, activation, chosen = choose_layer(
+            graph,
+            head,
+            candidates,
+            run,
+            output_name=output_name,
+            half=reference.half,
+            path=str(path),
+        )
+    else:
+        chosen = choose_output(
+            candidates,
+            outputs,
+            name=output_name,
+            all_names=[value.name for value in model.graph.output],
+            path=str(path),
+        )
+        logits, activation = _logits_of(chosen, run)
+    scores = run(logits)
+    num_classes = int(np.prod(scores.shape[1:]))
+    if chosen is None:
+        kinds = ", ".join(map(str, candidates)) or "none with scores of classes"
+        why_not = f"no output of the model has {num_classes} columns (its outputs: {kinds})"
+        reference = replace(reference, why_not=why_not)
+    else:
+        reference = replace(
+            reference, output=chosen.scores, output_name=chosen.name, activation=activation
+        )
+    classifier = Classifier(
+        model=model,
+        logits=logits,
+        num_classes=num_classes,
+        activation=activation,
+        fixed_batch=fixed_batch,
     )
-    size = original.spec
-    declare_input(model, height_px=size.height_px, width_px=size.width_px)
-    if original.fixed_batch is not None:
-        free_batch(model, original.fixed_batch)
-    return settle_versions(model, path=str(path)), location
+    return classifier, reference
+
+
+def _logits_of(chosen: Candidate, run: Run) -> tuple[str, Activation]:
+    """The value before an output's activation, and that."""
+    ending = chosen.ending
+    if ending.activation != "none":
+        if runs_over_classes(ending, run(ending.logits).shape):
+            return ending.logits, ending.activation
+        if ending.activation == "class_number":
+            raise ArtifactError(
+                f"output '{chosen.name}' is the number of a class, and the scores it is chosen "
+                "from are no vector; export the model with its scores as output"
+            )
+    return chosen.name, "probabilities" if chosen.sums_to_one else "none"

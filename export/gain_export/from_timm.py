@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +14,18 @@ from gain_core._optional import require
 from gain_core.errors import ConfigError
 from gain_export import trace
 from gain_export.aliases import Alias, load_aliases
+from gain_export.batch import freed
+from gain_export.classifier import Classifier, write_classifier
+from gain_export.input_form import read_input, rewrite_input
 from gain_export.labels import choose_labels
 from gain_export.onnx_file import DEFAULT_OPSET, MAX_OPSET, MIN_OPSET
+from gain_export.opset import settle_versions
+from gain_export.original import Values
 from gain_export.preprocessing import PreprocessOverrides, complete
 from gain_export.report import ExportReport, OnStep, Steps
-from gain_export.surgery import FEATURES, attach_head, declare_input, settle_versions
-from gain_export.timm_models import Source, build
-from gain_export.verify import BATCH_SIZES, Expected, Reference
-from gain_export.write import check_output, choose_images, make_manifest, verify_and_write
+from gain_export.timm_models import build
+from gain_export.verify import Reference
+from gain_export.write import Facts, check_output, choose_images, verification_pixels
 
 torch = require("torch", extra="export")
 
@@ -28,6 +33,9 @@ __all__ = ["export_timm"]
 
 logger = logging.getLogger(__name__)
 
+Floats = npt.NDArray[np.float32]
+
+_CHUNK = 8
 _TOOLS = ("gain-edge", "torch", "timm", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -42,6 +50,7 @@ def export_timm(
     labels: str | Path | None = None,
     preprocess: PreprocessOverrides | None = None,
     opset: int = DEFAULT_OPSET,
+    ema: bool | None = None,
     verify_images: str | Path | None = None,
     force: bool = False,
     on_step: OnStep | None = None,
@@ -66,6 +75,8 @@ def export_timm(
         Settings that differ from timm's; `img_size` is baked into the graph.
     opset : int, optional
         17 to 20.
+    ema : bool, optional
+        Of a checkpoint with both: the weights averaged over training (the default) or the last.
     verify_images : str or Path, optional
         Folder of photographs to verify on; drawn images without it.
     force : bool, optional
@@ -93,6 +104,8 @@ def export_timm(
     output = Path(output)
     overrides = preprocess or PreprocessOverrides()
     _check_settings(opset, weights=weights, random_seed=random_seed)
+    if ema is not None and weights is None:
+        raise ConfigError("--ema, --no-ema: choose weights of a checkpoint; add --weights FILE")
     check_output(output, force=force)
     # Wrong flags are found before the minutes of work.
     images = choose_images(None if verify_images is None else Path(verify_images))
@@ -106,32 +119,47 @@ def export_timm(
             random_seed=random_seed,
             num_classes=num_classes,
             img_size=overrides.img_size,
+            ema=ema,
         )
     spec = complete(overrides, source.preprocess, what=name)
     names = choose_labels(
-        None if labels is None else Path(labels), num_classes=source.model.num_classes
+        None if labels is None else Path(labels),
+        num_classes=source.model.num_classes,
+        imagenet=source.is_imagenet,
     )
     size = {"height_px": spec.height_px, "width_px": spec.width_px}
+    pixel_values = verification_pixels(images, spec)
+    with steps("run original"):
+        expected = _run(source.model, pixel_values, **size)
     with steps("trace"):
-        split = trace.split(source.model, **size)
-        model = trace.trace(split.backbone, **size, opset=opset)
-        head = attach_head(model, FEATURES, weight=split.weight, bias=split.bias)
-        declare_input(model, **size)
-        model = settle_versions(model, path=name)
-    manifest = make_manifest(
-        source=source.name,
-        weights_sha256=source.weights_sha256,
-        head=head,
-        head_shape=split.weight.shape,
-        labels=names,
-        preprocess=spec,
-        tools=_TOOLS,
-    )
-    return verify_and_write(
-        model,
-        manifest,
+        model = trace.trace(source.model, **size, opset=opset)
+        model, changes = settle_versions(model, path=name)
+        form = read_input(model, path=output)
+        rewrite_input(model, form, spec)
+        known: Values = {model.graph.output[0].name: expected}
+        model, fixed_batch = freed(model, form.batch, pixel_values, known)
+    return write_classifier(
+        Classifier(
+            model=model,
+            logits=model.graph.output[0].name,
+            num_classes=expected.shape[1],
+            activation="none",
+            fixed_batch=fixed_batch,
+        ),
+        Facts(
+            source=source.name,
+            weights_sha256=source.weights_sha256,
+            labels=names,
+            preprocess=spec,
+            tools=_TOOLS,
+            notes=(*source.notes, *(f"changed: {change}" for change in changes)),
+        ),
         output=output,
-        reference=_reference(source, split),
+        reference=Reference(
+            name=f"timm {version('timm')} on torch {torch.__version__}",
+            pixel_values=pixel_values,
+            output=expected,
+        ),
         images=images,
         steps=steps,
     )
@@ -145,17 +173,24 @@ def _check_settings(opset: int, *, weights: str | Path | None, random_seed: int 
         raise ConfigError("--weights and --random-weights: give one of them")
 
 
-def _reference(source: Source, split: trace.Split) -> Reference:
-    """timm's own forward pass, and the traced module for the features."""
-    chunk = max(BATCH_SIZES)
-
-    def run(pixel_values: npt.NDArray[np.float32]) -> Expected:
-        features, logits = [], []
+def _run(model: Any, pixel_values: Floats, *, height_px: int, width_px: int) -> Floats:
+    """timm's own forward pass, (N, K)."""
+    kind = type(model).__name__
+    logits = []
+    try:
         with trace.quiet(), torch.no_grad():
-            for start in range(0, len(pixel_values), chunk):
-                batch = torch.from_numpy(pixel_values[start : start + chunk])
-                features.append(split.backbone(batch).numpy())
-                logits.append(source.model(batch).numpy())
-        return Expected(features=np.concatenate(features), logits=np.concatenate(logits))
-
-    return Reference(name=f"timm {version('timm')} on torch {torch.__version__}", run=run)
+            for start in range(0, len(pixel_values), _CHUNK):
+                logits.append(model(torch.from_numpy(pixel_values[start : start + _CHUNK])))
+            found = torch.cat(logits)
+    except (RuntimeError, AssertionError, TypeError, ValueError) as err:
+        raise ConfigError(
+            f"{kind}: cannot be run at {width_px} x {height_px} px ({trace.one_line(err)}); "
+            "give the --img-size it was made for"
+        ) from err
+    if found.ndim != 2:
+        raise ConfigError(
+            f"{kind}: expected one score per class, got {tuple(found.shape[1:])} per image; "
+            "choose another model"
+        )
+    expected: Floats = found.float().numpy()
+    return expected

@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
-from onnx.reference import ReferenceEvaluator
+
+from gain_export.native import evaluate
 
 __all__ = [
     "Graph",
+    "all_nodes",
     "attribute",
     "consumed_values",
     "describe",
@@ -42,24 +44,47 @@ class Graph:
             if name
         }
         self._initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._inputs = {value.name for value in model.graph.input} - set(self._initializers)
+        # Nodes stand in the order of their computation.
+        self._computed = {value.name for value in model.graph.input} - set(self._initializers)
+        for node in self.nodes:
+            inner = next(subgraphs(node), None) is not None
+            drawn = node.op_type.startswith("Random")
+            if inner or drawn or not self._computed.isdisjoint(node.input):
+                self._computed.update(node.output)
+        self._constants: dict[str, npt.NDArray[np.generic] | None] = {}
 
     def producer(self, name: str) -> onnx.NodeProto | None:
         """The node that computes a value; None for inputs and initializers."""
         position = self._producers.get(name)
         return None if position is None else self.nodes[position]
 
-    def is_input(self, name: str) -> bool:
-        """Whether a value is fed from outside."""
-        return name in self._inputs
+    def position(self, name: str) -> int:
+        """Where the node that computes a value stands; -1 for inputs and initializers."""
+        return self._producers.get(name, -1)
+
+    def consumers(self, name: str) -> list[onnx.NodeProto]:
+        """The nodes that read a value, in graph order."""
+        return [node for node in self.nodes if name in consumed_values(node)]
+
+    def is_computed(self, name: str) -> bool:
+        """Whether a value depends on the input."""
+        return name in self._computed
 
     def constant(self, name: str) -> npt.NDArray[np.generic] | None:
-        """A value that does not depend on the input, as an array; None if it does depend."""
+        """A value that does not depend on the input, as an array; None if it does depend.
+
+        None, too, where ONNX Runtime cannot compute it or hand it out.
+        """
+        if name not in self._constants:
+            self._constants[name] = self._evaluated(name)
+        return self._constants[name]
+
+    def _evaluated(self, name: str) -> npt.NDArray[np.generic] | None:
         if name in self._initializers:
             stored: npt.NDArray[np.generic] = numpy_helper.to_array(self._initializers[name])
             return stored
-        ancestors = self.ancestors(name)
-        if ancestors is None or not ancestors:
+        ancestors = None if name in self._computed else self.ancestors(name)
+        if not ancestors:
             return None
         used = {value for node in ancestors for value in node.input}
         graph = onnx.helper.make_graph(
@@ -69,10 +94,10 @@ class Graph:
             [onnx.helper.make_value_info(name, onnx.TypeProto())],
             [tensor for tensor in self.model.graph.initializer if tensor.name in used],
         )
-        model = onnx.helper.make_model(graph, opset_imports=self.model.opset_import)
-        (value,) = ReferenceEvaluator(model).run(None, {})
-        array: npt.NDArray[np.generic] = np.asarray(value)
-        return array
+        model = onnx.helper.make_model(
+            graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
+        )
+        return evaluate(model)
 
     def ancestors(self, name: str) -> list[onnx.NodeProto] | None:
         """Nodes a constant is computed by, in graph order; None if an input is among its sources.
@@ -122,7 +147,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 def free_name(model: onnx.ModelProto, wanted: str) -> str:
     """A value name no one uses yet: the wanted one, or that with a number."""
-    taken = {name for node in _all_nodes(model.graph) for name in (*node.input, *node.output)}
+    taken = {name for node in all_nodes(model.graph) for name in (*node.input, *node.output)}
     taken |= {tensor.name for tensor in model.graph.initializer}
     taken |= {value.name for value in model.graph.input}
     name, number = wanted, 0
@@ -183,22 +208,22 @@ def consumed_values(node: onnx.NodeProto) -> Iterator[str]:
             yield from consumed_values(inner)
 
 
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """The nodes of a graph and of every graph inside it."""
     for node in graph.node:
         yield node
         for inner in subgraphs(node):
-            yield from _all_nodes(inner)
+            yield from all_nodes(inner)
 
 
 def _rename(model: onnx.ModelProto, old: str, new: str) -> None:
-    for node in _all_nodes(model.graph):
+    for node in all_nodes(model.graph):
         for names in (node.input, node.output):
             for position, name in enumerate(names):
                 if name == old:
                     names[position] = new
     graphs = [model.graph]
-    for node in _all_nodes(model.graph):
+    for node in all_nodes(model.graph):
         graphs.extend(subgraphs(node))
     for graph in graphs:
         for field in (graph.input, graph.output, graph.value_info, graph.initializer):

@@ -1,33 +1,75 @@
-"""Class names: a user's file, ImageNet's, or numbers."""
+"""Class names: a user's file, the model's own, ImageNet's, or numbers."""
 
 from __future__ import annotations
 
+import ast
+import json
 import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import onnx
 
 from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.models_dir import find_models_dir
 
-__all__ = ["choose_labels", "imagenet_labels", "read_labels"]
+__all__ = [
+    "IMAGENET",
+    "Labels",
+    "choose_labels",
+    "imagenet_labels",
+    "names_in_config",
+    "names_in_onnx",
+    "read_labels",
+]
 
 logger = logging.getLogger(__name__)
 
+# What --labels takes instead of a file.
+IMAGENET = "imagenet"
 _IMAGENET_CLASSES = 1000
+# ultralytics writes `names`, Hugging Face `id2label`; others what they like.
+_KEYS = ("names", "id2label", "class_names", "classes", "labels")
+_MAX_LISTED = 3
 
 
-def choose_labels(path: Path | None, /, *, num_classes: int) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """The class names an artifact carries, and who says so.
+
+    Attributes
+    ----------
+    names : tuple of str
+    source : str
+        In words, for the report; with the names that stand for several classes.
+    """
+
+    names: tuple[str, ...]
+    source: str
+
+
+def choose_labels(
+    path: Path | None, /, *, num_classes: int, own: Labels | None = None, imagenet: bool = False
+) -> Labels:
     """The class names an artifact will carry.
 
     Parameters
     ----------
     path : Path or None
-        A file with one name per line. Without it a model of 1000 classes gets ImageNet's names
-        and any other gets `class 0`, `class 1`, ..., which is logged as a warning.
+        A file with one name per line, or `imagenet`. Without it the model's own names are taken,
+        then ImageNet's where it is known to be that, else `class 0`, `class 1`, ..., which is
+        logged as a warning.
     num_classes : int
+    own : Labels, optional
+        What the model's file itself says.
+    imagenet : bool, optional
+        Whether the model is known to be of ImageNet's 1000 classes.
 
     Returns
     -------
-    tuple of `num_classes` str
+    Labels
 
     Raises
     ------
@@ -36,22 +78,83 @@ def choose_labels(path: Path | None, /, *, num_classes: int) -> tuple[str, ...]:
     ConfigError
         If it does not have one name per class.
     """
+    fits = own is not None and len(own.names) == num_classes
     if path is not None:
-        labels = read_labels(path)
-        if len(labels) != num_classes:
+        labels = _given(path)
+        if len(labels.names) != num_classes:
             raise ConfigError(
                 f"{path}: expected {num_classes} lines, one per class of the model, "
-                f"got {len(labels)}; give the labels the model was trained with"
+                f"got {len(labels.names)}; give the labels the model was trained with"
             )
-        return labels
-    if num_classes == _IMAGENET_CLASSES:
-        return imagenet_labels()
+        if own is not None and fits and own.names != labels.names:
+            different = [i for i in range(num_classes) if own.names[i] != labels.names[i]]
+            logger.warning(
+                "labels: %s differ from the model's own (%s) in %d of %d, first of class %d: "
+                "%r and %r",
+                labels.source,
+                own.source,
+                len(different),
+                num_classes,
+                different[0],
+                labels.names[different[0]],
+                own.names[different[0]],
+            )
+        return _with_duplicates(labels)
+    if own is not None and fits:
+        return _with_duplicates(own)
+    if own is not None:
+        logger.warning(
+            "labels: %s has %d names for %d classes and is not used",
+            own.source,
+            len(own.names),
+            num_classes,
+        )
+    if imagenet and num_classes == _IMAGENET_CLASSES:
+        return _with_duplicates(Labels(names=imagenet_labels(), source="ImageNet's"))
+    hint = f", or --labels {IMAGENET}" if num_classes == _IMAGENET_CLASSES else ""
     logger.warning(
-        "labels: %d classes and no --labels FILE, so they are called 'class 0' to 'class %d'",
+        "labels: %d classes whose names are not known, so they are called 'class 0' to 'class %d'; "
+        "give --labels FILE%s",
         num_classes,
         num_classes - 1,
+        hint,
     )
-    return tuple(f"class {index}" for index in range(num_classes))
+    names = tuple(f"class {index}" for index in range(num_classes))
+    return Labels(names=names, source="none known: numbered")
+
+
+def names_in_onnx(model: onnx.ModelProto, path: Path, /) -> Labels | None:
+    """The class names that an ONNX file, or the `config.json` beside it, states.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    path : Path
+        Of the file.
+
+    Returns
+    -------
+    Labels or None
+    """
+    metadata = {item.key: item.value for item in model.metadata_props}
+    for key in _KEYS:
+        names = _parsed(metadata.get(key, ""))
+        if names:
+            return Labels(names=names, source=f"the file's own ({key})")
+    return names_in_config(path.parent / "config.json")
+
+
+def names_in_config(path: Path, /) -> Labels | None:
+    """The class names of a Hugging Face configuration; None where there is none."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    names = _ordered(config.get("id2label")) if isinstance(config, Mapping) else ()
+    # What the library writes where nobody named a class.
+    if not names or names == tuple(f"LABEL_{index}" for index in range(len(names))):
+        return None
+    return Labels(names=names, source=f"{path.name} beside it (id2label)")
 
 
 def imagenet_labels() -> tuple[str, ...]:
@@ -81,3 +184,51 @@ def read_labels(path: Path, /) -> tuple[str, ...]:
             f"{path}: line {labels.index('') + 1} is empty; expected one label per line"
         )
     return tuple(labels)
+
+
+def _given(path: Path) -> Labels:
+    """What --labels names."""
+    if str(path) == IMAGENET and not path.exists():
+        return Labels(names=imagenet_labels(), source="ImageNet's, as --labels says")
+    return Labels(names=read_labels(path), source=path.name)
+
+
+def _with_duplicates(labels: Labels) -> Labels:
+    """The same, and in its source which names stand for several classes."""
+    twice = [name for name, count in Counter(labels.names).items() if count > 1]
+    if not twice:
+        return labels
+    listed = ", ".join(twice[:_MAX_LISTED]) + (", ..." if len(twice) > _MAX_LISTED else "")
+    verb = "is the name" if len(twice) == 1 else "are the names"
+    source = f"{labels.source}; {listed} {verb} of several classes"
+    return Labels(names=labels.names, source=source)
+
+
+def _parsed(text: str) -> tuple[str, ...]:
+    """Names in an entry of the metadata: JSON, a Python literal, or one per line or comma."""
+    if not text.strip():
+        return ()
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return _ordered(read(text))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    separator = "\n" if "\n" in text.strip() else ","
+    names = tuple(part.strip() for part in text.strip().split(separator))
+    return names if len(names) > 1 and all(names) else ()
+
+
+def _ordered(value: object) -> tuple[str, ...]:
+    """A list of names, or the names of a mapping from number to name in the order of numbers."""
+    if isinstance(value, Mapping):
+        try:
+            numbered = {int(key): name for key, name in value.items()}
+        except (TypeError, ValueError):
+            return ()
+        if sorted(numbered) != list(range(len(numbered))):
+            return ()
+        value = [numbered[index] for index in range(len(numbered))]
+    if not isinstance(value, list | tuple):
+        return ()
+    names = tuple(str(name).strip() for name in value)
+    return names if all(names) else ()

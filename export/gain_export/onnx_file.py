@@ -7,11 +7,11 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import TensorProto, external_data_helper, inliner
+from onnx import external_data_helper
 
 from gain_core.errors import ArtifactError
 from gain_runtime.manifest import PREFIX
-from gain_runtime.model_text import dtype_name, refuse_broken_text
+from gain_runtime.model_text import refuse_broken_text
 
 __all__ = [
     "DEFAULT_OPSET",
@@ -44,7 +44,7 @@ def is_artifact(path: Path, /) -> bool:
 
 
 def load_onnx(path: Path, /) -> onnx.ModelProto:
-    """Read an ONNX classifier whole: external data and local functions become part of the graph.
+    """Read an ONNX file whole: external data becomes part of the model.
 
     Parameters
     ----------
@@ -53,14 +53,12 @@ def load_onnx(path: Path, /) -> onnx.ModelProto:
     Returns
     -------
     onnx.ModelProto
-        Its only input is the image batch, (B, 3, H, W) float32 as far as it is declared;
-        initializers that old files list among the inputs no longer are.
 
     Raises
     ------
     ArtifactError
-        If the file or its external data is missing, corrupt or too large for one file, if it is
-        an artifact already, newer than opset 20, or takes anything but one batch of RGB images.
+        If the file or its external data is missing, corrupt or too large for one file, or if it
+        is an artifact already.
     """
     model = _parse(path)
     if any(item.key == PREFIX + "schema" for item in model.metadata_props):
@@ -68,19 +66,6 @@ def load_onnx(path: Path, /) -> onnx.ModelProto:
             f"{path}: expected a plain ONNX classifier, got an artifact, which needs no export"
         )
     _read_external_data(model, path)
-    opset = opset_of(model)
-    if opset > MAX_OPSET:
-        raise ArtifactError(
-            f"{path}: expected opset {MIN_OPSET} to {MAX_OPSET}, got {opset}, which runtimes on "
-            f"devices do not read; export it again with opset_version={MAX_OPSET}"
-        )
-    if model.functions:
-        model = inliner.inline_local_functions(model)
-    initializers = {tensor.name for tensor in model.graph.initializer}
-    for position in reversed(range(len(model.graph.input))):
-        if model.graph.input[position].name in initializers:
-            del model.graph.input[position]
-    _check_input(model, path)
     return model
 
 
@@ -155,39 +140,3 @@ def _external_files(model: onnx.ModelProto, path: Path) -> set[Path]:
         for tensor in model.graph.initializer
         if external_data_helper.uses_external_data(tensor)
     }
-
-
-def _check_input(model: onnx.ModelProto, path: Path) -> None:
-    """One float32 batch of channels-first RGB images is all the model takes."""
-    inputs = model.graph.input
-    if len(inputs) != 1:
-        names = ", ".join(value.name for value in inputs) or "none"
-        raise ArtifactError(
-            f"{path}: expected one input (a batch of images), got {len(inputs)} ({names}); "
-            "export the image classifier alone"
-        )
-    value = inputs[0]
-    tensor = value.type.tensor_type
-    if tensor.elem_type != TensorProto.FLOAT:
-        dtype = dtype_name(tensor.elem_type)
-        raise ArtifactError(
-            f"{path}: input {value.name}: expected float32 pixels that are normalised outside "
-            f"the graph, got {dtype}; export the model without its own preprocessing, in float32"
-        )
-    sizes = [dim.dim_value or dim.dim_param or "?" for dim in tensor.shape.dim]
-    shape = f"({', '.join(str(size) for size in sizes)})"
-    if len(sizes) != 4:
-        raise ArtifactError(
-            f"{path}: input {value.name}: expected images (B, 3, H, W), got {shape}; "
-            "only image classifiers can be exported"
-        )
-    if isinstance(sizes[1], int) and sizes[1] != 3:
-        if sizes[3] == 3:
-            raise ArtifactError(
-                f"{path}: input {value.name}: expected channels first (B, 3, H, W), got channels "
-                f"last {shape}; export it channels first (tf2onnx: --inputs-as-nchw {value.name})"
-            )
-        raise ArtifactError(
-            f"{path}: input {value.name}: expected 3 colour channels (B, 3, H, W), got {shape}; "
-            "only RGB or BGR classifiers can be exported"
-        )

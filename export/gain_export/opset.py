@@ -1,69 +1,93 @@
-"""Moving a graph between versions of the ONNX operator set."""
+"""Moving a graph between versions of the ONNX operator set and file format."""
 
 from __future__ import annotations
 
 import logging
 
 import onnx
-from onnx import helper, numpy_helper, version_converter
+from onnx import inliner, version_converter
 
-from gain_core.errors import ArtifactError, EngineError
+from gain_core.errors import ArtifactError
+from gain_export.graph import all_nodes
 from gain_export.onnx_file import MAX_OPSET, MIN_OPSET, opset_of
 
-__all__ = ["lower_opset", "raise_opset"]
+__all__ = ["foreign_operators", "lower_opset", "raise_opset", "settle_versions"]
 
 logger = logging.getLogger(__name__)
 
-_OLDEST_KEPT_OPSET = 13
+# The newest file format that the runtimes of JetPack 6 read, and the oldest worth writing.
+_MAX_IR, _MIN_IR = 10, 8
+_STANDARD = ("", "ai.onnx")
 
-# What opset 18 brought. Its other changes are new options whose defaults are the old behaviour.
-_NEW_IN_18 = frozenset(
-    {
-        "BitwiseAnd",
-        "BitwiseNot",
-        "BitwiseOr",
-        "BitwiseXor",
-        "CenterCropPad",
-        "Col2Im",
-        "GroupNormalization",
-        "Mish",
-    }
+# The converter is native code: what fails inside it arrives as one of these.
+_CONVERTER_ERRORS = (
+    RuntimeError,
+    ValueError,
+    IndexError,
+    onnx.checker.ValidationError,
+    onnx.shape_inference.InferenceError,
+    # Derives from Exception alone in onnx 1.23, from RuntimeError before.
+    version_converter.ConvertError,
 )
 
 
-def lower_opset(model: onnx.ModelProto, /) -> None:
-    """Rewrite an opset 18 graph as opset 17, which ONNX's own converter does for few operators.
+def settle_versions(
+    model: onnx.ModelProto, /, *, path: str
+) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """Bring operator set and file format into the range that devices read.
 
     Parameters
     ----------
     model : onnx.ModelProto
-        Changed in place.
+        Whole, as it was read: the converter needs what later steps may drop. Local functions
+        become part of the graph.
+    path : str
+        For messages.
+
+    Returns
+    -------
+    onnx.ModelProto
+        Opset 17 to 20, format version 8 to 10. Initializers that old files list among the inputs
+        no longer are.
+    tuple of str
+        What was changed, for the report.
 
     Raises
     ------
-    EngineError
-        If the graph needs something that opset 17 does not have.
+    ArtifactError
+        If the opset cannot be changed.
     """
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        kind = node.op_type
-        if kind in _NEW_IN_18 or (kind == "Pad" and len(node.input) > 3 and node.input[3]):
-            raise EngineError(f"opset 17: has no {kind} as this model uses it; give --opset 18")
-        if kind == "Split":
-            for position in reversed(range(len(node.attribute))):
-                # Without sizes, opset 17 splits evenly into as many parts as there are outputs.
-                if node.attribute[position].name == "num_outputs":
-                    del node.attribute[position]
-        # ReduceSum takes its axes as an input since opset 13.
-        if kind.startswith("Reduce") and kind != "ReduceSum" and len(node.input) > 1:
-            if node.input[1] not in constants:
-                raise EngineError(f"opset 17: {kind} needs constant axes; give --opset 18")
-            axes = numpy_helper.to_array(constants[node.input[1]])
-            node.attribute.append(helper.make_attribute("axes", axes.tolist()))
-            del node.input[1]
-    for item in model.opset_import:
-        if item.domain in ("", "ai.onnx"):
-            item.version = 17
+    changes = []
+    # First, because the converter takes a file of version 3 only as long as its opset fits.
+    if not _MIN_IR <= model.ir_version <= _MAX_IR:
+        settled = min(max(model.ir_version, _MIN_IR), _MAX_IR)
+        changes.append(f"IR {model.ir_version} to {settled}")
+        model.ir_version = settled
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    for position in reversed(range(len(model.graph.input))):
+        if model.graph.input[position].name in initializers:
+            del model.graph.input[position]
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    opset = opset_of(model)
+    if opset < MIN_OPSET:
+        model = raise_opset(model, path=path)
+    elif opset > MAX_OPSET:
+        model = lower_opset(model, MAX_OPSET, path=path)
+    if opset_of(model) != opset:
+        changes.append(f"opset {opset} to {opset_of(model)}")
+    return model, tuple(changes)
+
+
+def foreign_operators(model: onnx.ModelProto, /) -> list[str]:
+    """Operators outside the ONNX standard, which only ONNX Runtime reads, as `domain:Operator`."""
+    return sorted(
+        {
+            f"{node.domain}:{node.op_type}"
+            for node in all_nodes(model.graph)
+            if node.domain not in _STANDARD
+        }
+    )
 
 
 def raise_opset(model: onnx.ModelProto, /, *, path: str) -> onnx.ModelProto:
@@ -79,30 +103,22 @@ def raise_opset(model: onnx.ModelProto, /, *, path: str) -> onnx.ModelProto:
     Returns
     -------
     onnx.ModelProto
-        The same model where it has opset 13 to 16 and cannot be converted, which is logged as a
-        warning.
 
     Raises
     ------
     ArtifactError
-        If its opset is below 13 and it cannot be converted.
+        If it cannot be converted.
     """
     opset = opset_of(model)
     try:
         converted = version_converter.convert_version(model, MIN_OPSET)
-        onnx.checker.check_model(converted)
-    except (RuntimeError, onnx.checker.ValidationError) as err:
-        # The converter is native code whose failures arrive as RuntimeError.
-        reason = " ".join(str(err).split())
-        if opset < _OLDEST_KEPT_OPSET:
-            raise ArtifactError(
-                f"{path}: expected opset {MIN_OPSET} to {MAX_OPSET}, got {opset}, and it cannot be "
-                f"converted ({reason}); export it again with opset_version={MAX_OPSET}"
-            ) from err
-        logger.warning(
-            "%s: stays at opset %d, because it cannot be converted (%s)", path, opset, reason
-        )
-        return model
+    except _CONVERTER_ERRORS as err:
+        if not _changed_operators(model, MIN_OPSET, at_all=True):
+            return _relabelled(model, MIN_OPSET)
+        raise ArtifactError(
+            f"{path}: expected opset {MIN_OPSET} to {MAX_OPSET}, got {opset}, and it cannot be "
+            f"converted ({_one_line(err)[:300]}); export it again with opset_version={MAX_OPSET}"
+        ) from err
     logger.info("%s: converted from opset %d to %d", path, opset, MIN_OPSET)
     if any(node.op_type == "Sqrt" for node in converted.graph.node):
         logger.warning(
@@ -113,3 +129,108 @@ def raise_opset(model: onnx.ModelProto, /, *, path: str) -> onnx.ModelProto:
             MAX_OPSET,
         )
     return converted
+
+
+def lower_opset(model: onnx.ModelProto, opset: int, /, *, path: str) -> onnx.ModelProto:
+    """Write a newer graph in an older opset, where everything in it had the same meaning there.
+
+    Operators that are new since, and defined by older ones, are spelt out (Attention,
+    RMSNormalization, Swish). The caller runs the result and compares.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Above `opset`.
+    opset : int
+    path : str
+        For messages.
+
+    Returns
+    -------
+    onnx.ModelProto
+
+    Raises
+    ------
+    ArtifactError
+        If the graph needs something that `opset` does not have.
+    """
+    was = opset_of(model)
+    unknown = {
+        node.op_type
+        for node in all_nodes(model.graph)
+        if node.domain in _STANDARD and _schema(node, opset) is None
+    }
+    if unknown:
+        try:
+            model = inliner.inline_selected_functions(
+                model, [("", name) for name in sorted(unknown)], inline_schema_functions=True
+            )
+        except (TypeError, *_CONVERTER_ERRORS) as err:
+            logger.debug("%s: %s", path, _one_line(err))
+    _write_as_before(model, opset)
+    changed = _changed_operators(model, opset)
+    if changed:
+        remedy = "give --opset 18" if opset == MIN_OPSET else f"export it with opset {opset}"
+        raise ArtifactError(
+            f"{path}: opset {opset}: has no {', '.join(changed[:4])} as this model of opset {was} "
+            f"uses it; {remedy}"
+        )
+    return _relabelled(model, opset)
+
+
+def _write_as_before(model: onnx.ModelProto, opset: int) -> None:
+    """What opset 18 moved from attributes to inputs goes back for 17."""
+    if opset >= 18:
+        return
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in all_nodes(model.graph):
+        if node.op_type == "Split":
+            for position in reversed(range(len(node.attribute))):
+                # Without sizes, opset 17 splits evenly into as many parts as there are outputs.
+                if node.attribute[position].name == "num_outputs":
+                    del node.attribute[position]
+        # ReduceSum takes its axes as an input since opset 13.
+        moved = node.op_type.startswith("Reduce") and node.op_type != "ReduceSum"
+        if moved and len(node.input) > 1 and node.input[1] in constants:
+            axes = onnx.numpy_helper.to_array(constants[node.input[1]])
+            node.attribute.append(onnx.helper.make_attribute("axes", axes.tolist()))
+            del node.input[1]
+
+
+def _schema(node: onnx.NodeProto, opset: int) -> onnx.defs.OpSchema | None:
+    """An operator's definition in an opset; None where it has none."""
+    if node.domain not in _STANDARD:
+        return None
+    try:
+        return onnx.defs.get_schema(node.op_type, opset)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _changed_operators(model: onnx.ModelProto, opset: int, *, at_all: bool = False) -> list[str]:
+    """Operators that an opset does not have with these inputs and attributes, or `at_all` alike."""
+    found = set()
+    for node in all_nodes(model.graph):
+        if node.domain not in _STANDARD:
+            continue
+        schema, own = _schema(node, opset), _schema(node, opset_of(model))
+        if schema is None or own is None:
+            found.add(str(node.op_type))
+        elif schema.since_version != own.since_version:
+            attributes = {item.name for item in node.attribute}
+            fits = len(node.input) <= schema.max_input and attributes <= set(schema.attributes)
+            # Since opset 21 its scale is one per channel and no longer one per group.
+            if at_all or not fits or node.op_type == "GroupNormalization":
+                found.add(str(node.op_type))
+    return sorted(found)
+
+
+def _relabelled(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    for item in model.opset_import:
+        if item.domain in _STANDARD:
+            item.version = opset
+    return model
+
+
+def _one_line(err: Exception) -> str:
+    return " ".join(str(err).split())

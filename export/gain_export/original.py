@@ -1,88 +1,66 @@
-"""Running the original ONNX model, its head's values exposed beside its own output."""
+"""Running ONNX models as they are, and reading values inside them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from gain_core.errors import EngineError
-from gain_export.head import Head
-from gain_export.verify import Expected
-from gain_runtime.manifest import Preprocess
+from gain_export.native import open_native
+from gain_runtime.onnx_native import NATIVE_ERRORS
 
-__all__ = ["Original"]
+__all__ = ["Original", "Values", "run_values"]
 
 Floats = npt.NDArray[np.float32]
+Values = dict[str, npt.NDArray[np.generic]]
+Feed = Callable[[Floats], npt.NDArray[np.generic]]
 
-_LOG_FATAL_ONLY = 4
 _CHUNK = 8
-_PROBED_BATCH = 2
-
-_NATIVE_ERRORS: tuple[type[Exception], ...] = (
-    RuntimeError,
-    ValueError,
-    *(
-        value
-        for value in vars(native).values()
-        if isinstance(value, type) and issubclass(value, Exception)
-    ),
-)
 
 
 class Original:
-    """The unchanged model on ONNX Runtime's CPU provider.
+    """The unchanged file on ONNX Runtime's CPU provider.
 
     Parameters
     ----------
-    model : onnx.ModelProto
-        Copied.
-    head : Head
-        Whose input and result are to be read.
-    spec : Preprocess
-        The images' size.
     path : Path
-        For messages.
+    feed : callable
+        From `pixel_values` (B, 3, H, W) float32 to what the network takes.
+    batch : int or None
+        The batch size that the graph states.
 
     Attributes
     ----------
     fixed_batch : int or None
-        The batch size the graph states; None where it is symbolic.
-    probed_batch : int
-        The number of images in the run that gave the shapes.
-    features_shape, logits_shape : tuple of int
-        Shapes of the head's input and result.
+        The only batch size it takes, as stated or as found by trying.
 
     Raises
     ------
     EngineError
-        If ONNX Runtime cannot load or run it.
+        If ONNX Runtime cannot load it.
     """
 
-    def __init__(
-        self, model: onnx.ModelProto, head: Head, spec: Preprocess, /, *, path: Path
-    ) -> None:
-        self.spec = spec
+    def __init__(self, path: Path, feed: Feed, /, *, batch: int | None) -> None:
         self._path = path
-        self._input = model.graph.input[0].name
-        self._outputs = [head.features, head.logits]
-        if head.output is not None and head.output != head.logits:
-            self._outputs.append(head.output)
-        batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_value
-        self.fixed_batch: int | None = batch if batch > 0 else None
-        self._session = self._open(model)
-        self.probed_batch = self.fixed_batch or _PROBED_BATCH
-        shape = (self.probed_batch, 3, spec.height_px, spec.width_px)
-        features, logits, *_ = self._call(np.zeros(shape, dtype=np.float32))
-        self.features_shape: tuple[int, ...] = features.shape
-        self.logits_shape: tuple[int, ...] = logits.shape
+        self._feed = feed
+        self.fixed_batch = batch
+        try:
+            self._session = open_native(str(path))
+        except NATIVE_ERRORS as err:
+            raise self._failed("load", err) from err
+        self._input = self._session.get_inputs()[0].name
+        # Lists of dicts, as scikit-learn's converters have them, are no arrays.
+        self._outputs = [
+            value.name for value in self._session.get_outputs() if value.type.startswith("tensor(")
+        ]
 
-    def run(self, pixel_values: Floats, /) -> Expected:
-        """Features, logits and own output for any number of images.
+    def run(self, pixel_values: Floats, /) -> Values:
+        """Its own outputs for any number of images; those without a row per image are left out.
 
         Parameters
         ----------
@@ -90,47 +68,94 @@ class Original:
 
         Returns
         -------
-        Expected
+        dict of str to array
+            In the graph's order.
+
+        Raises
+        ------
+        EngineError
+            If it cannot be run.
         """
+        if self.fixed_batch is None and not self._takes_several(pixel_values):
+            self.fixed_batch = 1
         size = self.fixed_batch or _CHUNK
-        parts = []
+        parts: list[list[npt.NDArray[np.generic]]] = []
         for start in range(0, len(pixel_values), size):
             batch = pixel_values[start : start + size]
             rows = len(batch)
             if self.fixed_batch is not None and rows < size:
                 batch = np.concatenate([batch, np.repeat(batch[:1], size - rows, axis=0)])
-            parts.append([values[:rows].reshape(rows, -1) for values in self._call(batch)])
-        joined = [np.concatenate(values) for values in zip(*parts, strict=True)]
-        return Expected(
-            features=joined[0], logits=joined[1], output=joined[2] if len(joined) > 2 else None
-        )
+            try:
+                values = self._call(batch)
+            except NATIVE_ERRORS as err:
+                raise self._failed("run", err) from err
+            parts.append([v[:rows] if v.shape[:1] == (len(batch),) else v[:0] for v in values])
+        joined = {
+            name: np.concatenate(found)
+            for name, *found in zip(self._outputs, *parts, strict=True)
+            if all(found[0].shape[1:] == other.shape[1:] for other in found)
+        }
+        return {name: v for name, v in joined.items() if len(v) == len(pixel_values)}
 
-    def _open(self, model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-        """A session on a copy that also outputs the head's values."""
-        exposed = onnx.ModelProto()
-        exposed.CopyFrom(model)
-        declared = {value.name for value in exposed.graph.output}
-        for name in self._outputs:
-            if name not in declared:
-                exposed.graph.output.append(onnx.ValueInfoProto(name=name))
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _LOG_FATAL_ONLY
+    def _takes_several(self, pixel_values: Floats) -> bool:
+        """Whether a graph that leaves its batch axis open works with two images."""
+        two = np.concatenate([pixel_values[:1], pixel_values[:1]])
         try:
-            return onnxruntime.InferenceSession(
-                exposed.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
-        except _NATIVE_ERRORS as err:
-            raise self._failed("load", err) from err
+            return any(value.shape[:1] == (2,) for value in self._call(two))
+        except NATIVE_ERRORS:
+            return False
 
-    def _call(self, pixel_values: Floats) -> list[Floats]:
-        try:
-            values: list[Floats] = self._session.run(self._outputs, {self._input: pixel_values})
-        except _NATIVE_ERRORS as err:
-            raise self._failed("run", err) from err
-        return values
+    def _call(self, pixel_values: Floats) -> list[npt.NDArray[np.generic]]:
+        found = self._session.run(self._outputs, {self._input: self._feed(pixel_values)})
+        return [np.asarray(value) for value in found]
 
     def _failed(self, verb: str, err: Exception) -> EngineError:
         return EngineError(
             f"{self._path}: ONNX Runtime {onnxruntime.__version__} cannot {verb} it as it is "
             f"({' '.join(str(err).split())}); check the file and --img-size"
         )
+
+
+def run_values(
+    model: onnx.ModelProto, names: Sequence[str], pixel_values: npt.NDArray[np.generic], /
+) -> Values:
+    """Run a model once and read values inside it.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Copied.
+    names : sequence of str
+        Values of the graph. One that ONNX Runtime cannot hand out (bfloat16) is left out.
+    pixel_values : array
+        For its only input.
+
+    Returns
+    -------
+    dict of str to array
+
+    Raises
+    ------
+    EngineError
+        If ONNX Runtime cannot load or run it.
+    """
+    if not names:
+        return {}
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(model)
+    declared = {value.name for value in exposed.graph.output}
+    for name in names:
+        if name not in declared:
+            exposed.graph.output.append(onnx.ValueInfoProto(name=name))
+    try:
+        session = open_native(exposed.SerializeToString())
+        wanted = [
+            value.name
+            for value in session.get_outputs()
+            if value.name in set(names) and "bfloat16" not in value.type
+        ]
+        found = session.run(wanted, {session.get_inputs()[0].name: pixel_values})
+    except NATIVE_ERRORS as err:
+        reason = " ".join(str(err).split())
+        raise EngineError(f"ONNX Runtime cannot run the prepared graph ({reason[:300]})") from err
+    return {name: np.asarray(value) for name, value in zip(wanted, found, strict=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,7 +26,12 @@ class PreprocessOverrides:
     """The preprocessing settings a user gave; None where nothing was said.
 
     Attributes are those of `gain_runtime.manifest.Preprocess`, with `img_size` as (height, width)
-    in px.
+    in px, and `value_range`: what black and white are to a network that normalises by itself.
+
+    Raises
+    ------
+    ConfigError
+        If `mean` or `std` are no numbers of [0, 1] pixels, or stand beside a `value_range`.
     """
 
     img_size: tuple[int, int] | None = None
@@ -35,6 +41,28 @@ class PreprocessOverrides:
     interpolation: str | None = None
     crop_mode: str | None = None
     channel_order: str | None = None
+    value_range: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is None:
+                continue
+            if any(not math.isfinite(value) or value > 1.0 or value < 0.0 for value in values):
+                shown = " ".join(f"{value:g}" for value in values)
+                scaled = " ".join(f"{value / 255.0:.4g}" for value in values)
+                raise ConfigError(
+                    f"--{name}: expected numbers of [0, 1] pixels, got {shown}; if these are of "
+                    f"0 to 255, divide by 255: --{name} {scaled}"
+                )
+        if self.value_range is not None:
+            low, high = self.value_range
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise ConfigError(f"--input-range: expected low < high, got {low:g} {high:g}")
+            if self.mean is not None or self.std is not None:
+                raise ConfigError(
+                    "--input-range: is for a network that normalises its pixels itself, and --mean "
+                    "and --std for one that does not; give one of them"
+                )
 
     def given(self) -> dict[str, object]:
         """The settings that were given, keyed as `Preprocess` names them."""

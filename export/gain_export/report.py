@@ -26,11 +26,15 @@ class ExportReport:
         Of the artifact's bytes, hexadecimal.
     source, weights_sha256 : str
         As in the manifest.
-    num_classes, feature_dim : int
-        K and D.
+    num_classes : int
+    feature_dim : int or None
+        D; None where the artifact has logits only.
     preprocess : Preprocess
     opset, ir_version, size_bytes : int
     verification : mapping
+        As in the manifest.
+    activation, labels_source : str
+    notes : tuple of str
         As in the manifest.
     seconds : mapping
         Wall-clock time of every step.
@@ -41,12 +45,15 @@ class ExportReport:
     source: str
     weights_sha256: str
     num_classes: int
-    feature_dim: int
+    feature_dim: int | None
     preprocess: Preprocess
     opset: int
     ir_version: int
     size_bytes: int
     verification: Mapping[str, float | int | str]
+    activation: str
+    labels_source: str
+    notes: tuple[str, ...]
     seconds: Mapping[str, float]
 
     def to_dict(self) -> dict[str, object]:
@@ -76,4 +83,5 @@ class Steps:
             self._on_step(name)
         started = time.perf_counter()
         yield
-        self.seconds[name] = round(time.perf_counter() - started, 3)
+        spent = time.perf_counter() - started
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + spent, 3)

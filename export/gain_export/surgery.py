@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gain_core.errors import ArtifactError
 from gain_export.graph import free_name, prune, release_name, rename_value
-from gain_export.onnx_file import MIN_OPSET, opset_of
-from gain_export.opset import raise_opset
+from gain_export.head import Head, Part
+from gain_export.input_form import BATCH
 from gain_runtime.manifest import HeadLocation
 
-__all__ = [
-    "FEATURES",
-    "LOGITS",
-    "PIXEL_VALUES",
-    "attach_head",
-    "declare_input",
-    "free_batch",
-    "settle_versions",
-]
+__all__ = ["FEATURES", "LOGITS", "attach_head", "attach_logits"]
 
-PIXEL_VALUES, FEATURES, LOGITS = "pixel_values", "features", "logits"
+FEATURES, LOGITS = "features", "logits"
 _WEIGHT, _BIAS = "gain.head.weight", "gain.head.bias"
-_BATCH = "batch"
-
-# The newest file format that the runtimes of JetPack 6 read, and the oldest worth writing.
-_MAX_IR, _MIN_IR = 10, 8
+# Probabilities of zero have no logarithm; this is the smallest normal float32.
+_TINY = np.float32(np.finfo(np.float32).tiny)
 
 
-def attach_head(
-    model: onnx.ModelProto,
-    features: str,
-    /,
-    *,
-    weight: npt.NDArray[np.float32],
-    bias: npt.NDArray[np.float32] | None,
-    flatten: bool = False,
-) -> HeadLocation:
+def attach_head(model: onnx.ModelProto, head: Head, /) -> HeadLocation:
     """End a graph in `logits = features @ weight.T + bias` and drop everything else it computed.
 
     One form for every head, whatever the exporter made of it: the runtime reads it, and what it
@@ -49,105 +32,97 @@ def attach_head(
     ----------
     model : onnx.ModelProto
         Changed in place; its outputs become `features` and `logits`.
-    features : str
-        The value the head reads.
-    weight : array, (K, D) float32
-    bias : array, (K,) float32, or None
-    flatten : bool, optional
-        Whether that value has axes of length one to drop.
+    head : Head
 
     Returns
     -------
     HeadLocation
     """
-    graph = model.graph
-    if flatten:
-        flat = free_name(model, FEATURES)
-        graph.node.append(helper.make_node("Flatten", [features], [flat], axis=1))
-        features = flat
+    writer = _Writer(model)
+    flat = [_vector(writer, part) for part in head.parts]
+    features = flat[0] if len(flat) == 1 else writer.add("Concat", *flat, axis=1)
+    features = writer.add("Identity", features) if features in _inputs(model) else features
     rename_value(model, features, FEATURES)
-    logits = free_name(model, LOGITS)
-    arrays = {_WEIGHT: weight} if bias is None else {_WEIGHT: weight, _BIAS: bias}
-    for name in arrays:
+    arrays = (
+        {_WEIGHT: head.weight} if head.bias is None else {_WEIGHT: head.weight, _BIAS: head.bias}
+    )
+    for name, array in arrays.items():
         release_name(model, name)
-    graph.node.append(
-        helper.make_node("Gemm", [FEATURES, *arrays], [logits], name="head", transB=1)
-    )
-    graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in arrays.items())
-    prune(
-        model,
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, [_BATCH, width])
-            for name, width in ((FEATURES, weight.shape[1]), (logits, weight.shape[0]))
-        ],
-    )
-    # Only now: the old head's value of that name, where there was one, is gone.
-    rename_value(model, logits, LOGITS)
-    return HeadLocation(weight=_WEIGHT, layout="KD", bias=None if bias is None else _BIAS)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    logits = writer.add("Gemm", FEATURES, *arrays, name="head", transB=1)
+    _finish(model, {FEATURES: head.weight.shape[1], logits: head.weight.shape[0]}, logits)
+    return HeadLocation(weight=_WEIGHT, layout="KD", bias=None if head.bias is None else _BIAS)
 
 
-def declare_input(model: onnx.ModelProto, /, *, height_px: int, width_px: int) -> None:
-    """Name the input `pixel_values` and state its shape, its batch axis symbolic."""
-    rename_value(model, model.graph.input[0].name, PIXEL_VALUES)
-    shape = [_BATCH, 3, height_px, width_px]
-    value = helper.make_tensor_value_info(PIXEL_VALUES, TensorProto.FLOAT, shape)
-    model.graph.input[0].CopyFrom(value)
-    # What is noted about values inside may state another batch or image size.
-    del model.graph.value_info[:]
-
-
-def free_batch(model: onnx.ModelProto, batch_size: int, /) -> None:
-    """Let reshapes that spell out the traced batch size take any; the caller checks the result.
-
-    Exporters that trace without a symbolic batch axis write `Reshape(x, [batch, D])` for a plain
-    flatten. Anything deeper that depends on the batch size stays as it is and fails when run.
-    """
-    graph = model.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            constants[node.output[0]] = node.attribute[0].t
-    for node in graph.node:
-        if node.op_type != "Reshape" or node.input[1] not in constants:
-            continue
-        target = numpy_helper.to_array(constants[node.input[1]]).copy()
-        if target.size > 1 and target[0] == batch_size and -1 not in target:
-            target[0] = -1
-            # The old constant may serve other nodes.
-            name = free_name(model, f"{node.input[1]}_any_batch")
-            graph.initializer.append(numpy_helper.from_array(target, name))
-            node.input[1] = name
-
-
-def settle_versions(model: onnx.ModelProto, /, *, path: str) -> onnx.ModelProto:
-    """Bring operator set and file format into the range that devices read.
+def attach_logits(
+    model: onnx.ModelProto, value: str, /, *, num_classes: int, logarithm: bool = False
+) -> None:
+    """End a graph in a value as it computes it, as `logits` (B, K) float32, without features.
 
     Parameters
     ----------
     model : onnx.ModelProto
-        At most opset 20.
-    path : str
-        For messages.
-
-    Returns
-    -------
-    onnx.ModelProto
-        Opset 17 to 20, or 13 to 16 where the conversion failed, which is logged as a warning;
-        format version 8 to 10.
-
-    Raises
-    ------
-    ArtifactError
-        If the opset is below 13 and cannot be raised.
+        Changed in place; its only output becomes `logits`.
+    value : str
+        With one row per image and K numbers in it, of any floating-point type.
+    num_classes : int
+    logarithm : bool, optional
+        Whether the value holds probabilities, whose logarithm are the logits.
     """
-    if opset_of(model) < MIN_OPSET:
-        model = raise_opset(model, path=path)
-    model.ir_version = min(max(model.ir_version, _MIN_IR), _MAX_IR)
-    try:
-        onnx.checker.check_model(model)
-    except onnx.checker.ValidationError as err:
-        raise ArtifactError(
-            f"{path}: its graph breaks the ONNX rules ({' '.join(str(err).split())}); "
-            "export the model again"
-        ) from err
-    return model
+    writer = _Writer(model)
+    logits = writer.add("Cast", value, to=TensorProto.FLOAT)
+    logits = writer.add("Flatten", logits, axis=1)
+    if logarithm:
+        logits = writer.add("Log", writer.add("Max", logits, writer.constant(_TINY)))
+    _finish(model, {logits: num_classes}, logits)
+
+
+class _Writer:
+    """Appends nodes to a graph under names of their own."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model = model
+
+    def add(self, kind: str, *inputs: str, name: str = "", **attributes: object) -> str:
+        """Append a node; the name of its result."""
+        output = free_name(self._model, f"gain.{kind.lower()}")
+        node = helper.make_node(kind, list(inputs), [output], name=name, **attributes)
+        self._model.graph.node.append(node)
+        return output
+
+    def constant(self, array: npt.ArrayLike) -> str:
+        """Append an initializer; its name."""
+        name = free_name(self._model, "gain.constant")
+        self._model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+
+def _vector(writer: _Writer, part: Part) -> str:
+    """A part of the features as (B, width) float32."""
+    value = part.value
+    if part.cast:
+        value = writer.add("Cast", value, to=TensorProto.FLOAT)
+    if part.mean_axes:
+        axes = list(part.mean_axes)
+        # As an attribute up to opset 17, as an input from 18 on: a sum takes it so in both.
+        value = writer.add("ReduceSum", value, writer.constant(np.asarray(axes)), keepdims=1)
+        value = writer.add("Mul", value, writer.constant(np.float32(1.0 / part.places)))
+    if part.flatten:
+        value = writer.add("Flatten", value, axis=1)
+    return value
+
+
+def _inputs(model: onnx.ModelProto) -> Sequence[str]:
+    return [value.name for value in model.graph.input]
+
+
+def _finish(model: onnx.ModelProto, widths: dict[str, int], logits: str) -> None:
+    prune(
+        model,
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [BATCH, width])
+            for name, width in widths.items()
+        ],
+    )
+    # Only now: the old head's value of that name, where there was one, is gone.
+    rename_value(model, logits, LOGITS)

@@ -11,7 +11,7 @@ from gain_core.errors import ConfigError
 from gain_export.aliases import Alias
 from gain_export.hub import create_pretrained
 from gain_export.preprocessing import from_timm_config
-from gain_export.weights import count_classes, fill, hash_weights, package_file, read_weights
+from gain_export.weights import count_classes, fill, hash_weights, package_file, read_checkpoint
 
 torch = require("torch", extra="export")
 timm = require("timm", extra="export")
@@ -21,12 +21,18 @@ __all__ = ["Source", "build", "preprocess_of", "resolve_tag"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Source:
-    """A timm model in evaluation mode and where its weights came from."""
+    """A timm model in evaluation mode and where its weights came from.
+
+    `is_imagenet`: the tag is of ImageNet's 1000 classes. `notes`: what was chosen and changed in
+    the weights, one line each.
+    """
 
     model: Any
     name: str
     weights_sha256: str
     preprocess: dict[str, object]
+    is_imagenet: bool
+    notes: tuple[str, ...]
 
 
 def resolve_tag(name: str, /) -> str:
@@ -65,6 +71,7 @@ def build(
     random_seed: int | None = None,
     num_classes: int | None = None,
     img_size: tuple[int, int] | None = None,
+    ema: bool | None = None,
 ) -> Source:
     """Create the model and put its weights in.
 
@@ -80,6 +87,8 @@ def build(
         K, where it is not that of the published weights.
     img_size : (height, width) in px, optional
         The position embedding is resampled to it once, here.
+    ema : bool, optional
+        Which of a checkpoint's two sets of weights to take; see `read_checkpoint`.
 
     Returns
     -------
@@ -99,15 +108,16 @@ def build(
     if img_size is not None and config.fixed_input_size:
         settings["img_size"] = img_size
     name, preprocess = f"timm/{tag}", preprocess_of(tag)
+    notes: list[str] = []
     if random_seed is not None:
         model = _random(tag, random_seed, num_classes=num_classes, settings=settings)
         name += f" (random weights, seed {random_seed})"
     elif weights is not None:
-        model = _from_file(tag, weights, num_classes=num_classes, settings=settings)
+        model, notes = _from_file(tag, weights, num_classes=num_classes, settings=settings, ema=ema)
         name += f" ({weights.name})"
     elif alias.weights_package is not None:
         path = package_file(alias)
-        model = _from_file(
+        model, notes = _from_file(
             tag,
             path,
             num_classes=num_classes,
@@ -125,7 +135,19 @@ def build(
             )
         model = create_pretrained(tag, **settings)
     model = model.float().eval()
-    return Source(model=model, name=name, weights_sha256=hash_weights(model), preprocess=preprocess)
+    if not model.num_classes:
+        raise ConfigError(
+            f"{tag}: has no classifier, only features; fine-tune it on your classes and give the "
+            "checkpoint with --weights FILE"
+        )
+    return Source(
+        model=model,
+        name=name,
+        weights_sha256=hash_weights(model),
+        preprocess=preprocess,
+        is_imagenet="in1k" in tag.partition(".")[2],
+        notes=tuple(notes),
+    )
 
 
 def _random(tag: str, seed: int, *, num_classes: int | None, settings: dict[str, Any]) -> Any:
@@ -144,12 +166,14 @@ def _from_file(
     num_classes: int | None,
     settings: dict[str, Any],
     in_order: bool = False,
-) -> Any:
+    ema: bool | None = None,
+) -> tuple[Any, list[str]]:
     """The model with a file's weights, which state K unless the user does."""
-    state = read_weights(path)
-    num_classes = num_classes or count_classes(state, timm.get_pretrained_cfg(tag).classifier)
+    checkpoint = read_checkpoint(path, ema=ema)
+    classifier = timm.get_pretrained_cfg(tag).classifier
+    num_classes = num_classes or count_classes(checkpoint.state, classifier)
     if num_classes is not None:
         settings = {**settings, "num_classes": num_classes}
     model = timm.create_model(tag, pretrained=False, **settings)
-    fill(model, state, path=path, in_order=in_order)
-    return model
+    notes = fill(model, checkpoint.state, path=path, in_order=in_order)
+    return model, [f"weights: {note}" for note in (*checkpoint.notes, *notes)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import pickle
+import re
 import struct
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +24,12 @@ torch = require("torch", extra="export")
 safetensors = require("safetensors", extra="export")
 safetensors_torch = require("safetensors.torch", extra="export")
 
-__all__ = ["count_classes", "fill", "hash_weights", "package_file", "read_weights"]
+__all__ = ["Checkpoint", "count_classes", "fill", "hash_weights", "package_file", "read_checkpoint"]
 
-_WRAPPERS = ("state_dict", "model_state_dict", "model")
-_PREFIXES = ("module.", "_orig_mod.")
+# Where training programs put their weights, the exponential moving average apart.
+_WEIGHTS = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights")
+_AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "model_ema_state_dict")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MAX_LISTED = 3
 
 # What the readers raise on damaged files.
@@ -45,51 +51,126 @@ _READ_ERRORS = (
 StateDict = dict[str, Any]
 
 
-def read_weights(path: Path, /) -> StateDict:
-    """Read a state dict from a torch checkpoint (weights only, no code is run) or safetensors.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Checkpoint:
+    """The tensors of a file.
+
+    Attributes
+    ----------
+    state : dict of str to tensor
+        On the CPU.
+    notes : tuple of str
+        Which of the file's tensors they are, where there was a choice.
+    """
+
+    state: StateDict
+    notes: tuple[str, ...]
+
+
+class _Foreign:
+    """Stands for an object of a class that belongs to the training program; it does nothing."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def read_checkpoint(path: Path, /, *, ema: bool | None = None) -> Checkpoint:
+    """Read a checkpoint of torch or safetensors; no code in it is run.
 
     Parameters
     ----------
     path : Path
-        A `.safetensors` file; anything else is read as a torch file. A dict inside a training
-        checkpoint (`state_dict`, `model_state_dict`, `model`) is taken out, and the prefixes of
-        data-parallel and compiled modules are dropped.
+        A `.safetensors` file; anything else is read as a torch file. The weights inside what a
+        training program wrote are taken out; its other objects are left aside unread.
+    ema : bool, optional
+        Take the exponential moving average of the weights, or the last ones, where a file holds
+        both. Without it the average, as timm does.
 
     Returns
     -------
-    dict of str to tensor
-        On the CPU.
+    Checkpoint
 
     Raises
     ------
     ArtifactError
-        If the file is missing, corrupt, or holds anything but tensors.
+        If the file is missing, corrupt, or holds no tensors, or not those that `ema` asks for.
     """
     if not path.is_file():
         raise ArtifactError(f"{path}: expected a file of weights, found none; check the path")
     try:
-        if path.suffix == ".safetensors":
-            loaded = safetensors_torch.load_file(path)
-        else:
-            with warnings.catch_warnings():  # about pickles of another age
-                warnings.simplefilter("ignore")
-                loaded = torch.load(path, map_location="cpu", weights_only=True)
+        loaded = safetensors_torch.load_file(path) if _is_safetensors(path) else _load_torch(path)
     except _READ_ERRORS as err:
-        reason = str(err).splitlines()[0] if str(err) else type(err).__name__
+        lines = _COLOURS.sub("", str(err)).splitlines()
         raise ArtifactError(
-            f"{path}: expected a torch state dict or safetensors file, cannot be read ({reason}); "
+            f"{path}: expected a torch state dict or safetensors file, cannot be read "
+            f"({lines[0] if lines else type(err).__name__}); "
             "save it again with torch.save(model.state_dict(), ...)"
         ) from err
-    for key in _WRAPPERS:
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            loaded = loaded[key]
-            break
-    if not isinstance(loaded, Mapping) or not loaded:
+    loaded, notes = _chosen(loaded, ema=ema, path=path)
+    state = _tensors(loaded)
+    if not state:
         raise ArtifactError(
-            f"{path}: expected a dict of tensors, got {type(loaded).__name__}; "
+            f"{path}: expected a dict of tensors, got {type(loaded).__name__} without any; "
             "save it again with torch.save(model.state_dict(), ...)"
         )
-    return {_bare(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
+    halves = sorted({str(t.dtype).removeprefix("torch.") for t in state.values() if _is_half(t)})
+    if halves:
+        notes.append(f"stored in {', '.join(halves)}, computed in float32")
+    return Checkpoint(state=state, notes=tuple(notes))
+
+
+def _is_safetensors(path: Path) -> bool:
+    return path.suffix == ".safetensors"
+
+
+def _is_half(tensor: Any) -> bool:
+    return tensor.dtype in (torch.float16, torch.bfloat16)
+
+
+def _load_torch(path: Path) -> Any:
+    """A torch file with all tensors; classes that torch does not know become empty stand-ins."""
+    foreign: list[str] = []
+    with contextlib.suppress(*_READ_ERRORS):  # files of before torch 1.6 cannot be asked
+        foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    stands = [(type(name.rpartition(".")[2], (_Foreign,), {}), name) for name in foreign]
+    with warnings.catch_warnings():  # about pickles of another age
+        warnings.simplefilter("ignore")
+        with torch.serialization.safe_globals(stands):
+            return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _chosen(loaded: Any, *, ema: bool | None, path: Path) -> tuple[Any, list[str]]:
+    """The dict of tensors in what a training program wrote."""
+    if not isinstance(loaded, Mapping):
+        return loaded, []
+    averaged = [key for key in _AVERAGED if _tensors(loaded.get(key))]
+    last = [key for key in _WEIGHTS if _tensors(loaded.get(key))]
+    if ema and not averaged:
+        raise ArtifactError(
+            f"{path}: --ema: expected weights averaged over training, found none among "
+            f"{', '.join(map(str, list(loaded)[:6]))}; leave the flag out"
+        )
+    if averaged and (ema or ema is None or not last):
+        other = "; --no-ema takes the last ones" if last else ""
+        return loaded[averaged[0]], [f"'{averaged[0]}', averaged over training{other}"]
+    if last:
+        other = "; --ema takes the averaged ones" if averaged else ""
+        return loaded[last[0]], [f"'{last[0]}'{other}"] if averaged or len(last) > 1 else []
+    return loaded, []
+
+
+def _tensors(value: Any) -> StateDict:
+    """The tensors of a dict, and of the dict in it where a wrapper put them one level deeper."""
+    if not isinstance(value, Mapping):
+        return {}
+    state = {str(k): v for k, v in value.items() if isinstance(v, torch.Tensor)}
+    if len(state) > 1:
+        return state
+    inner = [_tensors(value[key]) for key in ("module", "state_dict", "model") if key in value]
+    return max([state, *inner], key=len)
 
 
 def package_file(alias: Alias, /) -> Path:
@@ -123,13 +204,13 @@ def count_classes(state: StateDict, classifier: object, /) -> int | None:
     """K as the classifier's weight in a state dict states it; None where it has none."""
     names = classifier if isinstance(classifier, list | tuple) else (classifier,)
     for name in names:
-        weight = state.get(f"{name}.weight")
-        if weight is not None:
-            return int(weight.shape[0])
+        for key, weight in state.items():
+            if key == f"{name}.weight" or key.endswith(f".{name}.weight"):
+                return int(weight.shape[0])
     return None
 
 
-def fill(model: Any, state: StateDict, /, *, path: Path, in_order: bool = False) -> None:
+def fill(model: Any, state: StateDict, /, *, path: Path, in_order: bool = False) -> list[str]:
     """Load a state dict into a timm model, every tensor or none.
 
     Parameters
@@ -137,10 +218,16 @@ def fill(model: Any, state: StateDict, /, *, path: Path, in_order: bool = False)
     model : timm model
         Changed in place.
     state : dict of str to tensor
+        Its names may have a prefix in common: `module.`, `model.`, `net.` or any other.
     path : Path
         For messages.
     in_order : bool, optional
         Match tensors by position instead of by name.
+
+    Returns
+    -------
+    list of str
+        What was left out or resampled.
 
     Raises
     ------
@@ -148,10 +235,13 @@ def fill(model: Any, state: StateDict, /, *, path: Path, in_order: bool = False)
         If tensors are missing, left over or of another shape; the first few are listed.
     """
     own = model.state_dict()
+    notes: list[str] = []
     if in_order:
         if len(state) != len(own):
             raise ArtifactError(f"{path}: expected {len(own)} tensors, got {len(state)}")
         state = dict(zip(own, state.values(), strict=True))
+    else:
+        state, notes = _without_prefix(own, state)
     problems = _mismatches(own, state)
     if problems and not in_order:
         # timm's own conversion knows other libraries' names and resizes position embeddings.
@@ -159,6 +249,7 @@ def fill(model: Any, state: StateDict, /, *, path: Path, in_order: bool = False)
         if convert is not None:
             converted = _converted(convert, state, model)
             if converted is not None and not _mismatches(own, converted):
+                notes += _resampled(own, state)
                 state, problems = converted, []
     if problems:
         raise ArtifactError(
@@ -168,6 +259,44 @@ def fill(model: Any, state: StateDict, /, *, path: Path, in_order: bool = False)
         )
     # Only the counters of batch norm may be absent: older checkpoints lack them.
     model.load_state_dict(state, strict=False)
+    return notes
+
+
+def _without_prefix(own: StateDict, state: StateDict) -> tuple[StateDict, list[str]]:
+    """The tensors whose names are the model's own behind one prefix; what else there was."""
+    counts: Counter[str] = Counter()
+    for key in state:
+        parts = key.split(".")
+        for start in range(len(parts)):
+            if ".".join(parts[start:]) in own:
+                counts[".".join(parts[:start])] += 1
+    if not counts:
+        return state, []
+    # The shortest of those that fit most: `model.blocks` must not win over `model`.
+    prefix, found = max(counts.items(), key=lambda item: (item[1], -len(item[0])))
+    if not prefix or found < len(own) // 2:
+        return state, []
+    kept = {
+        key.removeprefix(prefix + "."): value
+        for key, value in state.items()
+        if key.startswith(prefix + ".")
+    }
+    left = len(state) - len(kept)
+    notes = [f"names without '{prefix}.'"]
+    if left:
+        first = next(key for key in state if not key.startswith(prefix + "."))
+        notes.append(f"{left} tensors outside '{prefix}.' left out ({first}, ...)")
+    return kept, notes
+
+
+def _resampled(own: StateDict, state: StateDict) -> list[str]:
+    """The embeddings that were trained for another image size."""
+    return [
+        f"{key} resampled from {tuple(state[key].shape)} to {tuple(own[key].shape)}: it was "
+        "trained at another image size; --img-size keeps that"
+        for key in own
+        if key in state and own[key].shape != state[key].shape and "pos" in key
+    ]
 
 
 def hash_weights(model: Any, /) -> str:
@@ -177,13 +306,6 @@ def hash_weights(model: Any, /) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _bare(name: str) -> str:
-    """A tensor's name without what training wrappers put before it."""
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name
 
 
 def _mismatches(own: StateDict, state: StateDict) -> list[str]:

@@ -16,17 +16,28 @@ import onnx
 
 from gain_core import __version__
 from gain_core.errors import ArtifactError, EngineError
+from gain_export.input_form import PIXEL_VALUES
+from gain_export.labels import Labels
 from gain_export.onnx_file import MAX_BYTES, opset_of
 from gain_export.photographs import read_photographs
 from gain_export.report import ExportReport, Steps
-from gain_export.surgery import FEATURES, LOGITS, PIXEL_VALUES
+from gain_export.surgery import FEATURES, LOGITS
 from gain_export.synthetic import synthetic_images
 from gain_export.verify import BATCH_SIZES, Numbers, Reference, verify
 from gain_runtime.artifact import load_artifact, write_metadata
 from gain_runtime.atomic_file import write_atomically
 from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
+from gain_runtime.preprocess import preprocess_batch
 
-__all__ = ["VerifyImages", "check_output", "choose_images", "make_manifest", "verify_and_write"]
+__all__ = [
+    "Facts",
+    "VerifyImages",
+    "check_output",
+    "choose_images",
+    "make_manifest",
+    "verification_pixels",
+    "verify_and_write",
+]
 
 _SEED = 0
 
@@ -37,6 +48,29 @@ class VerifyImages:
 
     images: Sequence[npt.NDArray[np.uint8]]
     source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What an artifact says of itself besides its graph; see `Manifest`.
+
+    Attributes
+    ----------
+    source, weights_sha256 : str
+    labels : Labels
+    preprocess : Preprocess
+    tools : sequence of str
+        Modules whose versions are recorded.
+    notes : tuple of str
+        What was read off the model, changed and folded, one line each.
+    """
+
+    source: str
+    weights_sha256: str
+    labels: Labels
+    preprocess: Preprocess
+    tools: Sequence[str]
+    notes: tuple[str, ...] = ()
 
 
 def choose_images(folder: Path | None, /) -> VerifyImages:
@@ -65,30 +99,37 @@ def check_output(path: Path, /, *, force: bool) -> None:
         raise ArtifactError(f"{path}: its folder cannot be written; allow it, or choose another")
 
 
+def verification_pixels(images: VerifyImages, spec: Preprocess, /) -> npt.NDArray[np.float32]:
+    """The images as a network takes them, repeated to at least one round of batch sizes."""
+    rounds = -(-sum(BATCH_SIZES) // len(images.images))
+    return preprocess_batch(list(images.images) * rounds, spec)
+
+
 def make_manifest(
+    facts: Facts,
+    /,
     *,
-    source: str,
-    weights_sha256: str,
-    head: HeadLocation,
-    head_shape: tuple[int, ...],
-    labels: tuple[str, ...],
-    preprocess: Preprocess,
-    tools: Sequence[str],
+    head: HeadLocation | None,
+    num_classes: int,
+    feature_dim: int | None,
+    activation: str,
 ) -> Manifest:
-    """The manifest of a graph with this package's names; `head_shape` is (K, D)."""
-    num_classes, feature_dim = head_shape
+    """The manifest of a graph with this package's names; without a head it has no features."""
     return Manifest(
-        source=source,
-        weights_sha256=weights_sha256,
+        source=facts.source,
+        weights_sha256=facts.weights_sha256,
         input_name=PIXEL_VALUES,
-        features_name=FEATURES,
+        features_name=None if head is None else FEATURES,
         logits_name=LOGITS,
         num_classes=num_classes,
         feature_dim=feature_dim,
-        labels=labels,
+        labels=facts.labels.names,
         head=head,
-        preprocess=preprocess,
-        tool_versions={tool: _tool_version(tool) for tool in tools},
+        preprocess=facts.preprocess,
+        tool_versions={tool: _tool_version(tool) for tool in facts.tools},
+        labels_source=facts.labels.source,
+        activation=activation,
+        notes=facts.notes,
     )
 
 
@@ -130,7 +171,7 @@ def verify_and_write(
     Raises
     ------
     ArtifactError
-        If the file would exceed 2 GB or cannot be written.
+        If the file would exceed 2 GB or cannot be written, or the graph breaks the rules of ONNX.
     EngineError
         If ONNX Runtime cannot run the graph.
     ParityError
@@ -142,6 +183,13 @@ def verify_and_write(
             f"{output}: expected at most 2 GB, the limit of one ONNX file, "
             f"got {size_bytes / 2**30:.1f} GB; choose a smaller model"
         )
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as err:
+        raise ArtifactError(
+            f"{manifest.source}: its graph breaks the ONNX rules ({' '.join(str(err).split())}); "
+            "export the model again"
+        ) from err
     try:
         with steps("verify"):
             write_metadata(model, manifest)
@@ -169,7 +217,7 @@ def _verify_candidate(
             return verify(
                 load_artifact(candidate),
                 reference,
-                images=images.images,
+                images=len(images.images),
                 image_source=images.source,
             )
         except (ArtifactError, EngineError) as err:
@@ -198,5 +246,8 @@ def _report(
         ir_version=model.ir_version,
         size_bytes=len(data),
         verification=manifest.verification,
+        activation=manifest.activation,
+        labels_source=manifest.labels_source,
+        notes=manifest.notes,
         seconds=seconds,
     )

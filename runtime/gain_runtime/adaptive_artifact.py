@@ -103,7 +103,7 @@ class AdaptiveArtifact:
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Of every input, the batch axis left out."""
         if self.features_only:
-            return (self.manifest.feature_dim,), (self.manifest.num_classes,)
+            return tuple((width,) for _, width in self.manifest.outputs)
         return ((3, self.manifest.preprocess.height_px, self.manifest.preprocess.width_px),)
 
 
@@ -135,6 +135,8 @@ def load_adaptive(path: str | Path, /) -> AdaptiveArtifact:
         if key.startswith(ADAPTIVE_PREFIX)
     }
     _check_schema(entries, path)
+    if manifest.head is None:
+        raise ArtifactError(f"{path}: expected a head, got logits only; export the model again")
     # The head's bias is not needed here, and not in a file without a network.
     located = replace(manifest, head=replace(manifest.head, bias=None))
     weight, _ = read_head(model.graph, located, path)

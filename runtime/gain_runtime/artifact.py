@@ -13,7 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import numpy_helper
 
-from gain_core.errors import ArtifactError
+from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.manifest import PREFIX, Manifest
 from gain_runtime.model_text import dtype_name, refuse_broken_text
 
@@ -22,6 +22,7 @@ __all__ = [
     "load_artifact",
     "read_head",
     "read_model",
+    "require_head",
     "write_metadata",
 ]
 
@@ -45,16 +46,17 @@ class Artifact:
     sha256 : str
         Of the file's bytes, hexadecimal.
     manifest : Manifest
-    head_weight : array, (K, D) float32, read-only
-    head_bias : array, (K,) float32, read-only
-        Zeros where the head has no bias.
+    head_weight : array, (K, D) float32, read-only; or None
+        None where the artifact has logits only.
+    head_bias : array, (K,) float32, read-only; or None
+        Zeros where the head has no bias; None as the weight.
     """
 
     path: Path
     sha256: str
     manifest: Manifest
-    head_weight: npt.NDArray[np.float32]
-    head_bias: npt.NDArray[np.float32]
+    head_weight: npt.NDArray[np.float32] | None
+    head_bias: npt.NDArray[np.float32] | None
 
     @property
     def skewness(self) -> tuple[float, float] | None:
@@ -87,8 +89,38 @@ def load_artifact(path: str | Path, /) -> Artifact:
     metadata = {item.key: item.value for item in model.metadata_props}
     manifest = Manifest.from_metadata(metadata, path=str(path))
     _check_graph(model.graph, manifest, path)
-    weight, bias = read_head(model.graph, manifest, path)
-    return Artifact(path=path, sha256=sha256, manifest=manifest, head_weight=weight, head_bias=bias)
+    found = (None, None) if manifest.head is None else read_head(model.graph, manifest, path)
+    return Artifact(
+        path=path, sha256=sha256, manifest=manifest, head_weight=found[0], head_bias=found[1]
+    )
+
+
+def require_head(
+    artifact: Artifact, /, *, what: str
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """The head, for what cannot do without features.
+
+    Parameters
+    ----------
+    artifact : Artifact
+    what : str
+        That which needs them, for the message.
+
+    Returns
+    -------
+    weight, bias : array, (K, D) and (K,) float32, read-only
+
+    Raises
+    ------
+    ConfigError
+        If the artifact has logits only.
+    """
+    if artifact.head_weight is None or artifact.head_bias is None:
+        raise ConfigError(
+            f"{artifact.path}: has logits only, and {what} needs features; choose what needs "
+            "logits only, or export a model whose head is a linear layer"
+        )
+    return artifact.head_weight, artifact.head_bias
 
 
 def read_model(path: Path, /) -> tuple[onnx.ModelProto, str]:
@@ -220,10 +252,7 @@ def _check_graph(graph: onnx.GraphProto, manifest: Manifest, path: Path) -> None
             f"{path}: expected {manifest.input_name} as the only input, got {names}; "
             "export the model again"
         )
-    for name, width in (
-        (manifest.features_name, manifest.feature_dim),
-        (manifest.logits_name, manifest.num_classes),
-    ):
+    for name, width in manifest.outputs:
         _check_value(graph.output, name, ("B", width), kind="output", path=path)
 
 
@@ -275,7 +304,7 @@ def read_head(
     ----------
     graph : onnx.GraphProto
     manifest : Manifest
-        Says where the head lies.
+        Says where the head lies; not of logits only.
     path : Path
         For messages.
 
@@ -289,6 +318,8 @@ def read_head(
         If an array is missing, of another shape, or not finite.
     """
     num_classes, feature_dim, head = manifest.num_classes, manifest.feature_dim, manifest.head
+    assert head is not None
+    assert feature_dim is not None
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     stored = _read_floats(tensors, head.weight, path)
     weight = stored

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 __all__ = ["Fitness"]
+
+_EARLIER = {
+    "single_asymmetry": "one_class_skewness",
+    "mixed_asymmetry": "mixture_skewness",
+    "single_images": "one_class_images",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,18 +25,10 @@ class Fitness:
     num_images : int
     num_classes : int
         K.
-    feature_norm : float
-        Mean |z|.
-    common_share : float
-        |mean z|^2 over mean |z|^2, in [0, 1].
-    alignment : float
-        Mean cosine of z - mean z and the head's row of the predicted class.
     confidence : float
         Mean of the largest probability.
     effective_classes : float
         1 / sum of squared shares of the predicted classes.
-    lda_agreement : float or None
-        Share of images on which diagonal LDA gives the head's class; None on too few images.
     one_class_skewness, mixture_skewness : float or None
         Skewness of the logits about their mean over the images of one class, and over all
         images: what a stream of one class is told from a mixture by. None, both, where it was not
@@ -46,12 +44,8 @@ class Fitness:
 
     num_images: int
     num_classes: int
-    feature_norm: float
-    common_share: float
-    alignment: float
     confidence: float
     effective_classes: float
-    lda_agreement: float | None
     one_class_skewness: float | None = None
     mixture_skewness: float | None = None
     one_class_images: int = 0
@@ -70,7 +64,7 @@ class Fitness:
 
     @property
     def skewness(self) -> tuple[float, float] | None:
-        """Of frames of one class, and of all, as `prepare_prototypes` takes it."""
+        """Of frames of one class, and of all, as `gain_core.make_method` takes it."""
         if self.one_class_skewness is None or self.mixture_skewness is None:
             return None
         return self.one_class_skewness, self.mixture_skewness
@@ -82,14 +76,9 @@ class Fitness:
         Raises
         ------
         TypeError, ValueError
-            If a key is missing or unknown, or a value is none of its kind.
+            If a key is missing, or a value is none of its kind.
         """
-        values = dict(record)
-        # What records had before the mean logits were found to be of no use.
-        if (mean_logits := values.pop("mean_logits", None)) is not None:
-            values["num_classes"] = len(mean_logits)
-        for name in ("one_class_skewness", "mixture_skewness"):
-            # Records of before it was measured lack them.
-            if values.get(name) is not None:
-                values[name] = float(values[name])
-        return cls(**values)
+        known = {item.name for item in fields(cls)}
+        # Records of earlier versions call the skewness asymmetry, and hold what is not used now.
+        values = {_EARLIER.get(key, key): value for key, value in record.items()}
+        return cls(**{key: value for key, value in values.items() if key in known})

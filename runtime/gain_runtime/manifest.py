@@ -16,7 +16,9 @@ from gain_runtime.fitness import Fitness
 
 __all__ = ["SCHEMA_VERSION", "HeadLocation", "Manifest", "Preprocess"]
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
+# Schema 1 always has features and says nothing of the model's own output.
+_READABLE = ("1", "2")
 PREFIX = "gain."
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -99,35 +101,57 @@ class Manifest:
         timm tag or the name of the original ONNX file.
     weights_sha256 : str
         Hash of the source weights (checkpoint state or original ONNX file), hexadecimal.
-    input_name, features_name, logits_name : str
-        Names of the graph's input and outputs.
-    num_classes, feature_dim : int
-        K and D.
+    input_name, logits_name : str
+        Names of the graph's input and of its output (B, K).
+    features_name : str or None
+        Of its output (B, D); None where the artifact has logits only.
+    num_classes : int
+        K.
+    feature_dim : int or None
+        D; None as for `features_name`.
     labels : tuple of str
         K class names; empty strings are not allowed.
+    head : HeadLocation or None
+        None as for `features_name`.
     tool_versions : mapping
         Library versions at export.
     verification : mapping
         The numbers the export's own check measured.
     fitness : Fitness or None
         What clean images said at export; None where none were given.
+    labels_source : str
+        Who says that the classes are called so, in words.
+    activation : str
+        What the model that was exported makes of `logits`: "none", "softmax", "log_softmax",
+        "sigmoid", "probabilities" (it gave these, and `logits` are their logarithm) or
+        "class_number".
+    notes : tuple of str
+        What the export read off the model, changed and folded.
     """
 
     source: str
     weights_sha256: str
     input_name: str
-    features_name: str
+    features_name: str | None
     logits_name: str
     num_classes: int
-    feature_dim: int
+    feature_dim: int | None
     labels: tuple[str, ...]
-    head: HeadLocation
+    head: HeadLocation | None
     preprocess: Preprocess
     tool_versions: Mapping[str, str] = field(default_factory=dict)
     verification: Mapping[str, float | int | str] = field(default_factory=dict)
     fitness: Fitness | None = None
+    labels_source: str = ""
+    activation: str = "none"
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        parts = (self.features_name, self.feature_dim, self.head)
+        if any(part is None for part in parts) and any(part is not None for part in parts):
+            raise ConfigError(
+                "features_name, feature_dim, head: expected all of them, or none for logits only"
+            )
         if len(self.labels) != self.num_classes:
             raise ConfigError(
                 f"labels: expected {self.num_classes} (one per class), got {len(self.labels)}"
@@ -138,11 +162,17 @@ class Manifest:
                 f"got {self.fitness.num_classes}"
             )
 
+    @property
+    def outputs(self) -> tuple[tuple[str, int], ...]:
+        """Name and width of the graph's outputs: of the features, if it has any, and the logits."""
+        logits = (self.logits_name, self.num_classes)
+        if self.features_name is None or self.feature_dim is None:
+            return (logits,)
+        return (self.features_name, self.feature_dim), logits
+
     def to_metadata(self) -> dict[str, str]:
         """Flat `gain.*` strings, ready for `metadata_props`."""
-        record = asdict(self)
-        if self.fitness is None:
-            del record["fitness"]
+        record = {key: value for key, value in asdict(self).items() if value is not None}
         metadata = {PREFIX + "schema": SCHEMA_VERSION}
         for key, value in record.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -164,9 +194,9 @@ class Manifest:
                 f"make one with: gain-export {path}"
             )
         schema = metadata[PREFIX + "schema"]
-        if schema != SCHEMA_VERSION:
+        if schema not in _READABLE:
             raise ArtifactError(
-                f"{path}: expected manifest schema {SCHEMA_VERSION}, got {schema}; "
+                f"{path}: expected manifest schema {' or '.join(_READABLE)}, got {schema}; "
                 "export the model again with this version of gain-export"
             )
         try:
@@ -185,23 +215,30 @@ class Manifest:
         def parsed(key: str) -> Any:
             return json.loads(metadata[PREFIX + key])
 
+        def optional(key: str, default: Any) -> Any:
+            return parsed(key) if PREFIX + key in metadata else default
+
         preprocess = parsed("preprocess")
+        head = optional("head", None)
         for key in ("mean", "std"):
             preprocess[key] = tuple(float(value) for value in preprocess[key])
         return cls(
             source=text("source"),
             weights_sha256=text("weights_sha256"),
             input_name=text("input_name"),
-            features_name=text("features_name"),
+            features_name=metadata.get(PREFIX + "features_name"),
             logits_name=text("logits_name"),
             num_classes=int(parsed("num_classes")),
-            feature_dim=int(parsed("feature_dim")),
+            feature_dim=optional("feature_dim", None),
             labels=tuple(str(label) for label in parsed("labels")),
-            head=HeadLocation(**parsed("head")),
+            head=None if head is None else HeadLocation(**head),
             preprocess=Preprocess(**preprocess),
             tool_versions=parsed("tool_versions"),
             verification=parsed("verification"),
             fitness=(
                 Fitness.from_record(parsed("fitness")) if PREFIX + "fitness" in metadata else None
             ),
+            labels_source=metadata.get(PREFIX + "labels_source", ""),
+            activation=metadata.get(PREFIX + "activation", "none"),
+            notes=tuple(str(note) for note in optional("notes", ())),
         )

@@ -76,13 +76,13 @@ class BoundNetwork:
         self._native = native
         self._on_host = ring is None
         self._input_name = manifest.input_name
-        self._output_names = (manifest.features_name, manifest.logits_name)
+        self._output_names = tuple(name for name, _ in manifest.outputs)
         self._binding = native.io_binding()
         self._run_options = run_without_waiting()
         # Last, so that the stream goes after the network that runs on it.
         self._memory = memory
         self._input = InputBuffer(memory, (3, size.height_px, size.width_px), rows=rows)
-        widths = (manifest.feature_dim, manifest.num_classes)
+        widths = tuple(width for _, width in manifest.outputs)
         # A copy has left the ring before the next call.
         self._ring = OutputRing(memory, widths, length=ring or 1, rows=rows)
 
@@ -97,7 +97,7 @@ class BoundNetwork:
         Returns
         -------
         list of array
-            Features (B, D) and logits (B, K), float32.
+            Those of `Manifest.outputs`, (B, width) float32.
         """
         with self._memory.ordered():
             outputs = self._ring.next(len(pixel_values))

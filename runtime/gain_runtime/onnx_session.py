@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from array_api_compat import array_namespace
 
-from gain_core.errors import ArrayError, ConfigError, EngineError
+from gain_core.errors import ConfigError, EngineError
 from gain_runtime.artifact import Artifact, load_artifact
 from gain_runtime.closing import Closing
 from gain_runtime.device_buffers import DeviceArray
@@ -25,7 +27,7 @@ from gain_runtime.onnx_native import (
     one_line,
 )
 from gain_runtime.pixel_values import check_pixel_values
-from gain_runtime.session import Features
+from gain_runtime.session import Features, as_features
 
 __all__ = ["OnnxSession"]
 
@@ -127,12 +129,13 @@ class OnnxSession(Closing):
         ----------
         pixel_values : array, (B, 3, height_px, width_px) float32
             C-contiguous, of NumPy or, on CUDA with CuPy, of CuPy on the session's device; B may
-            be 0.
+            be 0. Where the network takes one batch size only, batches are cut and filled up.
 
         Returns
         -------
         Features
-            `features` (B, D) float32 and `logits` (B, K) float32: fresh NumPy arrays, or with
+            `features` (B, D) float32, or None where the artifact has logits only, and `logits`
+            (B, K) float32: fresh NumPy arrays, or with
             `device_outputs` CuPy arrays on `stream` that are overwritten `ring` calls later.
 
         Raises
@@ -156,7 +159,7 @@ class OnnxSession(Closing):
                 f"{len(pixel_values)}: {one_line(err)}"
             ) from err
         self._check_outputs(outputs, len(pixel_values))
-        return Features(*outputs)
+        return as_features(outputs)
 
     def warm_up(self, batch_size: int | None = None, /) -> None:
         """Run once on zeros, so that the first frame does not pay for lazy allocations.
@@ -188,34 +191,49 @@ class OnnxSession(Closing):
     def _outputs(
         self, native: Any, pixel_values: npt.NDArray[np.float32] | DeviceArray
     ) -> list[DeviceArray]:
-        """Features and logits of a checked batch."""
+        """The outputs of a checked batch; one that the network does not take is cut and filled."""
+        count, size = len(pixel_values), self._fixed_batch
+        if size is None or count in (0, size):
+            return self._run(native, pixel_values)
+        xp = array_namespace(pixel_values)
+        with contextlib.nullcontext() if self._memory is None else self._memory.ordered():
+            # Copies of the last image, whose outputs are dropped.
+            filling = xp.repeat(pixel_values[-1:], -count % size, axis=0)
+            filled = xp.concat([pixel_values, filling])
+            parts = [
+                # Outputs on a device are those of a ring and overwritten by later passes.
+                [array_namespace(output).asarray(output, copy=True) for output in outputs]
+                for outputs in (
+                    self._run(native, filled[start : start + size])
+                    for start in range(0, len(filled), size)
+                )
+            ]
+            return [
+                array_namespace(arrays[0]).concat(arrays)[:count]
+                for arrays in zip(*parts, strict=True)
+            ]
+
+    def _run(
+        self, native: Any, pixel_values: npt.NDArray[np.float32] | DeviceArray
+    ) -> list[DeviceArray]:
+        """The outputs of a batch that the network takes."""
         if self._bound is not None:
             return self._bound.infer(pixel_values)
         manifest = self._artifact.manifest
         if len(pixel_values) == 0:
-            widths = (manifest.feature_dim, manifest.num_classes)
-            return [np.empty((0, width), dtype=np.float32) for width in widths]
-        names = [manifest.features_name, manifest.logits_name]
+            return [np.empty((0, width), dtype=np.float32) for _, width in manifest.outputs]
+        names = [name for name, _ in manifest.outputs]
         return list(native.run(names, {manifest.input_name: pixel_values}))
 
     def _check_input(self, pixel_values: npt.NDArray[np.float32] | DeviceArray) -> None:
-        """The array is what the network takes."""
-        size, fixed = self._artifact.manifest.preprocess, self._fixed_batch
-        batch = "B" if fixed is None else str(fixed)
+        """The array is what the network takes, in any number of rows."""
         device_id = None if self._memory is None else self._memory.device_id
-        check_pixel_values(pixel_values, size, batch=batch, device_id=device_id)
-        shape = pixel_values.shape
-        if fixed not in (None, shape[0]) and shape[0] != 0:
-            raise ArrayError(
-                f"pixel_values: expected ({batch}, 3, {size.height_px}, {size.width_px}) float32, "
-                f"got {shape}; use that batch size or export the model with a dynamic batch axis"
-            )
+        check_pixel_values(pixel_values, self._artifact.manifest.preprocess, device_id=device_id)
 
     def _check_outputs(self, outputs: list[DeviceArray], batch_size: int) -> None:
         """The graph computes what its manifest promises, even where its shapes are symbolic."""
-        manifest = self._artifact.manifest
-        promised = {"features": manifest.feature_dim, "logits": manifest.num_classes}
-        for (name, width), output in zip(promised.items(), outputs, strict=True):
+        promised = self._artifact.manifest.outputs
+        for (name, width), output in zip(promised, outputs, strict=True):
             if output.shape != (batch_size, width) or output.dtype != np.float32:
                 raise EngineError(
                     f"{self._artifact.path}: {name}: expected {(batch_size, width)} float32, "

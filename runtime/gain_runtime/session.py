@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -12,18 +13,24 @@ from gain_core._typing import Array
 from gain_runtime.artifact import Artifact
 from gain_runtime.device_buffers import DeviceArray
 
-__all__ = ["Features", "Session"]
+__all__ = ["Features", "Session", "as_features"]
 
 
 class Features(NamedTuple):
     """One forward pass: `features` (B, D) float32 and `logits` (B, K) float32, one device.
 
+    `features` is None where the artifact has logits only.
     Where a session keeps its outputs on the device they are arrays of a ring, and are overwritten
     `ring` calls later.
     """
 
-    features: Array
+    features: Array | None
     logits: Array
+
+
+def as_features(outputs: Sequence[Array], /) -> Features:
+    """The outputs of a network in the order of `Manifest.outputs`."""
+    return Features(outputs[0] if len(outputs) > 1 else None, outputs[-1])
 
 
 class Session(Protocol):

@@ -208,7 +208,8 @@ class SharedSession:
         start = 0
         for request in group:
             end = start + request.rows
-            request.answer = Features(features[start:end], logits[start:end])
+            rows = None if features is None else features[start:end]
+            request.answer = Features(rows, logits[start:end])
             start = end
         return None
 
@@ -224,7 +225,7 @@ class SharedSession:
         features, logits = self._session.infer(pixel_values)
         self._passes += 1
         self._rows += len(pixel_values)
-        return Features(_to_host(features), _to_host(logits))
+        return Features(None if features is None else _to_host(features), _to_host(logits))
 
 
 class StreamSession(Closing):

@@ -19,7 +19,7 @@ from gain_runtime.cuda_memory import CudaMemory
 from gain_runtime.device_buffers import DeviceArray, InputBuffer, OutputRing
 from gain_runtime.engine_file import Engine, engine_path, read_engine
 from gain_runtime.pixel_values import check_pixel_values
-from gain_runtime.session import Features
+from gain_runtime.session import Features, as_features
 from gain_runtime.tensorrt_library import (
     EXTRAS,
     cache_file,
@@ -149,8 +149,8 @@ class TensorRTSession(Closing):
             if len(pixel_values):
                 self._enqueue(inputs.hold(pixel_values), outputs)
             if self._device_outputs:
-                return Features(*outputs)
-            return Features(*self._memory.download(outputs))
+                return as_features(outputs)
+            return as_features(self._memory.download(outputs))
 
     def warm_up(self, batch_size: int | None = None, /) -> None:
         """Run once on zeros, so that the first frame does not pay for lazy allocations.
@@ -197,7 +197,7 @@ class TensorRTSession(Closing):
     def _enqueue(self, pixel_values: DeviceArray, outputs: tuple[DeviceArray, ...]) -> None:
         """Put one forward pass on the stream."""
         manifest, context = self._artifact.manifest, self._context
-        names = (manifest.input_name, manifest.features_name, manifest.logits_name)
+        names = (manifest.input_name, *(name for name, _ in manifest.outputs))
         self._log.errors.clear()
         fine = context.set_input_shape(manifest.input_name, pixel_values.shape)
         for name, array in zip(names, (pixel_values, *outputs), strict=True):
@@ -213,7 +213,7 @@ class TensorRTSession(Closing):
         manifest, float32 = self._artifact.manifest, self._library.float32
         native = self._engine
         names = {native.get_tensor_name(index) for index in range(native.num_io_tensors)}
-        expected = {manifest.input_name, manifest.features_name, manifest.logits_name}
+        expected = {manifest.input_name, *(name for name, _ in manifest.outputs)}
         if names != expected or any(native.get_tensor_dtype(name) != float32 for name in names):
             raise EngineError(
                 f"{path}: expected the float32 tensors {', '.join(sorted(expected))}, got "
@@ -251,7 +251,7 @@ class TensorRTSession(Closing):
         """Device buffers that are as long as the largest batch."""
         manifest, most = self._artifact.manifest, self._profile[-1]
         size = manifest.preprocess
-        widths = (manifest.feature_dim, manifest.num_classes)
+        widths = tuple(width for _, width in manifest.outputs)
         return (
             InputBuffer(self._memory, (3, size.height_px, size.width_px), rows=most),
             OutputRing(self._memory, widths, length=ring, rows=most),

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
+from gain_runtime.device_slot import DeviceSlot
 
 from gain_apps.benchmarking.stages import percentiles
 from gain_core._optional import require
 from gain_runtime.cuda_memory import cuda_failures
-from gain_runtime.device_slot import DeviceSlot
 from gain_runtime.onnx_native import CUDA_PROVIDER
 from gain_runtime.session import Session
 

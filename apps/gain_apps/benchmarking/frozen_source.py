@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import to_device
+from gain_runtime.device_slot import DeviceSlot, make_on_device, pinned_bytes
 
 from gain_core._optional import require
 from gain_core.errors import NumericsError
@@ -18,7 +19,6 @@ from gain_runtime.batch_preprocess import BatchPreprocessor
 from gain_runtime.closing import Closing
 from gain_runtime.cuda_memory import cuda_failures
 from gain_runtime.device_buffers import DeviceArray
-from gain_runtime.device_slot import DeviceSlot, make_on_device, pinned_bytes
 from gain_runtime.frame import Frame
 from gain_runtime.session import Session
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import to_device
+from gain_runtime.open_lane import open_adapting_session
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from gain_apps.benchmarking.bench_config import BenchConfig
@@ -26,7 +27,6 @@ from gain_runtime.artifact import Artifact, load_artifact
 from gain_runtime.batch_preprocess import usable_cores
 from gain_runtime.cuda_memory import cuda_failures
 from gain_runtime.jsonl_sink import JsonlSink
-from gain_runtime.open_lane import open_adapting_session
 from gain_runtime.preprocess import preprocess_batch
 from gain_runtime.session import Session
 

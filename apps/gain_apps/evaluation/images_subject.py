@@ -21,7 +21,7 @@ from gain_apps.evaluation.store import ANY_SEVERITY, FeatureStore, Outputs, Pixe
 from gain_apps.evaluation.streams import RAMP
 from gain_apps.evaluation.subject import OnImages, Subject
 from gain_core.errors import ConfigError
-from gain_runtime.artifact import Artifact, load_artifact
+from gain_runtime.artifact import Artifact, load_artifact, require_head
 from gain_runtime.open_session import open_session
 from gain_runtime.session import Session
 
@@ -71,7 +71,8 @@ def open_images(args: Namespace, /, *, on_images: OnImages | None = None) -> Sub
     labels = np.tile(data.labels, args.views)
     columns, labels = _subset(args.class_subset, labels, artifact.manifest.num_classes)
     rows = slice(None) if columns is None else columns
-    head = source_head(artifact.head_weight[rows], artifact.head_bias[rows], clean=clean)
+    weight, bias = require_head(artifact, what="gain-eval")
+    head = source_head(weight[rows], bias[rows], clean=clean)
     return Subject(
         store=FeatureStore(
             head=head,
@@ -145,9 +146,10 @@ def _open(
 
 def _maker(args: Namespace, session: Session, data: ImageData) -> FeatureMaker:
     manifest = session.artifact.manifest
+    weight, _ = require_head(session.artifact, what="gain-eval")
     cache = FeatureCache(
         folder=args.cache or default_cache_dir(),
-        feature_dim=manifest.feature_dim,
+        feature_dim=weight.shape[1],
         num_classes=manifest.num_classes,
     )
     return FeatureMaker(session=session, data=data, cache=cache, normalise=args.normalise)

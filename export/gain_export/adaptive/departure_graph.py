@@ -13,6 +13,7 @@ from gain_core.departure import (
     MOVE_RAMP,
     TINY,
 )
+
 from gain_core.shift import FEW_SHARE, MOVED_FROM_WINDOW, NEWEST_WINDOW
 from gain_export.adaptive.expressions import (
     Value,

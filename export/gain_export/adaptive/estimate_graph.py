@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gain_core import GainConfig
 from gain_core.class_prior import MOST_SHARE, SHARE_NOISE, SHARE_POWER
+
+from gain_core import GainConfig
 from gain_core.shift import (
     FEW_SHARE,
     FIRST_SCALE_WINDOW,

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gain_core import GainConfig
 from gain_core.geometry import MIN_DIVISOR, MIN_SUPPORT, MIN_TOTAL_VARIANCE
+
+from gain_core import GainConfig
 from gain_export.adaptive.expressions import (
     Value,
     column,

@@ -20,7 +20,13 @@ from gain_export.adaptive.step_graph import UPDATE, StepGraph, write_step
 from gain_export.graph import free_name, rename_value
 from gain_export.onnx_file import MAX_OPSET, MIN_OPSET, opset_of
 from gain_runtime.adaptive_artifact import ADAPTIVE_PREFIX, ADAPTIVE_SCHEMA_VERSION
-from gain_runtime.artifact import Artifact, artifact_prototypes, load_artifact, read_model
+from gain_runtime.artifact import (
+    Artifact,
+    artifact_prototypes,
+    load_artifact,
+    read_model,
+    require_head,
+)
 from gain_runtime.atomic_file import write_atomically
 
 __all__ = [
@@ -230,6 +236,7 @@ def _read(artifact_path: str | Path) -> tuple[onnx.ModelProto, Artifact]:
             "name the artifact it was made from"
         )
     artifact = load_artifact(artifact_path)
+    require_head(artifact, what="an adaptive file")
     opset = opset_of(model)
     if not MIN_OPSET <= opset <= MAX_OPSET:
         raise ArtifactError(
@@ -244,6 +251,9 @@ def _write(
 ) -> StepGraph:
     """The step behind the network, or behind the inputs that replace it."""
     manifest = artifact.manifest
+    assert manifest.head is not None
+    assert manifest.features_name is not None
+    assert manifest.feature_dim is not None
     network = any(value.name == manifest.input_name for value in model.graph.input)
     features, logits = _FEATURES, _LOGITS
     if network:
@@ -274,8 +284,9 @@ def _write(
 
 def _head_weight(model: onnx.ModelProto, artifact: Artifact) -> onnx.TensorProto:
     """The head's stored weight; `load_artifact` has seen that it is there."""
-    name = artifact.manifest.head.weight
-    return next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    head = artifact.manifest.head
+    assert head is not None
+    return next(tensor for tensor in model.graph.initializer if tensor.name == head.weight)
 
 
 def _without_network(model: onnx.ModelProto, artifact: Artifact) -> onnx.ModelProto:
@@ -295,6 +306,7 @@ def _without_network(model: onnx.ModelProto, artifact: Artifact) -> onnx.ModelPr
 def _reserved(artifact: Artifact, *, config: GainConfig, awaited: Awaited) -> set[str]:
     """The names of the step's inputs and outputs, which the artifact's own must not have."""
     manifest = artifact.manifest
+    assert manifest.feature_dim is not None
     layout = state_layout(
         num_classes=manifest.num_classes,
         feature_dim=manifest.feature_dim,
@@ -304,7 +316,8 @@ def _reserved(artifact: Artifact, *, config: GainConfig, awaited: Awaited) -> se
     reserved = {UPDATE, *PREDICTION_NAMES}
     reserved |= {name for item in layout for name in (item.input_name, item.output_name)}
     head = manifest.head
-    fixed = {manifest.input_name, manifest.features_name, manifest.logits_name, head.weight}
+    assert head is not None
+    fixed = {manifest.input_name, *(name for name, _ in manifest.outputs), head.weight}
     if head.bias is not None:
         fixed.add(head.bias)
     if clash := sorted(reserved & fixed):

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx
+from gain_core.geometry import MIN_DIVISOR, MIN_SCALE
 from onnx import TensorProto, helper
 
 from gain_core import GainConfig
-from gain_core.geometry import MIN_DIVISOR, MIN_SCALE
 from gain_export.adaptive.expressions import (
     Value,
     arg_max,

@@ -8,9 +8,6 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import TensorProto
-
-from gain_core import GainConfig
 from gain_core.guard import (
     FIRST_HOLD_FRAMES,
     HALF_LIFE_FRAMES,
@@ -19,6 +16,9 @@ from gain_core.guard import (
     MOST_DOUBLINGS,
     GuardSums,
 )
+from onnx import TensorProto
+
+from gain_core import GainConfig
 from gain_core.shift import (
     NEWEST_WINDOW,
     NUM_WINDOWS,

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from gain_core.departure import BESIDE_DIMS
+from gain_core.guard import GuardSums
 from onnx import TensorProto, TypeProto, helper
 
 from gain_core import GainConfig
-from gain_core.departure import BESIDE_DIMS
-from gain_core.guard import GuardSums
 from gain_core.shift import NUM_WINDOWS, LastFrame, ShiftSums
 
 __all__ = ["NEXT_PREFIX", "STATE_PREFIX", "StateTensor", "state_layout"]

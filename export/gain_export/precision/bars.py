@@ -152,7 +152,7 @@ def run_images(session: Session, pixel_values: Floats, /, *, batch_size: int = 1
     Returns
     -------
     array, (N, D) float32
-        Features.
+        Features; the logits once more where the artifact has no features.
     array, (N, K) float32
         Logits.
 
@@ -167,7 +167,10 @@ def run_images(session: Session, pixel_values: Floats, /, *, batch_size: int = 1
         missing = batch_size - len(batch)
         batch = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
         # The session may reuse its buffers.
-        found.append([np.array(output) for output in session.infer(batch)])
+        features, logits = session.infer(batch)
+        # Where there are no features, what is asked of them is asked of the logits.
+        outputs = (logits if features is None else features, logits)
+        found.append([np.array(output) for output in outputs])
     features, logits = (
         np.concatenate(outputs)[: len(pixel_values)] for outputs in zip(*found, strict=True)
     )

@@ -272,7 +272,8 @@ def _to_int8(
     scratch: Path,
 ) -> None:
     """Calibrate on images and put the model into int8, in place."""
-    layers = find_layers(model, head_weight=artifact.manifest.head.weight)
+    head = artifact.manifest.head
+    layers = find_layers(model, head_weight=None if head is None else head.weight)
     ranges = measure_ranges(
         model,
         sorted({layer.value for layer in layers}),

@@ -41,7 +41,7 @@ class Layer:
     axis: int
 
 
-def find_layers(model: onnx.ModelProto, /, *, head_weight: str) -> list[Layer]:
+def find_layers(model: onnx.ModelProto, /, *, head_weight: str | None) -> list[Layer]:
     """Find the layers that int8 is worth its error for, all but the head.
 
     Products of two computed values (attention) stay float32, and so does the head: adaptation
@@ -51,8 +51,8 @@ def find_layers(model: onnx.ModelProto, /, *, head_weight: str) -> list[Layer]:
     ----------
     model : onnx.ModelProto
         Its float32 Constant nodes become initializers, in place.
-    head_weight : str
-        Name of the head's weight.
+    head_weight : str or None
+        Name of the head's weight; None where the artifact has logits only.
 
     Returns
     -------

@@ -51,12 +51,12 @@ def timm_network(name: str, weights: Path, num_classes: int, /) -> NetworkMaker:
         If torch or timm are missing, or the weights do not fit.
     """
     timm = require("timm", extra="eval")
-    from gain_export.weights import fill, read_weights
+    from gain_export.weights import fill, read_checkpoint
 
     if not timm.is_model(name):
         raise ConfigError(f"--torch-model: timm has no model {name}; see timm.list_models()")
     model = timm.create_model(name, pretrained=False, num_classes=num_classes)
-    fill(model, read_weights(weights), path=weights)
+    fill(model, read_checkpoint(weights).state, path=weights)
     model.eval()
     return lambda: copy.deepcopy(model)
 
