@@ -20,8 +20,9 @@ PACKAGES = ("gain_apps", "gain_runtime", "gain_core")
 
 EPILOG = """\
 commands:
-  gain-eval MODEL DATA [options]   run an experiment
-  gain-eval BED.npz [options]      the same on a bed: frozen features of one network, no artifact
+  gain-eval MODEL DATA [options]   run methods on streams of a data set
+  gain-eval DUMP.npz [options]     the same on a feature dump: frozen features of one network
+  gain-eval suite NAME [options]   run a suite, and judge its bars
   gain-eval compare A B            put two result files side by side
   gain-eval report RESULT --out F  draw a report (.html or .md) of a result file
 
@@ -30,23 +31,45 @@ data:
   `images` and `labels`, an ImageNet-C or ImageNet-3DCC tree (CORRUPTION/SEVERITY/CLASS/FILE),
   test://NAME. All but the trees hold clean images, which are corrupted on the way.
 
+streams, each as NAME or NAME:key=value:
+  of a data set: csc (one domain after the other), cdc:delta=1 (random visits), mds (mixed by
+  sample), lha:rounds=10 (again and again), ramp (the severity climbs and descends),
+  recurring:visits=3
+  as a camera sees them, objects that stay for twelve frames: {camera}
+  recorded: a test:// source as it is; recorded-one: one class out of it, for hours
+
 methods:
   {methods}
-  and with --torch-model: {torch_methods}
-  each as NAME or NAME:key=value:key=value. GAIN presets take every setting (half_life=100) and
-  the ablations rule=retention|full|fixed|entropy|disagreement, fixed_strength=0.5,
-  role=evaluator|swapped, assignment=source|proposal, reliability=false,
-  prior=uniform|reliability|balancing.
+  and with --torch: {torch_methods}
+  each as NAME or NAME:key=value:key=value. GAIN presets take every setting (half_life=100),
+  update_every and warmup_frames; the paper's the ablations rule=retention|full|fixed|entropy|
+  disagreement, fixed_strength=0.5, role=evaluator|swapped, assignment=source|proposal,
+  reliability=false, prior=uniform|reliability|balancing.
 
 examples:
-  gain-eval vit_b16.onnx imagenet-c/ --image-list ids.txt --methods paper,tracked,neo --json r.json
+  gain-eval vit_b16.onnx imagenet-c/ --image-list ids.txt --methods paper,shift,neo --json r.json
   gain-eval lite0.onnx photos/ --views 5 --severity 3 --seeds 5 --report r.html
-  gain-eval lite0.onnx photos/ --config experiment.toml --batch-size 16
-  gain-eval bed.npz --order sorted --methods tracked,tracked:rule=full,neo-continual:rate=0.3
+  gain-eval dump.npz --stream few --seeds 5 --methods shift,neo-continual:rate=0.3
+  gain-eval suite camera --inputs dumps/ --only vit_k36
 
 exit status:
   0 success, 1 an error (one line says which), 2 wrong usage, 130 interrupted
 """
+
+# Flags of the release before, with what stands in their place; the first few still work.
+RENAMED = {"--source-data": "--source-images", "--classes": "--class-file"}
+FOLDED = {
+    "--delta": ("--stream", "delta"),
+    "--rounds": ("--stream", "rounds"),
+    "--visits": ("--stream", "visits"),
+    "--only-class": ("--stream", "class"),
+}
+GONE = {
+    "--config": "a suite file: gain-eval suite FILE.toml",
+    "--torch-model": "--torch NAME=WEIGHTS",
+    "--torch-weights": "--torch NAME=WEIGHTS",
+}
+IGNORED = {"--no-diagnosis": 0, "--verbose": 0, "--bins": 1}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,18 +80,21 @@ def build_parser() -> argparse.ArgumentParser:
     argparse.ArgumentParser
     """
     from gain_apps.evaluation.methods.registry import METHODS, TORCH_METHODS
+    from gain_apps.evaluation.streams import CAMERA_STREAMS
 
     parser = argparse.ArgumentParser(
         prog="gain-eval",
         description="Run adaptation methods over streams of shifting domains and score them.",
-        epilog=EPILOG.format(methods=", ".join(METHODS), torch_methods=", ".join(TORCH_METHODS)),
+        epilog=EPILOG.format(
+            camera=", ".join(CAMERA_STREAMS),
+            methods=", ".join(METHODS),
+            torch_methods=", ".join(TORCH_METHODS),
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL", help="artifact (.onnx), a bed (.npz), or -")
-    parser.add_argument(
-        "data", metavar="DATA", nargs="?", help="data set; with MODEL -, a bed; absent for a bed"
-    )
+    parser.add_argument("model", metavar="MODEL", help="artifact (.onnx), or a feature dump (.npz)")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="data set; absent for a dump")
     _add_stream(parser)
     _add_data(parser)
     _add_run(parser)
@@ -78,14 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_stream(parser: argparse.ArgumentParser) -> None:
     """What comes when."""
     group = parser.add_argument_group("stream")
-    group.add_argument(
-        "--stream",
-        default="csc",
-        choices=("csc", "cdc", "mds", "lha", "ramp", "recurring", "recorded"),
-        help="domains in order, in random visits, mixed by sample, in ten rounds, with the "
-        "severity climbing and descending, taking turns, or as a test:// source recorded them "
-        "(default: csc)",
-    )
+    group.add_argument("--stream", metavar="NAME", default="csc", help="see below (default: csc)")
     group.add_argument(
         "--order",
         choices=("list", "shuffled", "runs", "sorted", "long-tailed", "one-class"),
@@ -97,15 +116,13 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
         metavar="S,S",
         type=_numbers,
         default=(5.0,),
-        help="one stream per severity (default: 5); a bed has one only, which this then names",
+        help="one stream per severity (default: 5); a dump has one only, which this then names",
     )
-    group.add_argument("--batch-size", metavar="B", type=int, default=64)
+    group.add_argument(
+        "--batch-size", metavar="B", type=int, help="frames a step (default: 64, a camera's 16)"
+    )
     group.add_argument("--seed", metavar="N", type=int, default=0, help="first seed (default: 0)")
     group.add_argument("--seeds", metavar="N", type=int, default=1, help="number of seeds")
-    group.add_argument("--delta", metavar="X", type=float, default=1.0, help="CDC's Dirichlet")
-    group.add_argument("--rounds", metavar="N", type=int, default=10, help="of lha (default: 10)")
-    group.add_argument("--visits", metavar="N", type=int, default=3, help="of recurring")
-    group.add_argument("--only-class", metavar="K", type=int, help="index for --order one-class")
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +135,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         help="mean and std: the artifact's own, none, or ImageNet's (default: timm)",
     )
     group.add_argument("--views", metavar="N", type=int, default=1, help="crops and flips each")
-    group.add_argument("--classes", metavar="FILE", type=Path, help="classes.tsv for wnids")
+    group.add_argument("--class-file", metavar="FILE", type=Path, help="classes.tsv for wnids")
     group.add_argument(
         "--class-subset",
         choices=("all", "present"),
@@ -127,44 +144,38 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--image-list", metavar="FILE", type=Path, help="CLASS/FILE, one a line")
     group.add_argument(
-        "--source-data", metavar="PATH", help="clean images for foa-shift, foa, eata"
+        "--source-images", metavar="PATH", help="clean images, where the data have none"
     )
     group.add_argument("--cache", metavar="DIR", type=Path, help="folder for features")
     group.add_argument("--device", choices=("cpu", "cuda", "tensorrt", "auto"), default="cpu")
-    group.add_argument(
-        "--torch-model",
-        metavar="NAME",
-        help="timm name of the artifact's network, for the methods that need it in torch",
-    )
-    group.add_argument(
-        "--torch-weights", metavar="FILE", type=Path, help="the checkpoint it was exported from"
-    )
     group.add_argument("--num-threads", metavar="N", type=int)
+    group.add_argument(
+        "--torch",
+        metavar="NAME=FILE",
+        type=_torch,
+        help="timm name of the artifact's network and the checkpoint it was exported from, for "
+        "the methods that train it",
+    )
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     """What is run and written."""
-    from gain_apps.evaluation.flag_defaults import add_config_flag
-
     group = parser.add_argument_group("run")
-    add_config_flag(group)
     group.add_argument(
         "--methods",
         metavar="A,B",
         type=_names,
-        default=("tracked", "paper", "paper-l2", "neo"),
-        help="see below; source is always run too (default: tracked,paper,paper-l2,neo)",
+        default=("shift", "paper", "paper-l2", "neo"),
+        help="see below; source is always run too (default: shift,paper,paper-l2,neo)",
     )
-    group.add_argument("--bins", metavar="N", type=int, default=20, help="of the ECE (default: 20)")
     group.add_argument(
-        "--no-diagnosis",
+        "--diagnose",
         action="store_true",
-        help="skip strength and gain, which are those before a batch is learned from",
+        help="record strength and gain before each batch is learned from; --report does, too",
     )
     group.add_argument("--json", metavar="FILE", help="result file; - for stdout")
     group.add_argument("--report", metavar="FILE", type=Path, help=".html or .md with pictures")
-    group.add_argument("--verbose", action="store_true", help="log more")
-    group.add_argument("--debug", action="store_true", help="show tracebacks")
+    group.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -182,22 +193,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if argv is None else argv)
     commands: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[..., int]]] = {
+        "suite": (_suite_parser, _suite),
         "compare": (_compare_parser, _compare),
         "report": (_report_parser, _report),
     }
     build, run = commands.get(given[0] if given else "", (build_parser, _evaluate))
-    debug = "--debug" in given
     try:
         if run is _evaluate:
-            from gain_apps.evaluation.flag_defaults import parse_with_config
-
-            args = parse_with_config(build(), given)
-            debug = args.debug
+            args = build().parse_args(_without_old_flags(given))
         else:
             args = build().parse_args(given[1:])
         return run(args, given)
     except GainError as err:
-        if debug:
+        if "--debug" in given:
             traceback.print_exc()
         print(f"gain-eval: error: {' '.join(str(err).split())}", file=sys.stderr)
         return 1
@@ -210,32 +218,40 @@ def _evaluate(args: argparse.Namespace, given: Sequence[str]) -> int:
     """Run an experiment, and print and write what came out."""
     from rich.console import Console
 
-    from gain_apps.evaluation.experiment import run_experiment
-    from gain_apps.evaluation.progress import Progress
-    from gain_apps.evaluation.results import make_results, write_results
-    from gain_apps.evaluation.settings import make_experiment
-    from gain_apps.evaluation.subject import open_subject
-    from gain_apps.evaluation.table import print_results
+    from gain_apps.evaluation import InputSettings, evaluate
+    from gain_apps.evaluation.results import write_results
+    from gain_apps.evaluation.table import Progress, print_results
 
     console = Console(stderr=True)
     _check_outputs(args)
-    with _Logging(console, verbose=args.verbose), Progress(console) as progress:
-        subject = open_subject(args, on_images=progress.start)
-        experiment = make_experiment(args, subject)
-        runs = run_experiment(
-            experiment,
-            subject.store,
-            recorded=subject.recorded,
-            network=subject.network,
-            on_method=progress.start,
-        )
-    results = make_results(
-        experiment,
-        runs,
-        domains=subject.store.domains,
-        subject=subject.record,
-        command=shlex.join(["gain-eval", *given]),
+    settings = InputSettings(
+        domains=args.domains,
+        severities=args.severity,
+        views=args.views,
+        normalise=args.normalise,
+        class_file=args.class_file,
+        class_subset=args.class_subset,
+        image_list=args.image_list,
+        source_images=args.source_images,
+        cache=args.cache,
+        device=args.device,
+        num_threads=args.num_threads,
+        torch=args.torch,
     )
+    with _Logging(console, debug=args.debug), Progress(console) as progress:
+        results = evaluate(
+            args.model,
+            args.data,
+            stream=args.stream,
+            order=args.order,
+            methods=args.methods,
+            seeds=range(args.seed, args.seed + args.seeds),
+            batch_size=args.batch_size,
+            settings=settings,
+            diagnose=args.diagnose or args.report is not None,
+            command=shlex.join(["gain-eval", *given]),
+            on_task=progress.start,
+        )
     if args.json == "-":
         print(json.dumps(results, allow_nan=False))
     elif args.json is not None:
@@ -260,6 +276,103 @@ def _check_outputs(args: argparse.Namespace) -> None:
         from gain_apps.evaluation.report import check_report_path
 
         check_report_path(args.report)
+
+
+def _suite_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gain-eval suite",
+        description="Run what a suite's result file lacks, and judge its bars.",
+    )
+    parser.add_argument("suite", metavar="NAME", help="in benchmarks/suites, or a .toml file")
+    parser.add_argument(
+        "--inputs",
+        metavar="DIR",
+        help="folders of dumps and artifacts, divided as in PATH (default: $GAIN_BEDS)",
+    )
+    parser.add_argument("--only", metavar="A,B", type=_names, default=(), help="inputs or streams")
+    parser.add_argument("--refresh", metavar="A,B", type=_names, default=(), help="methods again")
+    parser.add_argument("--seeds", metavar="N", type=int, help="at most so many")
+    parser.add_argument("--cache", metavar="DIR", type=Path, help="folder for features")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        type=Path,
+        help="result file (default: results/NAME.json beside the folder of the suite); the tables "
+        "are written beside it as .md",
+    )
+    parser.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
+    return parser
+
+
+def _suite(args: argparse.Namespace, given: Sequence[str]) -> int:
+    """Run a suite."""
+    from rich.console import Console
+
+    from gain_apps.evaluation.suite import (
+        folders_of,
+        load_suite,
+        run_suite,
+        suite_markdown,
+        suite_path,
+    )
+    from gain_apps.evaluation.table import Progress, print_bars
+    from gain_runtime.atomic_file import write_atomically
+
+    console = Console(stderr=True)
+    place = suite_path(args.suite)
+    suite = load_suite(place)
+    target = args.json or place.parent.parent / "results" / f"{suite.name}.json"
+    if not target.parent.is_dir():
+        raise ConfigError(f"{target}: expected an existing folder, found no {target.parent}")
+    with _Logging(console, debug=args.debug), Progress(console) as progress:
+        report = run_suite(
+            suite,
+            target,
+            folders=folders_of(args.inputs),
+            cache=args.cache,
+            only=args.only,
+            refresh=args.refresh,
+            seeds=args.seeds,
+            on_task=progress.start,
+            on_pair=lambda line: print(line, flush=True),
+        )
+    write_atomically(target.with_suffix(".md"), suite_markdown(suite, report).encode())
+    print_bars(report["bars"], Console())
+    return 0
+
+
+def _without_old_flags(given: Sequence[str]) -> list[str]:
+    """The arguments with flags of the release before in today's words, and a warning for each."""
+    left: list[str] = []
+    options: list[str] = []
+    words = iter(given)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag in GONE:
+            raise ConfigError(f"{flag}: is gone; use {GONE[flag]}")
+        if flag in RENAMED:
+            _warn(flag, RENAMED[flag])
+            left.append(RENAMED[flag] + equals + value)
+        elif flag in FOLDED:
+            _warn(flag, f"--stream NAME:{FOLDED[flag][1]}=N")
+            options.append(f":{FOLDED[flag][1]}={value if equals else next(words, '')}")
+        elif flag in IGNORED:
+            _warn(flag, "nothing: it has no effect any more")
+            if IGNORED[flag] and not equals:
+                next(words, None)
+        else:
+            left.append(word)
+    if options:
+        place = left.index("--stream") + 1 if "--stream" in left else None
+        if place is None:
+            left += ["--stream", "csc"]
+            place = len(left) - 1
+        left[place] += "".join(options)
+    return left
+
+
+def _warn(flag: str, instead: str) -> None:
+    print(f"gain-eval: warning: {flag} goes with the next release; use {instead}", file=sys.stderr)
 
 
 def _compare_parser() -> argparse.ArgumentParser:
@@ -316,12 +429,11 @@ def _write_report(path: Path, results: dict[str, Any]) -> None:
 class _Logging:
     """Our packages' log lines on a console while the run lasts (a context manager)."""
 
-    def __init__(self, console: Any, /, *, verbose: bool) -> None:
-        from gain_apps.progress import ConsoleHandler
+    def __init__(self, console: Any, /, *, debug: bool) -> None:
+        from rich.logging import RichHandler
 
-        self._handler = ConsoleHandler(console)
-        self._handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        self._level = logging.INFO if verbose else logging.WARNING
+        self._handler = RichHandler(console=console, show_time=False, show_path=False)
+        self._level = logging.DEBUG if debug else logging.WARNING
         self._loggers = [logging.getLogger(name) for name in PACKAGES]
         self._previous = [logger.level for logger in self._loggers]
 
@@ -352,6 +464,14 @@ def _numbers(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(
             f"expected numbers separated by commas, got {text!r}"
         ) from None
+
+
+def _torch(text: str) -> tuple[str, Path]:
+    """timm's name and a checkpoint."""
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise argparse.ArgumentTypeError(f"expected NAME=WEIGHTS, got {text!r}")
+    return name, Path(path)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.evaluation.store import Outputs
+from gain_apps.evaluation.eval_input import Outputs
 from gain_core.errors import ArtifactError, GainError
 from gain_runtime.atomic_file import write_atomically
 

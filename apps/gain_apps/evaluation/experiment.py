@@ -1,22 +1,157 @@
-"""An experiment: every method over the same streams, one stream per severity and seed."""
+"""An evaluation: every method over the same streams, one stream per severity and seed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from gain_apps.evaluation.methods import make_method
-from gain_apps.evaluation.methods.registry import MethodSpec
-from gain_apps.evaluation.methods.torch_network import TorchNetwork
-from gain_apps.evaluation.store import FeatureStore
-from gain_apps.evaluation.streams import StreamBatch, StreamPlan, make_stream
-from gain_apps.evaluation.trace import Trace, run_method
+from gain_apps.corruptions.constants import MAX_SEVERITY
+from gain_apps.evaluation.camera_streams import noise_of
+from gain_apps.evaluation.eval_input import EvalInput, InputSettings, OnImages, open_input
+from gain_apps.evaluation.methods.registry import MethodSpec, make_method, parse_method
+from gain_apps.evaluation.streams import (
+    RAMP,
+    Order,
+    StreamBatch,
+    StreamPlan,
+    make_stream,
+    parse_stream,
+)
+from gain_apps.evaluation.trace import Trace, run_methods
+from gain_core import DEFAULT_PRESET
 from gain_core.errors import ConfigError
 
-__all__ = ["Experiment", "Run", "plan_runs", "run_experiment"]
+__all__ = ["Experiment", "Run", "evaluate", "make_plan", "open_for_stream", "run_experiment"]
+
+# Frames a step: the paper's for a data set, an update's for what a camera sees.
+BATCH_SIZE, CAMERA_BATCH_SIZE = 64, 16
+
+
+def evaluate(
+    model: str | Path | EvalInput,
+    data: str | Path | tuple[str, ...] | None = None,
+    /,
+    *,
+    stream: str = "csc",
+    order: Order | None = None,
+    methods: Sequence[str] = (DEFAULT_PRESET,),
+    seeds: int | Sequence[int] = 1,
+    batch_size: int | None = None,
+    settings: InputSettings | None = None,
+    diagnose: bool = False,
+    command: str = "evaluate()",
+    on_task: OnImages | None = None,
+) -> dict[str, Any]:
+    """Run methods over streams of one network and score them.
+
+    Parameters
+    ----------
+    model : str, Path or EvalInput
+        Artifact (.onnx), feature dump (.npz), or what `open_input` gave.
+    data : str, Path or tuple of str, optional
+        Data set of an artifact: a folder, `.npz` or `test://` source; see `open_input`.
+    stream : str
+        `NAME` or `NAME:key=value`, see `StreamPlan` and `camera_streams`.
+    order : str, optional
+        Of the images within a domain; by default that of the data.
+    methods : sequence of str
+        As `make_method` takes them; the source is always run, and first.
+    seeds : int or sequence of int
+        How many, from 0, or which.
+    batch_size : int, optional
+        Frames a step; 16 where objects stay as a camera sees them, else 64.
+    settings : InputSettings, optional
+        How the network is run; not for an `EvalInput`.
+    diagnose : bool
+        Record strength and gain of GAIN's methods before each batch is learned from.
+    command : str
+        What is written into the result as its origin.
+    on_task : callable, optional
+        Called with a title and a number of steps before each part of the work; what it returns
+        is called after every step.
+
+    Returns
+    -------
+    dict
+        As `make_results`: plain values, `methods.NAME.accuracy` and so on.
+
+    Raises
+    ------
+    ConfigError, ArtifactError, StreamError, NumericsError, BackendUnavailableError, EngineError
+        If a setting is out of range or does not fit the data, or a file is missing or damaged.
+
+    Examples
+    --------
+    >>> evaluate("vit.npz", stream="few", methods=["shift", "neo"], seeds=5)  # doctest: +SKIP
+    """
+    from gain_apps.evaluation.results import make_results
+
+    settings = settings or InputSettings()
+    specs = [parse_method(name) for name in ("source", *(m for m in methods if m != "source"))]
+    if isinstance(model, EvalInput):
+        opened = model
+    else:
+        opened = open_for_stream(model, data, stream, settings, on_images=on_task)
+    plan = make_plan(opened, stream, order=order, batch_size=batch_size)
+    severities = (0.0,) if plan.kind == "ramp" else settings.severities
+    if opened.single_severity and (plan.kind == "ramp" or len(severities) > 1):
+        raise ConfigError("severity: a dump was made at one severity; ask for one, and no ramp")
+    experiment = Experiment(
+        plan=plan,
+        severities=severities,
+        seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
+        methods=tuple(specs),
+        diagnose=diagnose,
+    )
+    runs = run_experiment(experiment, opened, on_run=on_task)
+    return make_results(experiment, runs, of=opened, command=command)
+
+
+def open_for_stream(
+    model: str | Path,
+    data: str | Path | tuple[str, ...] | None,
+    stream: str,
+    settings: InputSettings,
+    /,
+    *,
+    on_images: OnImages | None = None,
+) -> EvalInput:
+    """`open_input` with what a stream needs of it: every severity of a ramp, frames as recorded."""
+    kind = parse_stream(stream)["kind"]
+    for severity in settings.severities:
+        if not 0 <= severity <= MAX_SEVERITY:
+            raise ConfigError(
+                f"severity: expected numbers in [0, {MAX_SEVERITY}], got {severity:g}"
+            )
+    if kind == "ramp" and data is not None:
+        settings = replace(settings, severities=tuple(sorted(set(map(float, RAMP)))))
+    recorded = kind.startswith("recorded")
+    return open_input(model, data, settings, recorded=recorded, on_images=on_images)
+
+
+def make_plan(
+    of: EvalInput, stream: str, /, *, order: Order | None = None, batch_size: int | None = None
+) -> StreamPlan:
+    """A stream's plan for an input; severity and seed are set for each run.
+
+    Raises
+    ------
+    ConfigError
+        If the stream is unknown, or an order was asked for where the stream has its own.
+    """
+    fields = parse_stream(stream)
+    plan = StreamPlan(num_domains=len(of.store.domains), **fields)
+    camera = plan.is_camera or plan.kind.startswith("recorded")
+    if camera and order not in (None, "list"):
+        raise ConfigError(f"order: stream {plan.kind} has an order of its own; leave it out")
+    if batch_size is None:
+        batch_size = CAMERA_BATCH_SIZE if camera else BATCH_SIZE
+    order = "list" if camera else order or of.default_order
+    return replace(plan, order=order, batch_size=batch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +176,7 @@ class Experiment:
     seeds: tuple[int, ...]
     methods: tuple[MethodSpec, ...]
     num_bins: int = 20
-    diagnose: bool = True
+    diagnose: bool = False
 
     def __post_init__(self) -> None:
         for name in ("severities", "seeds", "methods"):
@@ -74,37 +209,18 @@ class Run:
     traces: Mapping[str, Trace]
 
 
-def plan_runs(experiment: Experiment, /) -> list[StreamPlan]:
-    """The plan of every run, severities outermost."""
-    return [
-        replace(experiment.plan, severity=severity, seed=seed)
-        for severity in experiment.severities
-        for seed in experiment.seeds
-    ]
-
-
 def run_experiment(
-    experiment: Experiment,
-    store: FeatureStore,
-    /,
-    *,
-    recorded: npt.NDArray[np.int64] | None = None,
-    network: Callable[[], TorchNetwork] | None = None,
-    on_method: Callable[[str, int], Callable[[], None]] | None = None,
+    experiment: Experiment, of: EvalInput, /, *, on_run: OnImages | None = None
 ) -> list[Run]:
-    """Run every method over every stream.
+    """Run every method over every stream, severities outermost.
 
     Parameters
     ----------
     experiment : Experiment
-    store : FeatureStore
-    recorded : array, (N,) int64, optional
-        See `make_stream`.
-    network : callable, optional
-        See `make_method`.
-    on_method : callable, optional
-        Called with a title and the number of batches before each method starts; what it returns
-        is called after every batch.
+    of : EvalInput
+    on_run : callable, optional
+        Called with a title and the number of batches before each stream; what it returns is
+        called after every batch.
 
     Returns
     -------
@@ -113,23 +229,36 @@ def run_experiment(
     Raises
     ------
     ConfigError, NumericsError
-        As `make_method`, `make_stream` and `run_method`.
+        As `make_method`, `make_stream` and `run_methods`.
     """
+    store = of.store
     # Built first, so that a wrong option ends the experiment before hours of it have run.
     methods = {
-        spec.text: make_method(spec, store.head, network=network) for spec in experiment.methods
+        spec.text: make_method(spec, store.head, network=of.network) for spec in experiment.methods
     }
     runs = []
-    for plan in plan_runs(experiment):
-        stream = tuple(make_stream(plan, store.labels, recorded=recorded))
-        traces = {}
-        for name, method in methods.items():
-            title = f"{name}, severity {plan.severity:g}, seed {plan.seed}"
-            on_batch = None if on_method is None else on_method(title, len(stream))
+    for severity in experiment.severities:
+        for seed in experiment.seeds:
+            plan = replace(experiment.plan, severity=severity, seed=seed)
+            stream = tuple(
+                make_stream(
+                    plan,
+                    store.labels,
+                    num_classes=store.head.num_classes,
+                    recorded=of.recorded,
+                    recordings=of.recordings,
+                )
+            )
+            title = f"{plan.kind}, severity {severity:g}, seed {seed}"
             # Division by zero and overflow are found by the check of every prediction.
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-                traces[name] = run_method(
-                    method, stream, store, diagnose=experiment.diagnose, on_batch=on_batch
+                traces = run_methods(
+                    methods,
+                    stream,
+                    store,
+                    noise=noise_of(plan),
+                    diagnose=experiment.diagnose,
+                    on_batch=None if on_run is None else on_run(title, len(stream)),
                 )
-        runs.append(Run(severity=plan.severity, seed=plan.seed, stream=stream, traces=traces))
+            runs.append(Run(severity=severity, seed=seed, stream=stream, traces=traces))
     return runs

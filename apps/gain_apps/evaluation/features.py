@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +14,15 @@ import numpy.typing as npt
 from gain_apps import corruptions
 from gain_apps.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt, image_rng
 from gain_apps.evaluation.cache import FeatureCache
+from gain_apps.evaluation.eval_input import Normalise, Outputs
 from gain_apps.evaluation.image_data import CLEAN, Image, ImageData
-from gain_apps.evaluation.store import Outputs
-from gain_apps.evaluation.views import make_view
 from gain_core import __version__
 from gain_core.errors import ConfigError, NumericsError
 from gain_runtime.manifest import Preprocess
 from gain_runtime.preprocess import preprocess
 from gain_runtime.session import Session
 
-__all__ = ["FeatureMaker", "Normalise", "normalised"]
-
-Normalise = Literal["timm", "unit", "imagenet"]
+__all__ = ["LEAST_SHARE", "FeatureMaker", "make_view", "normalised"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -195,3 +192,34 @@ def _corruptions_hash() -> str:
     for path in sorted(folder.glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+# Of both sides: a crop keeps the aspect ratio and at least half of the area.
+LEAST_SHARE = 0.75
+
+
+def make_view(image: Image, number: int, /, *, seed: int, index: int) -> Image:
+    """One view of an image.
+
+    Parameters
+    ----------
+    image : array, (H, W, 3) uint8 RGB
+    number : int
+        0 is the image itself; odd numbers are mirrored.
+    seed, index : int
+        Of the run and of the image: together with `number` they decide the crop.
+
+    Returns
+    -------
+    array, (h, w, 3) uint8 RGB
+        A view of the same memory; both sides at least `LEAST_SHARE` of the image's.
+    """
+    if number == 0:
+        return image
+    rng = np.random.default_rng(np.random.SeedSequence((seed, index, number)))
+    share = rng.uniform(LEAST_SHARE, 1.0)
+    height, width = (max(1, round(side * share)) for side in image.shape[:2])
+    top = int(rng.integers(image.shape[0] - height + 1))
+    left = int(rng.integers(image.shape[1] - width + 1))
+    crop = image[top : top + height, left : left + width]
+    return crop[:, ::-1] if number % 2 else crop

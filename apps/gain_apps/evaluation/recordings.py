@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gain_apps import corruptions, roadsigns
 from gain_apps.app_sources import app_schemes
 from gain_apps.evaluation.image_data import Image, ImageData
+from gain_core import __version__
 from gain_core.errors import ArtifactError, ConfigError, StreamError
+from gain_runtime.atomic_file import write_atomically
 from gain_runtime.frame import Frame
 from gain_runtime.sources import open_source
 
@@ -62,24 +66,35 @@ def open_arrays(path: Path, /, *, num_classes: int) -> ImageData:
             f"{path}: labels: expected ({len(images)},) integers, got {labels.shape} {labels.dtype}"
         )
     _check_labels(labels, num_classes, where=str(path))
-    return _held(
-        list(images),
-        labels.astype(np.int64),
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def load(index: int, domain: str, severity: float) -> Image:
+        image: Image = images[index]
+        return image
+
+    return ImageData(
         kind="arrays",
         path=str(path),
-        fingerprint=hashlib.sha256(path.read_bytes()).hexdigest(),
+        labels=labels.astype(np.int64),
+        load=load,
+        fingerprint=lambda domain, severity: sha256,
     )
 
 
-def open_test_source(uri: str, /, *, seed: int, num_classes: int) -> ImageData:
+def open_test_source(uri: str, /, *, seed: int, num_classes: int, cache: Path) -> ImageData:
     """All frames of a `test://` source, each cut to its region.
+
+    Drawing thousands of frames takes minutes: labels and conditions are kept in the cache beside
+    the features, and the frames are drawn only where an image is asked for.
 
     Parameters
     ----------
     uri : str
     seed : int
     num_classes : int
-        K of the artifact.
+        K.
+    cache : Path
+        Folder.
 
     Returns
     -------
@@ -91,59 +106,76 @@ def open_test_source(uri: str, /, *, seed: int, num_classes: int) -> ImageData:
     ConfigError, StreamError
         As `open_source`; also if a frame has no truth.
     ArtifactError
-        If a truth is no class of the artifact.
+        If a truth is no class of the artifact, or the cache is damaged or cannot be written.
     """
+    key = hashlib.sha256(f"{uri}\0{seed}\0{_drawing_code()}".encode()).hexdigest()
+    facts = cache / f"{key[:32]}.recording.json"
+    drawn: list[Image] = []
+    if facts.is_file():
+        labels, conditions = _read_facts(facts)
+    else:
+        drawn, labels, conditions = _draw(uri, seed)
+        text = json.dumps({"labels": labels, "conditions": conditions})
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            write_atomically(facts, text.encode())
+        except OSError as err:
+            raise ArtifactError(
+                f"{facts}: cannot be written ({err.strerror}); choose another folder with --cache"
+            ) from err
+    truths = np.asarray(labels, dtype=np.int64)
+    _check_labels(truths, num_classes, where=uri)
+
+    def load(index: int, domain: str, severity: float) -> Image:
+        if not drawn:
+            drawn.extend(_draw(uri, seed)[0])
+        return drawn[index]
+
+    return ImageData(
+        kind="test source",
+        path=uri,
+        labels=truths,
+        load=load,
+        fingerprint=lambda domain, severity: key,
+        recorded=tuple(conditions),
+    )
+
+
+def _draw(uri: str, seed: int) -> tuple[list[Image], list[int], list[str]]:
+    """Every frame's image, label and condition."""
     images: list[Image] = []
     labels: list[int] = []
     conditions: list[str] = []
-    digest = hashlib.sha256()
     with open_source(uri, schemes=app_schemes(), seed=seed) as source:
         if source.info.num_frames is None:
             raise ConfigError(f"{uri}: expected a source of known length; add ?frames=N")
         for frame in source:
             if frame.truth is None:
                 raise ConfigError(f"{uri}: frame {frame.index} has no truth to score against")
-            image = _region(frame)
-            digest.update(image.tobytes())
-            images.append(image)
+            images.append(_region(frame))
             labels.append(frame.truth)
             conditions.append(frame.condition or UNNAMED)
     if not images:
         raise StreamError(f"{uri}: expected at least one frame, got none")
-    truths = np.asarray(labels, dtype=np.int64)
-    _check_labels(truths, num_classes, where=uri)
-    return _held(
-        images,
-        truths,
-        kind="test source",
-        path=uri,
-        fingerprint=digest.hexdigest(),
-        recorded=tuple(conditions),
-    )
+    return images, labels, conditions
 
 
-def _held(
-    images: list[Image],
-    labels: npt.NDArray[np.int64],
-    *,
-    kind: str,
-    path: str,
-    fingerprint: str,
-    recorded: tuple[str, ...] | None = None,
-) -> ImageData:
-    """Images in memory as data."""
+def _read_facts(path: Path) -> tuple[list[int], list[str]]:
+    """Labels and conditions of a recording that was drawn before."""
+    try:
+        record = json.loads(path.read_bytes())
+        return record["labels"], record["conditions"]
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        raise ArtifactError(f"{path}: damaged cache file ({err}); delete it and run again") from err
 
-    def load(index: int, domain: str, severity: float) -> Image:
-        return images[index]
 
-    return ImageData(
-        kind=kind,
-        path=path,
-        labels=labels,
-        load=load,
-        fingerprint=lambda domain, severity: fingerprint,
-        recorded=recorded,
-    )
+def _drawing_code() -> str:
+    """Hash of the code that draws: other code draws other frames."""
+    digest = hashlib.sha256(__version__.encode())
+    for package in (corruptions, roadsigns):
+        for path in sorted(Path(package.__file__ or "").parent.glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _region(frame: Frame) -> Image:

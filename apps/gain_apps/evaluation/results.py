@@ -14,25 +14,26 @@ from typing import Any
 
 import numpy as np
 
+from gain_apps.evaluation.eval_input import EvalInput
 from gain_apps.evaluation.experiment import Experiment, Run
 from gain_apps.evaluation.methods.registry import MethodSpec, describe_method
 from gain_apps.evaluation.scores import (
     Scores,
+    calibration,
     correlations,
     domain_scores,
     mean_scores,
     round_scores,
     score,
 )
-from gain_apps.evaluation.series import series_record
-from gain_apps.evaluation.streams import RAMP
-from gain_apps.evaluation.trace import Reals, Trace
+from gain_apps.evaluation.streams import RAMP, StreamBatch
+from gain_apps.evaluation.trace import GainTrace, Reals, Trace
 from gain_apps.system_files import peak_memory_bytes
 from gain_core import __version__
 from gain_core.errors import ArtifactError
 from gain_runtime.atomic_file import write_atomically
 
-__all__ = ["SCHEMA", "make_results", "read_results", "write_results"]
+__all__ = ["SCHEMA", "make_results", "read_results", "versions", "write_results"]
 
 SCHEMA = 1
 PACKAGES = ("numpy", "onnxruntime", "onnx", "opencv-python-headless", "pillow", "torch", "timm")
@@ -45,8 +46,7 @@ def make_results(
     runs: Sequence[Run],
     /,
     *,
-    domains: Sequence[str],
-    subject: Mapping[str, Any],
+    of: EvalInput,
     command: str,
 ) -> dict[str, Any]:
     """Put a result together.
@@ -56,10 +56,7 @@ def make_results(
     experiment : Experiment
     runs : sequence of Run
         Of that experiment.
-    domains : sequence of str
-        Names of the store's domains.
-    subject : mapping
-        What was evaluated: `model` and `data` as plain values.
+    of : EvalInput
     command : str
         The command line that makes the same result again.
 
@@ -70,13 +67,14 @@ def make_results(
         nats and `brier`, counted as `counting` says, and the same under `whole_stream`,
         `mean_over_domains` and `domains.NAME`.
     """
+    domains = of.store.domains
     counting = POOLED if experiment.plan.pools_domains else MEAN_OF_DOMAINS
     plan = asdict(experiment.plan)
     del plan["severity"], plan["seed"]
     return {
         "schema": SCHEMA,
         "command": command,
-        **subject,
+        **of.record,
         "stream": {**plan, "domains": list(domains), "samples": len(_first(runs).correct)},
         "severities": (
             sorted(set(RAMP)) if experiment.plan.kind == "ramp" else list(experiment.severities)
@@ -87,7 +85,7 @@ def make_results(
             "num_bins": experiment.num_bins,
             "kind": "equal width on the top confidence, exactly 1 in the last bin",
         },
-        "versions": _versions(),
+        "versions": versions(),
         "machine": _machine(),
         "methods": {
             spec.text: _method_record(experiment, runs, spec, domains=domains)
@@ -224,7 +222,7 @@ def _percentiles(values: Any) -> dict[str, float]:
     return {**record, "max": float(values.max()), "mean": float(values.mean())}
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """This project's version and those of what it stands on, where installed."""
     found = {"gain-edge": __version__, "python": platform.python_version()}
     for name in PACKAGES:
@@ -244,3 +242,88 @@ def _machine() -> dict[str, Any]:
         "num_threads": os.environ.get("OMP_NUM_THREADS", "all"),
         "peak_memory_bytes": peak_memory_bytes(),
     }
+
+
+MAX_WINDOWS = 150
+MAX_PAIRS = 1000
+MAX_SEGMENTS = 400
+NUM_STRENGTH_BINS = 20
+
+
+def series_record(
+    trace: Trace, stream: Sequence[StreamBatch], /, *, num_bins: int
+) -> dict[str, Any]:
+    """Series of one run.
+
+    Parameters
+    ----------
+    trace : Trace
+    stream : sequence of StreamBatch
+        The stream it is of.
+    num_bins : int
+
+    Returns
+    -------
+    dict
+        `over_time`: accuracy and ECE in per cent and mean strength by windows of whole batches,
+        each with its first sample. `segments`: [first sample, domain index] of every visit,
+        empty where they are too many to draw. `reliability`: counts, accuracy and confidence
+        per bin. `strength`: counts per bin. `gain_pairs`: [expected, realised] of some samples.
+        Strength and gains are those before a batch is learned from, see `GainTrace`.
+    """
+    bins = calibration(trace.confidence, trace.correct, num_bins=num_bins)
+    record: dict[str, Any] = {
+        "over_time": _over_time(trace, stream, num_bins=num_bins),
+        "segments": _segments(trace),
+        "reliability": {
+            "counts": bins.counts.tolist(),
+            "accuracy": _rounded(bins.accuracy),
+            "confidence": _rounded(bins.confidence),
+        },
+    }
+    if trace.gain is not None:
+        counts, _ = np.histogram(trace.gain.strength, bins=NUM_STRENGTH_BINS, range=(0.0, 1.0))
+        record["strength"] = counts.tolist()
+        record["gain_pairs"] = _pairs(trace.gain)
+    return record
+
+
+def _over_time(
+    trace: Trace, stream: Sequence[StreamBatch], *, num_bins: int
+) -> dict[str, list[Any]]:
+    """Scores of consecutive windows of whole batches."""
+    sizes = [len(item.images) for item in stream if item.scored]
+    edges = np.cumsum([0, *sizes])
+    chosen = np.unique(np.linspace(0, len(sizes), min(MAX_WINDOWS, len(sizes)) + 1).astype(int))
+    record: dict[str, list[Any]] = {"first": [], "accuracy": [], "ece": []}
+    if trace.gain is not None:
+        record["strength"] = []
+    for first, last in zip(edges[chosen[:-1]], edges[chosen[1:]], strict=True):
+        rows = slice(int(first), int(last))
+        bins = calibration(trace.confidence[rows], trace.correct[rows], num_bins=num_bins)
+        record["first"].append(int(first))
+        record["accuracy"].append(round(100.0 * float(trace.correct[rows].mean()), 3))
+        record["ece"].append(round(100.0 * bins.error, 3))
+        if trace.gain is not None:
+            record["strength"].append(round(float(trace.gain.strength[rows].mean()), 4))
+    return record
+
+
+def _segments(trace: Trace) -> list[list[int]]:
+    """Where each visit to a domain begins."""
+    starts = np.flatnonzero(np.diff(trace.domains, prepend=-1))
+    if len(starts) > MAX_SEGMENTS:
+        return []
+    return [[int(start), int(trace.domains[start])] for start in starts]
+
+
+def _pairs(gain: GainTrace) -> list[list[float]]:
+    """Expected and realised gain of evenly spaced samples."""
+    step = -(-len(gain.expected) // MAX_PAIRS)
+    pairs = np.stack([gain.expected, gain.realised], axis=1)[::step]
+    return [_rounded(pair) for pair in pairs if np.isfinite(pair).all()]
+
+
+def _rounded(values: Any) -> list[float]:
+    """Enough digits for a picture."""
+    return [round(float(value), 4) for value in values]

@@ -1,19 +1,59 @@
-"""Streams as pure index sequences: which image of which domain comes when, in which batch."""
+"""Streams of images as index sequences: which image of which domain comes when, in which batch.
+
+Those of a data set are here; what a camera sees is in `camera_streams`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.evaluation.orders import Ints, Order, image_order
+from gain_apps.evaluation.methods.registry import parse_spec
 from gain_core.errors import ConfigError
 
-__all__ = ["Segment", "StreamBatch", "StreamKind", "StreamPlan", "cdc_segments", "make_stream"]
+__all__ = [
+    "CAMERA_STREAMS",
+    "Ints",
+    "Order",
+    "Segment",
+    "StreamBatch",
+    "StreamKind",
+    "StreamPlan",
+    "cdc_segments",
+    "cut",
+    "image_order",
+    "make_stream",
+    "parse_stream",
+    "tail_counts",
+]
 
-StreamKind = Literal["csc", "cdc", "mds", "lha", "ramp", "recurring", "recorded"]
+Ints = npt.NDArray[np.int64]
+Order = Literal["list", "shuffled", "runs", "sorted", "long-tailed", "one-class"]
+CameraKind = Literal[
+    "video",
+    "tailed",
+    "few",
+    "few-samples",
+    "mixed",
+    "one-after",
+    "one-same",
+    "one-class",
+    "parked",
+    "day-night",
+]
+StreamKind = Literal[
+    "csc", "cdc", "mds", "lha", "ramp", "recurring", "recorded", "recorded-one", CameraKind
+]
+CAMERA_STREAMS: tuple[str, ...] = get_args(CameraKind)
+
+# A camera that stays with one object for two to five seconds at 30 Hz.
+RUN_FRAMES = (60, 140)
+# Frames of the most frequent class for one of the rarest.
+IMBALANCE = 100.0
 
 # A domain of CDC is cut into three visits.
 NUM_SLOTS = 3
@@ -27,14 +67,18 @@ class StreamBatch(NamedTuple):
     Attributes
     ----------
     domains, images, rounds : array, (B,) int64
-        Index of the domain, of the image within it, and of the round (0 but for `lha`).
+        Index of the domain, of the image within it (-1 is a scene without an object), and of the
+        round (0 but for `lha`).
     severities : array, (B,) float64
+    scored : bool
+        Whether the batch counts; all do but what leads up to the part that a stream is about.
     """
 
     domains: Ints
     severities: npt.NDArray[np.float64]
     images: Ints
     rounds: Ints
+    scored: bool = True
 
 
 class Segment(NamedTuple):
@@ -50,15 +94,17 @@ class StreamPlan:
 
     Attributes
     ----------
-    kind : {"csc", "cdc", "mds", "lha", "ramp", "recurring"}
+    kind : str
         `csc`: one domain after the other. `cdc`: domains recur in visits of random length.
         `mds`: all domains shuffled by sample. `lha`: `csc` in `rounds` rounds without a reset.
         `ramp`: as `csc`, but within a domain the severity climbs from 1 to 5 and descends
         again. `recurring`: the domains take turns, `visits` equal visits each. `recorded`: the
-        images in list order, each of a domain of its own, as a camera met them.
+        images in list order, each of a domain of its own, as a camera met them. `recorded-one`:
+        the first recording, then `frames` frames of one class out of the last, scored on those.
+        The others are those of `camera_streams`.
     num_domains : int
     order : str
-        See `image_order`.
+        See `image_order`; of the streams of a data set only.
     severity : float
         Of every sample but those of a ramp.
     batch_size : int
@@ -66,8 +112,10 @@ class StreamPlan:
     delta : float
         Concentration of CDC's Dirichlet distribution.
     rounds, visits : int
+    frames : int
+        Of the one thing of `parked`, the night of `day-night`, the one class of `recorded-one`.
     only_class : int or None
-        See `image_order`.
+        The class of streams of one class; by default the seed chooses.
     """
 
     kind: StreamKind
@@ -79,17 +127,18 @@ class StreamPlan:
     delta: float = 1.0
     rounds: int = 10
     visits: int = 3
+    frames: int = 3000
     only_class: int | None = None
 
     def __post_init__(self) -> None:
         checks = (
-            ("stream", ", ".join(get_args(StreamKind)), self.kind, get_args(StreamKind)),
+            ("stream", ", ".join(STREAMS), self.kind, STREAMS),
             ("order", ", ".join(get_args(Order)), self.order, get_args(Order)),
         )
         for name, expected, value, choices in checks:
             if value not in choices:
                 raise ConfigError(f"{name}: expected one of {expected}, got {value!r}")
-        for name in ("num_domains", "batch_size", "rounds", "visits"):
+        for name in ("num_domains", "batch_size", "rounds", "visits", "frames"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if self.seed < 0:
@@ -100,12 +149,58 @@ class StreamPlan:
     @property
     def is_random(self) -> bool:
         """Whether another seed gives another stream."""
-        return self.order != "list" or self.kind in ("cdc", "mds")
+        return self.order != "list" or self.kind in ("cdc", "mds", "recorded-one", *CAMERA_STREAMS)
 
     @property
     def pools_domains(self) -> bool:
-        """Whether scores are of the stream as a whole, not a mean over domains (MDS)."""
-        return self.kind == "mds"
+        """Whether scores are of the stream as a whole, not a mean over domains."""
+        return self.kind in ("mds", "recorded", "recorded-one")
+
+    @property
+    def is_camera(self) -> bool:
+        """Whether objects stay for a while, each frame with a little noise."""
+        return self.kind in CAMERA_STREAMS
+
+
+STREAMS: tuple[str, ...] = (
+    *("csc", "cdc", "mds", "lha", "ramp", "recurring", "recorded", "recorded-one"),
+    *CAMERA_STREAMS,
+)
+# What a stream's name may be followed by, and the field of `StreamPlan` that it sets.
+STREAM_OPTIONS = {
+    "delta": "delta",
+    "rounds": "rounds",
+    "visits": "visits",
+    "frames": "frames",
+    "class": "only_class",
+}
+
+
+def parse_stream(text: str, /) -> dict[str, Any]:
+    """Read `NAME` or `NAME:key=value`: `cdc:delta=2`, `lha:rounds=3`, `one-after:class=7`.
+
+    Returns
+    -------
+    dict
+        Fields of `StreamPlan`, `kind` among them.
+
+    Raises
+    ------
+    ConfigError
+        If the name or a key is unknown, or a value is no number.
+    """
+    kind, options = parse_spec(text)
+    unknown = sorted(set(options) - set(STREAM_OPTIONS))
+    if kind not in STREAMS or unknown:
+        raise ConfigError(
+            f"stream {text}: expected one of {', '.join(STREAMS)}, with "
+            f"{', '.join(f'{key}=N' for key in STREAM_OPTIONS)} where it has any"
+        )
+    for key, value in options.items():
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole and not (key == "delta" and isinstance(value, float)):
+            raise ConfigError(f"stream {text}: {key}: expected a number, got {value!r}")
+    return {"kind": kind, **{STREAM_OPTIONS[key]: value for key, value in options.items()}}
 
 
 def cdc_segments(
@@ -155,7 +250,9 @@ def make_stream(
     labels: npt.NDArray[np.integer[Any]],
     /,
     *,
+    num_classes: int,
     recorded: Ints | None = None,
+    recordings: Sequence[int] = (),
 ) -> list[StreamBatch]:
     """The batches of a stream.
 
@@ -164,8 +261,12 @@ def make_stream(
     plan : StreamPlan
     labels : array, (N,) integer
         Of the images, which are the same in every domain.
+    num_classes : int
+        K of the head, which may be more than have images.
     recorded : array, (N,) int64, optional
-        Domain of each image; for the kind `recorded` only.
+        Domain of each image, and
+    recordings : sequence of int
+        how many images each recording has: for what was recorded only.
 
     Returns
     -------
@@ -179,13 +280,15 @@ def make_stream(
         As `image_order`, or if a recording lacks its domains.
     """
     rng = np.random.default_rng(plan.seed)
-    if plan.kind == "recorded":
+    if plan.kind.startswith("recorded"):
         if recorded is None:
-            raise ConfigError("stream: recorded needs the domain of each image, got none")
-        images = np.arange(len(labels), dtype=np.int64)
-        severities = np.full(len(images), float(plan.severity))
-        return _cut(plan, recorded, images, severities=severities, number=0)
+            raise ConfigError(f"stream: {plan.kind} is for what a test:// source recorded")
+        return _recorded(plan, labels, recorded, recordings)
+    if plan.is_camera:
+        # Imported late: it is made of what is defined here.
+        from gain_apps.evaluation.camera_streams import camera_stream
 
+        return camera_stream(plan, labels, num_classes=num_classes)
     only = plan.only_class
     if plan.order == "one-class" and only is None:
         # Drawn once: a stream of a single class keeps it through all its domains.
@@ -210,6 +313,33 @@ def make_stream(
             severities = _severities(plan, len(images))
             batches += _batches(plan, domain, images, severities=severities, number=number)
     return batches
+
+
+def _recorded(
+    plan: StreamPlan,
+    labels: npt.NDArray[np.integer[Any]],
+    recorded: Ints,
+    recordings: Sequence[int],
+) -> list[StreamBatch]:
+    """All frames in order; or the first recording, then one class out of the last, cycled."""
+
+    def batches(images: Ints, *, scored: bool) -> list[StreamBatch]:
+        severities = np.full(len(images), float(plan.severity))
+        return cut(plan, recorded[images], images, severities=severities, scored=scored)
+
+    everything = np.arange(len(labels), dtype=np.int64)
+    if plan.kind == "recorded":
+        return batches(everything, scored=True)
+    last = everything[len(labels) - recordings[-1] :]
+    seen = np.bincount(labels[last])
+    # The seeds take the classes in turn, the one seen most first.
+    ranked = np.argsort(-seen, kind="stable")[: np.count_nonzero(seen)]
+    one = ranked[plan.seed % len(ranked)] if plan.only_class is None else plan.only_class
+    frames = last[labels[last] == one]
+    if not len(frames):
+        raise ConfigError(f"class: expected one that the recording shows, got {one}")
+    before = batches(everything[: recordings[0]], scored=False)
+    return before + batches(np.resize(frames, plan.frames), scored=True)
 
 
 def _cdc(plan: StreamPlan, images: list[Ints]) -> list[StreamBatch]:
@@ -242,7 +372,7 @@ def _mds(plan: StreamPlan, images: Ints, *, rng: np.random.Generator) -> list[St
     order = rng.permutation(len(domains))
     rows = np.tile(images, plan.num_domains)[order]
     severities = np.full(len(rows), float(plan.severity))
-    return _cut(plan, domains[order], rows, severities=severities, number=0)
+    return cut(plan, domains[order], rows, severities=severities, number=0)
 
 
 def _severities(plan: StreamPlan, count: int) -> npt.NDArray[np.float64]:
@@ -265,21 +395,141 @@ def _batches(
     domains = np.full(len(images), domain, dtype=np.int64)
     if severities is None:
         severities = np.full(len(images), float(plan.severity))
-    return _cut(plan, domains, images, severities=severities, number=number)
+    return cut(plan, domains, images, severities=severities, number=number)
 
 
-def _cut(
+def cut(
     plan: StreamPlan,
     domains: Ints,
     images: Ints,
     *,
     severities: npt.NDArray[np.float64],
-    number: int,
+    number: int = 0,
+    scored: bool = True,
 ) -> list[StreamBatch]:
     """Cut samples into batches, the last of which may be short."""
     rounds = np.full(len(images), number, dtype=np.int64)
     return [
-        StreamBatch(domains[rows], severities[rows], images[rows], rounds[rows])
+        StreamBatch(domains[rows], severities[rows], images[rows], rounds[rows], scored)
         for start in range(0, len(images), plan.batch_size)
         for rows in (slice(start, start + plan.batch_size),)
     ]
+
+
+def image_order(
+    order: Order,
+    labels: npt.NDArray[np.integer[Any]],
+    /,
+    *,
+    rng: np.random.Generator,
+    only_class: int | None = None,
+    ranking: Ints | None = None,
+) -> Ints:
+    """Image indices of one visit to a domain.
+
+    Parameters
+    ----------
+    order : {"list", "shuffled", "runs", "sorted", "long-tailed", "one-class"}
+        `list` is the data set's own order. `runs` shows 60 to 140 frames of one class, then of
+        another, until every image was shown. `sorted` shows all of one class, then all of the
+        next, classes in random order. `long-tailed` shuffles all images of one class, and of the
+        others fewer and fewer, down to a hundredth. `one-class` shows a single class.
+    labels : array, (N,) integer
+    rng : Generator
+        Everything random comes from it.
+    only_class : int, optional
+        The class of `one-class`; by default one is drawn among those present.
+    ranking : array, (K,) int64, optional
+        The classes of `long-tailed`, the most frequent first; by default in random order.
+
+    Returns
+    -------
+    array, (M,) int64
+        M is N, or the number of images shown of each class.
+
+    Raises
+    ------
+    ConfigError
+        If the order is unknown or the class has no images.
+    """
+    if order not in get_args(Order):
+        raise ConfigError(f"order: expected one of {', '.join(get_args(Order))}, got {order!r}")
+    if order == "list":
+        return np.arange(len(labels), dtype=np.int64)
+    shuffled = rng.permutation(len(labels)).astype(np.int64)
+    if order == "shuffled":
+        return shuffled
+    if order == "one-class":
+        return _one_class(shuffled, labels, rng=rng, only_class=only_class)
+    if order == "long-tailed":
+        ranking = rng.permutation(np.unique(labels)) if ranking is None else ranking
+        return _long_tailed(shuffled, labels, ranking)
+    classes = rng.permutation(np.unique(labels))
+    by_class = [shuffled[labels[shuffled] == label] for label in classes]
+    return np.concatenate(by_class if order == "sorted" else _runs(by_class, rng=rng))
+
+
+def _one_class(
+    shuffled: Ints,
+    labels: npt.NDArray[np.integer[Any]],
+    *,
+    rng: np.random.Generator,
+    only_class: int | None,
+) -> Ints:
+    """The images of a single class."""
+    present = np.unique(labels)
+    if only_class is None:
+        only_class = int(rng.choice(present))
+    if only_class not in present:
+        raise ConfigError(
+            f"class: expected a class with images, got {only_class}; "
+            f"{len(present)} classes from {present[0]} to {present[-1]} have some"
+        )
+    chosen: Ints = shuffled[labels[shuffled] == only_class]
+    return chosen
+
+
+def _long_tailed(shuffled: Ints, labels: npt.NDArray[np.integer[Any]], ranking: Ints, /) -> Ints:
+    """Of every class the share that its rank leaves it, one image at least."""
+    shown = labels[shuffled]
+    kept = np.zeros(len(shuffled), dtype=bool)
+    by_class = [np.flatnonzero(shown == label) for label in ranking]
+    counts = tail_counts([len(places) for places in by_class], IMBALANCE)
+    for places, count in zip(by_class, counts, strict=True):
+        kept[places[:count]] = True
+    chosen: Ints = shuffled[kept]
+    return chosen
+
+
+def tail_counts(counts: Sequence[int], ratio: float, /) -> list[int]:
+    """How many images of every class a long tail leaves.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        Images of each class, the most frequent class of the tail first.
+    ratio : float
+        The first class's share over the last one's; in between, shares fall exponentially.
+
+    Returns
+    -------
+    list of int
+        One at least.
+    """
+    shares = ratio ** -np.linspace(0.0, 1.0, len(counts))
+    return [
+        max(1, round(float(share) * count)) for share, count in zip(shares, counts, strict=True)
+    ]
+
+
+def _runs(by_class: list[Ints], *, rng: np.random.Generator) -> list[Ints]:
+    """Cut each class's images into runs and shuffle the runs."""
+    shortest, longest = RUN_FRAMES
+    runs: list[Ints] = []
+    for images in by_class:
+        start = 0
+        while start < len(images):
+            length = int(rng.integers(shortest, longest + 1))
+            runs.append(images[start : start + length])
+            start += length
+    return [runs[index] for index in rng.permutation(len(runs))]

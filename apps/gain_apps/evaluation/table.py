@@ -1,17 +1,19 @@
-"""Results as tables for a terminal."""
+"""Results as tables for a terminal, and a progress bar while they are made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from rich import box
+from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
 from gain_core.errors import ConfigError
 
-__all__ = ["compare_results", "print_comparison", "print_results"]
+__all__ = ["Progress", "compare_results", "print_bars", "print_comparison", "print_results"]
 
 METRICS = ("accuracy", "ece", "nll", "brier")
 # What fits beside a method's name into 80 columns; the rest is in the result file.
@@ -121,3 +123,59 @@ def _change(source: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     accuracy = record["accuracy"] - source["accuracy"]
     ece = record["ece"] - source["ece"]
     return f"{accuracy:+.1f} / {ece:+.1f}"
+
+
+def print_bars(judged: Sequence[Mapping[str, Any]], console: Console, /) -> None:
+    """Print a suite's bars, met or missed."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("bar", overflow="fold")
+    for name in ("measured", "verdict"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("where", overflow="fold")
+    for bar in judged:
+        value = bar["measured"]
+        table.add_row(
+            bar["text"], "" if value is None else f"{value:.2f}", bar["verdict"], bar["where"]
+        )
+    console.print(table)
+
+
+class Progress:
+    """One bar per task, the last few of them shown (a context manager).
+
+    Parameters
+    ----------
+    console : Console
+        Where it is no terminal, nothing is drawn.
+    """
+
+    def __init__(self, console: Console, /) -> None:
+        self._bars = bars.Progress(
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task: bars.TaskID | None = None
+
+    def start(self, title: str, total: int, /) -> Callable[[], None]:
+        """Begin a task in place of the last one; call the result after each of `total` steps."""
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        task = self._task = self._bars.add_task(title, total=total)
+        return lambda: self._bars.advance(task)
+
+    def __enter__(self) -> Progress:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bars.stop()

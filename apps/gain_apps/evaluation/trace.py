@@ -1,15 +1,17 @@
-"""Running a method over a stream, and what is kept of it: one record per sample."""
+"""Running methods over a stream, and what is kept of each: one record per scored sample."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from gain_apps.evaluation.eval_input import FeatureStore
 from gain_apps.evaluation.methods.protocol import (
+    Batch,
     Cost,
     Diagnosing,
     Diagnosis,
@@ -17,11 +19,10 @@ from gain_apps.evaluation.methods.protocol import (
     Method,
     OnPixels,
 )
-from gain_apps.evaluation.store import FeatureStore
 from gain_apps.evaluation.streams import StreamBatch
 from gain_core.errors import NumericsError
 
-__all__ = ["GainTrace", "Trace", "run_method"]
+__all__ = ["GainTrace", "Trace", "run_methods"]
 
 # Normalised log-probabilities; single precision over a thousand classes stays well within.
 MAX_NORM_ERROR = 1e-3
@@ -50,7 +51,7 @@ class GainTrace:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
-    """A method's run over a stream of T samples.
+    """A method's run over a stream of T scored samples.
 
     Attributes
     ----------
@@ -82,23 +83,26 @@ class Trace:
     gain: GainTrace | None
 
 
-def run_method(
-    method: Method,
+def run_methods(
+    methods: Mapping[str, Method],
     stream: Sequence[StreamBatch],
     store: FeatureStore,
     /,
     *,
-    diagnose: bool = True,
+    noise: np.random.Generator | None = None,
+    diagnose: bool = False,
     on_batch: Callable[[], None] | None = None,
-) -> Trace:
-    """Reset a method and run it over a stream.
+) -> dict[str, Trace]:
+    """Reset methods and run them over a stream, all of them batch by batch.
 
     Parameters
     ----------
-    method : Method
+    methods : mapping of str to Method
     stream : sequence of StreamBatch
-        At least one batch.
+        At least one batch that is scored.
     store : FeatureStore
+    noise : Generator, optional
+        See `FeatureStore.batch`.
     diagnose : bool
         Ask methods that can for strength and gain before each batch (not in their time).
     on_batch : callable, optional
@@ -106,44 +110,66 @@ def run_method(
 
     Returns
     -------
-    Trace
+    dict of str to Trace
 
     Raises
     ------
     NumericsError
         If a prediction is not finite or its rows do not sum to one.
     ConfigError
-        If the store lacks a domain at a severity.
+        If the store lacks a domain at a severity, or what noise takes.
     """
-    method.reset()
-    watched = method if diagnose and isinstance(method, Diagnosing) else None
-    rows: list[tuple[Reals, npt.NDArray[np.bool_], Reals, Reals]] = []
-    gains: list[tuple[Reals, Reals, Reals]] = []
-    step_ms: list[float] = []
+    recorders = {name: _Recorder(method, diagnose=diagnose) for name, method in methods.items()}
+    with_pixels = any(isinstance(method, OnPixels) for method in methods.values())
     for number, item in enumerate(stream):
-        batch = store.batch(item, with_pixels=isinstance(method, OnPixels))
-        labels = store.labels[item.images]
-        if watched is not None:
-            gains.append(_gains(watched.diagnose(batch), labels))
-        start = time.perf_counter_ns()
-        log_probs = method.predict(batch)
-        step_ms.append((time.perf_counter_ns() - start) / 1e6)
-        _check(log_probs, method, number=number)
-        rows.append(_sample_scores(log_probs, labels))
+        batch = store.batch(item, with_pixels=with_pixels, noise=noise)
+        for recorder in recorders.values():
+            recorder.step(batch, store.labels[item.images], scored=item.scored, number=number)
         if on_batch is not None:
             on_batch()
-    confidence, correct, nll, brier = (np.concatenate(column) for column in zip(*rows, strict=True))
-    return Trace(
-        domains=np.concatenate([item.domains for item in stream]),
-        rounds=np.concatenate([item.rounds for item in stream]),
-        confidence=confidence,
-        correct=correct,
-        nll=nll,
-        brier=brier,
-        step_ms=np.asarray(step_ms),
-        cost=method.cost,
-        gain=None if watched is None else _joined(gains),
-    )
+    scored = [item for item in stream if item.scored]
+    return {name: recorder.trace(scored) for name, recorder in recorders.items()}
+
+
+class _Recorder:
+    """One method's run."""
+
+    def __init__(self, method: Method, /, *, diagnose: bool) -> None:
+        method.reset()
+        self._method = method
+        self._watched = method if diagnose and isinstance(method, Diagnosing) else None
+        self._rows: list[tuple[Reals, npt.NDArray[np.bool_], Reals, Reals]] = []
+        self._gains: list[tuple[Reals, Reals, Reals]] = []
+        self._step_ms: list[float] = []
+
+    def step(
+        self, batch: Batch, labels: npt.NDArray[np.int64], /, *, scored: bool, number: int
+    ) -> None:
+        """Predict a batch, and keep what is scored of it."""
+        if self._watched is not None and scored:
+            self._gains.append(_gains(self._watched.diagnose(batch), labels))
+        start = time.perf_counter_ns()
+        log_probs = self._method.predict(batch)
+        self._step_ms.append((time.perf_counter_ns() - start) / 1e6)
+        _check(log_probs, self._method, number=number)
+        if scored:
+            self._rows.append(_sample_scores(log_probs, labels))
+
+    def trace(self, scored: Sequence[StreamBatch], /) -> Trace:
+        """Everything kept."""
+        columns = zip(*self._rows, strict=True)
+        confidence, correct, nll, brier = (np.concatenate(column) for column in columns)
+        return Trace(
+            domains=np.concatenate([item.domains for item in scored]),
+            rounds=np.concatenate([item.rounds for item in scored]),
+            confidence=confidence,
+            correct=correct,
+            nll=nll,
+            brier=brier,
+            step_ms=np.asarray(self._step_ms),
+            cost=self._method.cost,
+            gain=None if self._watched is None else _joined(self._gains),
+        )
 
 
 def _joined(gains: list[tuple[Reals, Reals, Reals]]) -> GainTrace:

@@ -111,7 +111,7 @@ class FoaShift:
         if head.source_mean is None:
             raise ConfigError(
                 "foa-shift: expected the source's mean feature, got none; "
-                "name a folder of uncorrupted images with --source-data"
+                "name a folder of uncorrupted images with --source-images"
             )
         self._head = head
         self._rate = rate

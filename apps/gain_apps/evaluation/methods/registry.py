@@ -37,6 +37,7 @@ __all__ = [
     "describe_method",
     "make_method",
     "parse_method",
+    "parse_spec",
 ]
 
 Value = str | int | float | bool
@@ -87,9 +88,21 @@ def parse_method(text: str, /) -> MethodSpec:
     ConfigError
         If the name is unknown or an option is malformed or given twice.
     """
-    name, *pairs = text.strip().split(":")
+    name, options = parse_spec(text)
     if name not in ALL_METHODS:
         raise ConfigError(f"method: expected one of {', '.join(ALL_METHODS)}, got {name!r}")
+    return MethodSpec(text=text.strip(), name=name, options=options)
+
+
+def parse_spec(text: str, /) -> tuple[str, dict[str, Value]]:
+    """A name, and the keys with their values behind it, as `NAME:key=value:key=value` has them.
+
+    Raises
+    ------
+    ConfigError
+        If a pair is malformed or a key is given twice.
+    """
+    name, *pairs = text.strip().split(":")
     options: dict[str, Value] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -98,7 +111,7 @@ def parse_method(text: str, /) -> MethodSpec:
         if key in options:
             raise ConfigError(f"{text}: {key} is given more than once")
         options[key] = _value(value)
-    return MethodSpec(text=text.strip(), name=name, options=options)
+    return name, options
 
 
 def make_method(
@@ -138,8 +151,7 @@ def make_method(
     if spec.name in _WITH_TORCH:
         if network is None:
             raise ConfigError(
-                f"{spec.text}: needs the network itself, on images; "
-                "give --torch-model and --torch-weights"
+                f"{spec.text}: needs the network itself, on images; give --torch NAME=WEIGHTS"
             )
         module, name = _WITH_TORCH[spec.name]
         methods = importlib.import_module(f"gain_apps.evaluation.methods.{module}")

@@ -1,11 +1,11 @@
-"""Test beds: frozen features of one network under corruptions, in one `.npz` file."""
+"""Feature dumps: frozen features of one network under corruptions, in one `.npz` file."""
 
 from __future__ import annotations
 
 import hashlib
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_apps.corruptions import CORRUPTIONS
-from gain_apps.evaluation.source_head import source_head
-from gain_apps.evaluation.store import ANY_SEVERITY, FeatureStore, Outputs
+from gain_apps.evaluation.camera_streams import NOISE
+from gain_apps.evaluation.eval_input import ANY_SEVERITY, EvalInput, FeatureStore, Outputs
+from gain_apps.evaluation.methods.protocol import Floats, Head
 from gain_core.errors import ArtifactError, ConfigError
+from gain_export.skewness import MAX_IMAGES, measure_skewness
 
-__all__ = ["Bed", "is_bed", "load_bed"]
+__all__ = ["is_dump", "load_dump", "measured_head", "noise_deviation"]
 
 HEAD_ARRAYS = ("weight", "bias", "labels")
 CLEAN = "clean"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bed:
-    """A bed's store, and the hash of its file."""
-
-    path: Path
-    sha256: str
-    store: FeatureStore
-
-
-def is_bed(path: str | Path, /) -> bool:
+def is_dump(path: str | Path, /) -> bool:
     """Whether a file is an `.npz` with a head in it (and not one with images)."""
     path = Path(path)
     if path.suffix != ".npz" or not path.is_file():
@@ -45,8 +38,8 @@ def is_bed(path: str | Path, /) -> bool:
     return "weight.npy" in names and "labels.npy" in names
 
 
-def load_bed(path: str | Path, /, *, domains: Sequence[str] | None = None) -> Bed:
-    """Read a bed.
+def load_dump(path: str | Path, /, *, domains: Sequence[str] | None = None) -> EvalInput:
+    """Read a feature dump.
 
     Parameters
     ----------
@@ -59,7 +52,7 @@ def load_bed(path: str | Path, /, *, domains: Sequence[str] | None = None) -> Be
 
     Returns
     -------
-    Bed
+    EvalInput
         `head.source_mean` and `head.skewness` are those of `clean` where there is one.
 
     Raises
@@ -67,43 +60,102 @@ def load_bed(path: str | Path, /, *, domains: Sequence[str] | None = None) -> Be
     ArtifactError
         If the file is missing, damaged, or an array is missing or does not fit the others.
     ConfigError
-        If a domain is not in the bed.
+        If a domain is not in the dump.
     """
     path = Path(path)
     arrays = _read(path)
     missing = [name for name in HEAD_ARRAYS if name not in arrays]
     if missing:
         raise ArtifactError(
-            f"{path}: expected a bed with the arrays {', '.join(HEAD_ARRAYS)}, "
+            f"{path}: expected a feature dump with the arrays {', '.join(HEAD_ARRAYS)}, "
             f"{', '.join(missing)} missing"
         )
     available = tuple(name for name in arrays if name not in HEAD_ARRAYS)
     chosen = _choose(path, available, domains)
     labels = _check(path, arrays, available)
-    head = source_head(
-        arrays["weight"].astype(np.float32),
-        arrays["bias"].astype(np.float32),
-        clean=arrays.get(CLEAN),
-    )
+    clean = arrays.get(CLEAN)
+    weight, bias = arrays["weight"].astype(np.float32), arrays["bias"].astype(np.float32)
     outputs = {(name, ANY_SEVERITY): (Outputs(features=arrays[name]),) for name in chosen}
-    return Bed(
-        path=path,
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        store=FeatureStore(head=head, labels=labels, domains=chosen, outputs=outputs),
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    model = {"kind": "feature dump", "path": str(path), "sha256": sha256}
+    return EvalInput(
+        store=FeatureStore(
+            head=measured_head(weight, bias, clean=clean),
+            labels=labels,
+            domains=chosen,
+            outputs=outputs,
+            deviation=noise_deviation(clean),
+        ),
+        record={
+            "model": {**model, "num_classes": weight.shape[0], "feature_dim": weight.shape[1]},
+            "data": {"kind": "feature dump", "path": str(path), "images": len(labels)},
+        },
+        default_order="shuffled",
+        single_severity=True,
     )
+
+
+def measured_head(
+    weight: Floats,
+    bias: Floats,
+    /,
+    *,
+    clean: Floats | None,
+    skewness: tuple[float, float] | None = None,
+) -> Head:
+    """The frozen head with what clean images say of it.
+
+    Parameters
+    ----------
+    weight : array, (K, D) float32
+    bias : array, (K,) float32
+    clean : array, (N, D) floating, or None
+        Features of uncorrupted images; None where there are none.
+    skewness : pair of float, optional
+        As the artifact has it; measured on `clean` where it is None.
+
+    Returns
+    -------
+    Head
+    """
+    head = Head(weight=weight, bias=bias, skewness=skewness)
+    if clean is None:
+        return head
+    if skewness is None:
+        measured = measure_skewness(head.logits(_some(clean)))
+        skewness = None if measured is None else (measured.one_class, measured.mixture)
+    return replace(head, source_mean=clean.mean(axis=0, dtype=np.float64), skewness=skewness)
+
+
+def noise_deviation(clean: Floats | None, /) -> Floats | None:
+    """Deviation of the noise between two frames of one object, (D,)."""
+    return None if clean is None else (NOISE * clean.astype(np.float32).std(axis=0))
+
+
+def _some(clean: Floats) -> Floats:
+    """At most `MAX_IMAGES` rows, drawn.
+
+    Every n-th of a data set in which the classes take turns would be of a few classes only.
+    """
+    if len(clean) <= MAX_IMAGES:
+        return clean
+    rows = np.random.default_rng(0).choice(len(clean), MAX_IMAGES, replace=False)
+    return clean[np.sort(rows)]
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     """All arrays of the file."""
     if not path.is_file():
-        raise ArtifactError(f"{path}: expected a bed (.npz), found no such file; check the path")
+        raise ArtifactError(
+            f"{path}: expected a feature dump (.npz), found no such file; check the path"
+        )
     try:
         # Opened here: NumPy leaves a file that is no archive open.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as err:
         raise ArtifactError(
-            f"{path}: expected a bed (.npz), cannot be read ({err}); copy the file again"
+            f"{path}: expected a feature dump (.npz), cannot be read ({err}); copy the file again"
         ) from err
 
 

@@ -1,0 +1,563 @@
+"""Suites: many inputs on many streams, in a TOML file, with the bars that they have to clear.
+
+    methods = ["shift", "neo-continual"]
+    seeds = 5
+
+    [[input]]
+    name = "vit_k36"
+    model = "vit_k36.npz"
+
+    [[stream]]
+    stream = "few"
+
+    [[bar]]
+    text = "never more than three points below the source"
+    method = "shift"
+    measure = "worst seed"
+    at-least = -3.0
+
+Every input runs on every stream, unless `streams` names some; both may set `seeds` and `methods` of
+their own. An input takes the fields of `InputSettings`, a stream `order` and `batch-size`. A pair
+of an input and a stream is kept in the result file seed by seed, so that a run goes on where it was
+stopped, and only what is new or named to be refreshed is run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+
+from gain_apps.evaluation.eval_input import EvalInput, InputSettings, OnImages
+from gain_apps.evaluation.experiment import evaluate, open_for_stream
+from gain_apps.evaluation.methods.registry import parse_method
+from gain_apps.evaluation.results import versions, write_results
+from gain_apps.evaluation.streams import Order, parse_stream
+from gain_core.errors import ArtifactError, ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+__all__ = [
+    "Suite",
+    "folders_of",
+    "judge",
+    "load_suite",
+    "run_suite",
+    "suite_markdown",
+    "suite_path",
+]
+
+SOURCE = "source"
+SUITES = Path("benchmarks") / "suites"
+SCORES = ("accuracy", "ece", "nll")
+Measure = Literal[
+    "worst pair", "worst seed", "mean change", "lead", "calm pairs", "worst ece change"
+]
+Report = dict[str, Any]
+# Of one pair: method to seed to scores.
+Cell = Mapping[str, Mapping[str, Mapping[str, float]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteInput:
+    """A feature dump, or an artifact on a data set."""
+
+    name: str
+    model: str
+    data: tuple[str, ...] = ()
+    settings: InputSettings = field(default_factory=InputSettings)
+    streams: tuple[str, ...] | None = None
+    seeds: int | None = None
+    methods: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteStream:
+    """One stream, under a name of its own where `stream` alone does not tell it."""
+
+    stream: str
+    name: str
+    order: Order | None = None
+    batch_size: int | None = None
+    seeds: int | None = None
+    methods: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """What a method has to reach over some of the pairs.
+
+    Attributes
+    ----------
+    text : str
+        What is promised.
+    method : str
+    measure : str
+        In points of accuracy against the source: `worst pair` of the means over seeds, `worst
+        seed`, `mean change` over pairs, `lead` over the best of `over` in the mean over pairs. In
+        points of ECE: `worst ece change` of the means over seeds; `calm pairs` is the share in per
+        cent of the pairs whose ECE is at most the source's.
+    at_least, at_most : float or None
+        One of them.
+    inputs, streams : tuple of str, or None
+        Which pairs; all by default.
+    source_below : float
+        Only pairs on which the source's accuracy is below it.
+    over : tuple of str
+        Methods to be ahead of.
+    """
+
+    text: str
+    method: str
+    measure: Measure
+    at_least: float | None = None
+    at_most: float | None = None
+    inputs: tuple[str, ...] | None = None
+    streams: tuple[str, ...] | None = None
+    source_below: float = 101.0
+    over: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.measure not in get_args(Measure):
+            raise ConfigError(
+                f"bar: measure: expected one of {', '.join(get_args(Measure))}, "
+                f"got {self.measure!r}"
+            )
+        if (self.at_least is None) == (self.at_most is None):
+            raise ConfigError(f"bar {self.text}: expected at-least or at-most, one of them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """What a suite's file says."""
+
+    name: str
+    description: str
+    methods: tuple[str, ...]
+    seeds: int
+    inputs: tuple[SuiteInput, ...]
+    streams: tuple[SuiteStream, ...]
+    bars: tuple[Bar, ...]
+
+    def pairs(self, only: Sequence[str] = ()) -> Iterator[tuple[SuiteInput, SuiteStream]]:
+        """Every input with every stream it runs on, of the inputs and streams named in `only`."""
+        for each in self.inputs:
+            for stream in self.streams:
+                wanted = each.streams is None or stream.name in each.streams
+                if wanted and (not only or each.name in only or stream.name in only):
+                    yield each, stream
+
+
+def suite_path(name: str, /) -> Path:
+    """The file of a suite: a path to a `.toml`, or the name of one in `benchmarks/suites`.
+
+    Raises
+    ------
+    ConfigError
+        If there is none of that name.
+    """
+    if name.endswith(".toml"):
+        return Path(name)
+    folders = [SUITES, Path(__file__).resolve().parents[3] / SUITES]
+    for folder in folders:
+        if (folder / f"{name}.toml").is_file():
+            return folder / f"{name}.toml"
+    known = sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
+    raise ConfigError(
+        f"suite: expected one of {', '.join(known) or '(none here)'} or a .toml file, got {name}; "
+        f"run it in a checkout, whose {SUITES} has them"
+    )
+
+
+def load_suite(path: Path, /) -> Suite:
+    """Read a suite.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, is no TOML, or holds an unknown key, method, stream or input.
+    """
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except OSError as err:
+        raise ConfigError(f"{path}: cannot be read ({err.strerror}); check the path") from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise ConfigError(f"{path}: expected TOML, {err}") from err
+    tables = {key: table.pop(key, []) for key in ("input", "stream", "bar")}
+    head = _record(table, {"description": str, "methods": tuple, "seeds": int}, where=str(path))
+    suite = Suite(
+        name=path.stem,
+        description=head.get("description", ""),
+        methods=head.get("methods", ()),
+        seeds=head.get("seeds", 1),
+        inputs=tuple(_input(item, where=f"{path}: input") for item in tables["input"]),
+        streams=tuple(_stream(item, where=f"{path}: stream") for item in tables["stream"]),
+        bars=tuple(_bar(item, where=f"{path}: bar") for item in tables["bar"]),
+    )
+    _check(suite, path)
+    return suite
+
+
+def run_suite(
+    suite: Suite,
+    path: Path,
+    /,
+    *,
+    folders: Sequence[Path] = (),
+    cache: Path | None = None,
+    only: Sequence[str] = (),
+    refresh: Sequence[str] = (),
+    seeds: int | None = None,
+    on_task: OnImages | None = None,
+    on_pair: Callable[[str], None] | None = None,
+) -> Report:
+    """Run what the result file lacks, save it seed by seed, and judge the bars.
+
+    Parameters
+    ----------
+    suite : Suite
+    path : Path
+        Result file; read where it is there.
+    folders : sequence of Path
+        Where relative paths of inputs are looked for; the current folder comes last.
+    cache : Path, optional
+        Folder for features.
+    only : sequence of str
+        Names of inputs or streams; all by default.
+    refresh : sequence of str
+        Methods to run again.
+    seeds : int, optional
+        At most so many.
+    on_task : callable, optional
+        See `evaluate`.
+    on_pair : callable, optional
+        Called with a line after each pair.
+
+    Returns
+    -------
+    dict
+        The report, as it is in the file: `cells` by pair, method and seed; `bars`.
+
+    Raises
+    ------
+    ConfigError, ArtifactError, StreamError, NumericsError, BackendUnavailableError
+        As `evaluate`; also if the file is of another suite or an input is not there.
+    """
+    report = _open_report(suite, path)
+    done: set[tuple[str, str, int, str]] = set()
+    opened: tuple[SuiteInput, bool, EvalInput] | None = None
+    for each, stream in suite.pairs(only):
+        key = f"{each.name}, {stream.name}"
+        cell = report["cells"].setdefault(key, {})
+        for seed in range(_seeds(suite, each, stream, most=seeds)):
+            methods = [
+                name
+                for name in stream.methods or each.methods or suite.methods
+                if str(seed) not in cell.get(name, {})
+                or (name in refresh and (each.name, stream.name, seed, name) not in done)
+            ]
+            if not methods:
+                continue
+            special = parse_stream(stream.stream)["kind"] in ("ramp", "recorded", "recorded-one")
+            if opened is None or opened[0] is not each or opened[1] != special:
+                of = _open_input(each, stream, folders, cache=cache, on_images=on_task)
+                opened = each, special, of
+            found = evaluate(
+                opened[2],
+                stream=stream.stream,
+                order=stream.order,
+                batch_size=stream.batch_size,
+                methods=methods,
+                seeds=[seed],
+                settings=each.settings,
+                on_task=on_task,
+            )
+            for name in (SOURCE, *methods):
+                scores = {score: found["methods"][name][score] for score in SCORES}
+                rounded = {k: v if v is None else round(v, 3) for k, v in scores.items()}
+                cell.setdefault(name, {})[str(seed)] = rounded
+                done.add((each.name, stream.name, seed, name))
+            report["bars"] = judge(suite, report)
+            write_results(path, report)
+        if on_pair is not None and cell:
+            on_pair(f"{key}: " + ", ".join(f"{name} {_text(cell, name)}" for name in cell))
+    report["bars"] = judge(suite, report)
+    write_results(path, report)
+    return report
+
+
+def judge(suite: Suite, report: Mapping[str, Any], /) -> list[dict[str, Any]]:
+    """Every bar with what was measured, whether that clears it, and the pair it hangs on."""
+    return [_judged(bar, _selected(suite, bar, report["cells"])) for bar in suite.bars]
+
+
+def suite_markdown(suite: Suite, report: Mapping[str, Any], /) -> str:
+    """The bars and a table per input, as Markdown.
+
+    A cell has the mean over seeds of accuracy / ECE in per cent, and behind it what the worst seed
+    (or class, where a stream has one) lost or won against the source.
+    """
+    parts = [f"{suite.description}\n\n`gain-eval suite {suite.name}`"]
+    if suite.bars:
+        rows = [
+            [
+                bar.text,
+                f"at least {bar.at_least:g}" if bar.at_most is None else f"at most {bar.at_most:g}",
+                "not run" if found["measured"] is None else f"{found['measured']:.1f}",
+                found["verdict"],
+                found["where"],
+            ]
+            for bar, found in zip(suite.bars, report["bars"], strict=True)
+        ]
+        parts.append(_markdown(["bar", "asked", "measured", "", "where"], rows))
+    for each in suite.inputs:
+        cells = {
+            stream.name: report["cells"].get(f"{each.name}, {stream.name}", {})
+            for one, stream in suite.pairs()
+            if one is each
+        }
+        cells = {name: cell for name, cell in cells.items() if cell}
+        names = list(dict.fromkeys(method for cell in cells.values() for method in cell))
+        if cells:
+            rows = [[name, *(_text(cell, m) for m in names)] for name, cell in cells.items()]
+            heading = f"**{each.name}**: accuracy / ECE (the worst seed against the source)"
+            parts.append(f"{heading}\n\n{_markdown(['stream', *names], rows)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _judged(bar: Bar, cells: Mapping[str, Cell]) -> dict[str, Any]:
+    """One bar."""
+    value, where = _measured(bar, cells) if cells else (None, "")
+    if value is None:
+        verdict = "not run"
+    else:
+        over = value - bar.at_least if bar.at_least is not None else (bar.at_most or 0.0) - value
+        verdict = "met" if over >= 0.0 else f"missed by {-over:.1f}"
+        value = round(value, 2)
+    return {"text": bar.text, "measured": value, "verdict": verdict, "where": where}
+
+
+def _measured(bar: Bar, cells: Mapping[str, Cell]) -> tuple[float | None, str]:
+    """A bar's measure, and the pair it was taken from or the number of pairs."""
+    means = {key: float(np.mean(_changes(cell, bar.method))) for key, cell in cells.items()}
+    count = f"{len(cells)} pairs"
+    if bar.measure == "worst pair":
+        worst = min(means, key=means.__getitem__)
+        return means[worst], worst
+    if bar.measure == "worst seed":
+        lows = {key: min(_changes(cell, bar.method)) for key, cell in cells.items()}
+        worst = min(lows, key=lows.__getitem__)
+        return lows[worst], worst
+    if bar.measure == "mean change":
+        return float(np.mean(list(means.values()))), count
+    if bar.measure == "lead":
+        shared = [cell for cell in cells.values() if all(name in cell for name in bar.over)]
+        if not shared:
+            return None, ""
+        won = {
+            name: float(np.mean([np.mean(_changes(cell, name)) for cell in shared]))
+            for name in (bar.method, *bar.over)
+        }
+        best = max(bar.over, key=won.__getitem__)
+        return won[bar.method] - won[best], f"{len(shared)} pairs, over {best}"
+    eces = {key: float(np.mean(_changes(cell, bar.method, "ece"))) for key, cell in cells.items()}
+    if bar.measure == "calm pairs":
+        return 100.0 * float(np.mean([change <= 0.0 for change in eces.values()])), count
+    worst = max(eces, key=eces.__getitem__)
+    return eces[worst], worst
+
+
+def _changes(cell: Cell, method: str, score: str = "accuracy") -> list[float]:
+    """A score of each seed less the source's."""
+    return [scores[score] - cell[SOURCE][seed][score] for seed, scores in cell[method].items()]
+
+
+def _selected(suite: Suite, bar: Bar, cells: Mapping[str, Cell]) -> dict[str, Cell]:
+    """The pairs that a bar is about, of those that have its method."""
+    found = {}
+    for each, stream in suite.pairs():
+        cell = cells.get(f"{each.name}, {stream.name}", {})
+        wanted = (bar.inputs is None or each.name in bar.inputs) and (
+            bar.streams is None or stream.name in bar.streams
+        )
+        if wanted and bar.method in cell:
+            source = float(np.mean([scores["accuracy"] for scores in cell[SOURCE].values()]))
+            if source < bar.source_below:
+                found[f"{each.name}, {stream.name}"] = cell
+    return found
+
+
+def _text(cell: Cell, method: str) -> str:
+    """Mean accuracy / ECE, and the worst seed's change."""
+    if method not in cell:
+        return ""
+    accuracy, ece = (
+        float(np.mean([scores[name] for scores in cell[method].values()]))
+        for name in ("accuracy", "ece")
+    )
+    worst = "" if method == SOURCE else f" ({min(_changes(cell, method)):+.1f})"
+    return f"{accuracy:.1f} / {ece:.1f}{worst}"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _seeds(suite: Suite, each: SuiteInput, stream: SuiteStream, *, most: int | None) -> int:
+    """How many seeds a pair runs: the fewest that input and stream ask for."""
+    asked = [count for count in (each.seeds, stream.seeds) if count is not None]
+    count = min(asked) if asked else suite.seeds
+    return count if most is None else min(count, most)
+
+
+def _open_report(suite: Suite, path: Path) -> Report:
+    """What was run before, or nothing."""
+    report: Report = {"suite": suite.name, "command": f"gain-eval suite {suite.name}"}
+    cells: dict[str, Any] = {}
+    if path.exists():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            cells = found["cells"]
+        except (OSError, ValueError, KeyError, TypeError) as err:
+            raise ArtifactError(
+                f"{path}: expected the result of a suite ({err}); choose another with --json"
+            ) from err
+        if found.get("suite") != suite.name:
+            raise ArtifactError(
+                f"{path}: expected a result of suite {suite.name}, got one of "
+                f"{found.get('suite')!r}; choose another with --json"
+            )
+    return {**report, "versions": versions(), "cells": cells, "bars": []}
+
+
+def _open_input(
+    each: SuiteInput,
+    stream: SuiteStream,
+    folders: Sequence[Path],
+    *,
+    cache: Path | None,
+    on_images: OnImages | None,
+) -> EvalInput:
+    """The input, its files found in the folders."""
+
+    def located(name: str) -> str:
+        tried = [folder / name for folder in (*folders, Path())]
+        return str(next((path for path in tried if path.exists()), name))
+
+    model = located(each.model)
+    if not Path(model).exists():
+        places = ", ".join(str(folder) for folder in folders) or "the current folder"
+        raise ConfigError(
+            f"{each.model}: expected the input {each.name} in {places}, found none; name its "
+            "folder with --inputs, or run other inputs with --only"
+        )
+    settings = InputSettings(
+        **{
+            item.name: getattr(each.settings, item.name)
+            for item in fields(InputSettings)
+            if item.name != "cache"
+        },
+        cache=cache,
+    )
+    data = tuple(name if "://" in name else located(name) for name in each.data)
+    return open_for_stream(model, data or None, stream.stream, settings, on_images=on_images)
+
+
+def _input(table: Mapping[str, Any], *, where: str) -> SuiteInput:
+    """One `[[input]]`."""
+    own = {"name": str, "model": str, "data": (str, tuple), "streams": tuple, "seeds": int}
+    values = dict(table)
+    mine = {key: values.pop(key) for key in (*own, "methods") if key in values}
+    record = _record(mine, {**own, "methods": tuple}, where=where)
+    settings = _record(
+        values,
+        {
+            "domains": tuple,
+            "severities": tuple,
+            "views": int,
+            "normalise": str,
+            "source_images": str,
+            "class_subset": str,
+        },
+        where=where,
+    )
+    if not {"name", "model"} <= set(record):
+        raise ConfigError(f"{where}: expected name and model, got {', '.join(record) or 'none'}")
+    if isinstance(record.get("data"), str):
+        record["data"] = (record["data"],)
+    if "severities" in settings:
+        settings["severities"] = tuple(map(float, settings["severities"]))
+    return SuiteInput(**record, settings=InputSettings(**settings))
+
+
+def _stream(table: Mapping[str, Any], *, where: str) -> SuiteStream:
+    """One `[[stream]]`; its spec is read once, so that a wrong one is found before the run."""
+    kinds = {"stream": str, "name": str, "order": str, "batch_size": int, "seeds": int}
+    record = _record(table, {**kinds, "methods": tuple}, where=where)
+    if "stream" not in record:
+        raise ConfigError(f"{where}: expected stream, got {', '.join(record) or 'nothing'}")
+    parse_stream(record["stream"])
+    return SuiteStream(**{"name": record["stream"], **record})
+
+
+def _bar(table: Mapping[str, Any], *, where: str) -> Bar:
+    """One `[[bar]]`."""
+    number = (int, float)
+    kinds: dict[str, Any] = {"text": str, "method": str, "measure": str, "at_least": number}
+    kinds |= {"at_most": number, "inputs": tuple, "streams": tuple, "source_below": number}
+    record = _record(table, {**kinds, "over": tuple}, where=where)
+    missing = {"text", "method", "measure"} - set(record)
+    if missing:
+        raise ConfigError(f"{where}: expected text, method and measure, lacks {sorted(missing)}")
+    return Bar(**record)
+
+
+def _record(table: Mapping[str, Any], kinds: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """A table's keys with underscores and its lists as tuples, each of its kind."""
+    found: dict[str, Any] = {}
+    for key, raw in table.items():
+        name = key.replace("-", "_")
+        if name not in kinds or "_" in key:
+            known = ", ".join(kind.replace("_", "-") for kind in kinds)
+            raise ConfigError(f"{where}: unknown key {key}; known keys are {known}")
+        value = tuple(raw) if isinstance(raw, list) else raw
+        if not isinstance(value, kinds[name]) or isinstance(value, bool):
+            raise ConfigError(f"{where}: {key}: expected another type, got {raw!r}")
+        found[name] = value
+    return found
+
+
+def _check(suite: Suite, path: Path) -> None:
+    """Names are there, once, and mean something."""
+    for kind, names in (
+        ("input", [each.name for each in suite.inputs]),
+        ("stream", [each.name for each in suite.streams]),
+    ):
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated or not names:
+            raise ConfigError(f"{path}: {kind}: {', '.join(repeated) or 'none'} given; each once")
+    known = {each.name for each in suite.streams}
+    for each in suite.inputs:
+        unknown = sorted(set(each.streams or ()) - known)
+        if unknown:
+            raise ConfigError(f"{path}: input {each.name}: no stream {', '.join(unknown)}")
+    lists = [suite.methods, *(each.methods for each in (*suite.inputs, *suite.streams))]
+    for text in (name for names in lists for name in names or ()):
+        parse_method(text)
+
+
+def folders_of(text: str | None, /) -> list[Path]:
+    """Folders named on the command line or in `GAIN_BEDS`, divided as in PATH."""
+    given = text if text is not None else os.environ.get("GAIN_BEDS", "")
+    return [Path(part) for part in cast(str, given).split(os.pathsep) if part]
