@@ -18,6 +18,7 @@ from gain_apps.commands import Command
 from gain_apps.outputs import Outputs
 from gain_apps.progress import NOTE, RunProgress
 from gain_apps.running_stream import RunningStream, StreamHost
+from gain_apps.serve.board import LiveBoard
 from gain_apps.snapshot_keeper import SnapshotKeeper
 from gain_apps.stop_request import StopRequest
 from gain_apps.stream_commands import carry_out, drain_commands
@@ -106,7 +107,7 @@ def _open(
     policy = config.sink_errors or ("drop" if source.info.live else "stop")
     outputs = Outputs(drop_failing=policy == "drop")
     stack.callback(_close_quietly, outputs)
-    on_action = _actions(adapter, config, stop, keeper=keeper)
+    on_action = _actions(adapter, config, stop, keeper=keeper, board=host.board)
     open_outputs(outputs, source, config, on_action=on_action, mqtt=host.mqtt)
     reader = stack.enter_context(FrameReader(source))
     run = RunningStream(
@@ -321,6 +322,7 @@ def _actions(
     /,
     *,
     keeper: SnapshotKeeper | None = None,
+    board: LiveBoard | None = None,
 ) -> Callable[[DisplayAction], None]:
     """What the window's keys do."""
 
@@ -330,6 +332,8 @@ def _actions(
             command, adapter, stop, state_out=config.state_out, keeper=keeper, who="the window"
         )
         logger.info("%s", outcome)
+        if board is not None:
+            board.note("command", outcome, who="the window")
 
     return act
 

@@ -158,7 +158,7 @@ class ReconnectingSource(Closing):
                     yield dataclasses.replace(frame, index=index)
                 reason = "the stream ended"
             except StreamError as err:
-                reason = str(err)
+                reason = self._reason(err)
             if not self._ends():
                 self._reconnect(reason)
 
@@ -182,7 +182,7 @@ class ReconnectingSource(Closing):
             if not self._watch.waits_at_start:
                 raise
             logger.warning("%s; trying again", err)
-            found = self._keep_trying(str(err))
+            found = self._keep_trying(self._reason(err))
             if found is not None:
                 logger.warning("%s: the signal is there", found.info.source_id)
         if found is None:
@@ -192,7 +192,7 @@ class ReconnectingSource(Closing):
     def _reconnect(self, reason: str) -> None:
         """Open the source again, or raise once the patience is over."""
         for_s = "" if math.isinf(self._patience_s) else f" for {self._patience_s:g} s"
-        logger.warning("%s; trying again%s", reason, for_s)
+        logger.warning("%s: %s; trying again%s", self._shown, reason, for_s)
         self._tell(state="reconnecting", reason=reason, attempt=0, since_s=time.time())
         self._let_go()
         found = self._keep_trying(reason)
@@ -219,7 +219,7 @@ class ReconnectingSource(Closing):
             try:
                 found = None if self._ends() else self._try_open()
             except GainError as err:
-                reason = str(err)
+                reason = self._reason(err)
                 logger.debug("not back: %s", reason)
                 continue
             if found is not None:
@@ -241,6 +241,10 @@ class ReconnectingSource(Closing):
                 attempt.give_up()
                 return None
         return attempt.result()
+
+    def _reason(self, err: GainError) -> str:
+        """What went wrong, without the name of the source, which is known where it is read."""
+        return str(err).removeprefix(f"{self._shown}: ")
 
     def _let_go(self) -> None:
         """Close the connection that was lost."""

@@ -110,8 +110,8 @@ def test_the_pauses_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     waiting = [item for item in told if item.next_try_s is not None]
     assert [item.attempt for item in waiting[:3]] == [0, 1, 2]
     assert {item.state for item in waiting} == {"reconnecting"}
-    assert waiting[0].reason == "cam: signal lost"
-    assert waiting[-1].reason == "cam: cannot be opened"
+    assert waiting[0].reason == "signal lost"
+    assert waiting[-1].reason == "cannot be opened"
 
 
 def test_a_source_that_is_away_at_the_start_is_waited_for() -> None:

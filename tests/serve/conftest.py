@@ -1,4 +1,4 @@
-"""A stream without a network: frames that move, results that depend on what was commanded."""
+"""A camera without a network: frames that move, results that depend on what was commanded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,20 +18,22 @@ import pytest
 from gain_apps.commands import CommandQueue
 from gain_apps.serve import (
     DeviceFacts,
+    EventLog,
     KeptFacts,
     LiveBoard,
     ServeAddress,
     StreamFacts,
     StreamIdentity,
+    WatchedCamera,
     open_server,
 )
-from gain_runtime.frame import Frame, SourceInfo
+from gain_apps.serve.picture import PictureMaker
+from gain_core.errors import ConfigError
+from gain_runtime.frame import Frame
+from gain_runtime.reconnecting_source import Connection
 from gain_runtime.result import FrameResult, Ranked
 
 LABELS = ("apple", "crème brûlée", "<b>cassis</b>", "date")
-INFO = SourceInfo(
-    source_id="test://moving", width_px=96, height_px=64, rate_hz=20.0, num_frames=None, live=True
-)
 IDENTITY = StreamIdentity(
     source_id="test://moving",
     artifact="tiny.onnx",
@@ -41,7 +45,9 @@ IDENTITY = StreamIdentity(
 TOKEN = "a-token-of-some-length-0123"
 
 
-def make_result(index: int, *, changed: bool = False, truth: int | None = 0) -> FrameResult:
+def make_result(
+    index: int, *, changed: bool = False, truth: int | None = 0, condition: str | None = "fog"
+) -> FrameResult:
     """A frame with a bar that moves; class 0 from the source, class 1 where it is changed."""
     image = np.full((64, 96, 3), 40, dtype=np.uint8)
     image[:, (4 * index) % 90 : (4 * index) % 90 + 6] = (250, 200, 30)
@@ -58,7 +64,7 @@ def make_result(index: int, *, changed: bool = False, truth: int | None = 0) -> 
             timestamp_ns=index * 50_000_000,
             source_id="test://moving",
             truth=truth,
-            condition="fog",
+            condition=condition,
         ),
         source_top=source,
         adapted_top=adapted if changed else source,
@@ -66,25 +72,41 @@ def make_result(index: int, *, changed: bool = False, truth: int | None = 0) -> 
         gain=0.5,
         rate_hz=20.0,
         stage_ms={"preprocess": 1.0, "forward": 6.0, "adapt": 0.5},
+        latency_ms=40.0,
     )
 
 
 @dataclass
 class FakeStream:
-    """The loop's side: writes a result every 50 ms and carries commands out."""
+    """The loop's side of one camera: a result every 50 ms, and commands carried out."""
 
-    info: SourceInfo = INFO
+    name: str = "yard"
+    events: EventLog = field(default_factory=EventLog)
+    source: str = "test://moving"
     queue: CommandQueue = field(default_factory=CommandQueue)
+    commands: tuple = ("freeze", "unfreeze", "reset", "save")
     frozen: bool = False
     learned: int = 0
-    guard: str = "watching"
     done: list[str] = field(default_factory=list)
-    write_ms: list[float] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self.board = LiveBoard(IDENTITY, probe=self.probe)
+        self.board = LiveBoard(self.name, self.events)
+        self.board.attach(IDENTITY, probe=self.probe)
+        self.board.connect(Connection(state="connected"))
+        self.pictures = PictureMaker(self.board)
         self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def watched(self) -> WatchedCamera:
+        return WatchedCamera(
+            name=self.name,
+            source=self.source,
+            board=self.board,
+            pictures=self.pictures,
+            queue=self.queue,
+            commands=self.commands,
+            alive=True,
+        )
 
     def probe(self) -> StreamFacts:
         return StreamFacts(
@@ -102,57 +124,92 @@ class FakeStream:
                 throttled=True,
                 celsius=88.5,
             ),
-            kept=KeptFacts(written=5, failing=False, frames_not_kept=12),
+            kept=KeptFacts(written=5, failing=False, frames_not_kept=12, last_utc_s=1.5e9),
             outputs_lost=1,
-            adaptation={"guard": self.guard, "drift": 0.25, "shift_nats": 0.5, "unset": None},
+            adaptation={"mode": "watching", "drift": 0.25, "shift_nats": 0.5, "unset": None},
         )
 
     def run(self) -> None:
         index = 0
         while not self.stop.wait(0.05):
-            result = make_result(index, changed=index % 4 == 3)
-            started = time.perf_counter()
-            self.board.write(result)
-            self.write_ms.append(1e3 * (time.perf_counter() - started))
+            self.board.write(make_result(index, changed=index % 4 == 3))
             self.learned += not self.frozen
-            for command in self.queue.drain():
-                self.done.append(command)
-                if command in ("freeze", "unfreeze"):
-                    self.frozen = command == "freeze"
-                elif command == "reset":
-                    self.learned = 0
+            for request in self.queue.drain():
+                self.carry_out(request)
             index += 1
+
+    def carry_out(self, request) -> None:
+        self.done.append(request.command)
+        if request.command in ("freeze", "unfreeze"):
+            self.frozen = request.command == "freeze"
+        elif request.command == "reset":
+            self.learned = 0
+        outcome = f"{request.command} was done"
+        self.board.note("command", outcome, who=request.who)
+        request.outcome.set_result(outcome)
+
+
+@dataclass
+class FakeCameras:
+    """The service's side: cameras that can be added, removed and paused."""
+
+    streams: dict[str, FakeStream]
+    events: EventLog
+    kept_in: str | None = "cameras.toml"
+    ready: bool = True
+    acts: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def all(self) -> list[WatchedCamera]:
+        return [stream.watched() for stream in self.streams.values()]
+
+    def find(self, name: str) -> WatchedCamera | None:
+        return self.streams[name].watched() if name in self.streams else None
+
+    def add(self, name: str, source: str, settings: Mapping[str, Any], *, who: str) -> str:
+        if name in self.streams:
+            raise ConfigError(f"{name}: there is a camera of that name; choose another")
+        self.streams[name] = FakeStream(name, self.events, source)
+        self.acts.append(("add", name, who))
+        return f"camera added, kept in {self.kept_in}"
+
+    def remove(self, name: str, *, who: str) -> str:
+        del self.streams[name]
+        self.acts.append(("remove", name, who))
+        return "camera removed"
+
+    def act(self, name: str, action: str, *, who: str) -> str:
+        self.acts.append((action, name, who))
+        self.streams[name].board.enter("paused" if action == "pause" else "running", f"by {who}")
+        return f"{action} was done"
 
 
 @pytest.fixture
 def idle():
-    """A stream that has not begun."""
+    """A camera that has not begun."""
     return FakeStream()
 
 
 @pytest.fixture
-def stream():
-    running = FakeStream()
-    running.thread.start()
-    yield running
-    running.stop.set()
-    running.thread.join(timeout=5)
+def stream(idle):
+    idle.thread.start()
+    yield idle
+    idle.stop.set()
+    idle.thread.join(timeout=5)
 
 
 @pytest.fixture
-def serve(stream):
-    """Opens servers of the stream on a free port of 127.0.0.1; closes them afterwards."""
+def cameras(idle):
+    """A service with that one camera; others may be put into `streams`."""
+    return FakeCameras({idle.name: idle}, idle.events)
+
+
+@pytest.fixture
+def serve(cameras):
+    """Opens servers of the cameras on a free port of 127.0.0.1; closes them afterwards."""
     opened = []
 
-    def open_one(*, token: str | None = None, commands=("freeze", "unfreeze", "reset", "save")):
-        server = open_server(
-            stream.board,
-            stream.info,
-            stream.queue,
-            address=ServeAddress(host="127.0.0.1", port=0),
-            token=token,
-            commands=commands,
-        )
+    def open_one(*, token: str | None = None):
+        server = open_server(cameras, address=ServeAddress(host="127.0.0.1", port=0), token=token)
         opened.append(server)
         wait_until(lambda: answers(server.address.port))
         return server
@@ -162,7 +219,7 @@ def serve(stream):
         server.close()
 
 
-def wait_until(happened, *, timeout_s: float = 15.0):
+def wait_until(happened, *, timeout_s: float = 20.0):
     """The first true value, or a failure."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
@@ -211,7 +268,7 @@ def ask():
         names = {name.replace("_", "-"): value for name, value in headers.items()}
         data = None
         if body is not None:
-            data = json.dumps(body).encode()
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
             names["Content-Type"] = "application/json"
         wanted = urllib.request.Request(
             f"http://127.0.0.1:{server.address.port}{path}",
@@ -230,3 +287,15 @@ def ask():
                 return Reply(err.code, {k.lower(): v for k, v in err.headers.items()}, err.read())
 
     return request
+
+
+@pytest.fixture
+def metrics(ask):
+    """The samples of `/metrics` by their text."""
+
+    def read(server) -> dict[str, float]:
+        text = ask(server, "/metrics").body.decode()
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+    return read

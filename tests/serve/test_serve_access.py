@@ -20,7 +20,9 @@ def status(rules: Access, method: str, path: str, **headers: str) -> int | None:
     return None if refusal is None else refusal.status
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:8080", "LOCALHOST:80"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.1:1", "127.0.0.2:8080", "[::1]:8080", "LOCALHOST:80"]
+)
 def test_loopback_names_are_answered(host):
     assert status(access(), "GET", "/api/status", host=host) is None
 
@@ -106,6 +108,11 @@ def test_no_cookie_opens_a_stream_without_a_token_to_a_foreign_name():
     rules = access()
     cookie = f"{rules.cookie_name}={rules.cookie_value()}"
     assert status(rules, "GET", "/api/status", host="evil.example", cookie=cookie) == 403
+
+
+@pytest.mark.parametrize("offered", ["\ud800", "", "é" * 600])
+def test_a_token_that_is_no_text_is_wrong(offered):
+    assert not access(TOKEN).is_token(offered)
 
 
 def test_an_empty_token_is_never_right():

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from gain_apps.serve import ServeAddress, open_server
-from gain_apps.serve.address import read_token
+from gain_apps.serve.address import read_token, token_from_secrets
 from gain_core.errors import ConfigError, StreamError
 
 
@@ -52,18 +52,18 @@ def test_only_loopback_addresses_are_loopback(host, loopback):
     assert ServeAddress(host=host, port=1).is_loopback is loopback
 
 
-def test_other_addresses_need_a_token(idle):
+def test_other_addresses_need_a_token(cameras):
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0:0: other machines .*--serve-token-file"):
-        open_server(idle.board, idle.info, idle.queue, address=ServeAddress(host="0.0.0.0", port=0))
+        open_server(cameras, address=ServeAddress(host="0.0.0.0", port=0))
 
 
-def test_port_in_use_is_one_clear_line(idle):
+def test_port_in_use_is_one_clear_line(cameras):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(StreamError, match=rf"--serve 127\.0\.0\.1:{port}: cannot be listened"):
-            open_server(idle.board, idle.info, idle.queue, address=ServeAddress(port=port))
+            open_server(cameras, address=ServeAddress(port=port))
 
 
 def test_token_is_read_without_white_space(tmp_path):
@@ -104,3 +104,15 @@ def test_token_others_may_read_is_warned_about(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         read_token(path)
     assert "chmod 600" in caplog.text
+
+
+def test_the_token_comes_from_where_secrets_are_handed_over(tmp_path, monkeypatch):
+    assert token_from_secrets() is None
+    monkeypatch.setenv("GAIN_SERVE_TOKEN", "from-the-environment-01")
+    assert token_from_secrets() == "from-the-environment-01"
+    (tmp_path / "serve-token").write_text("from-systemd-0123456789\n")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert token_from_secrets() == "from-systemd-0123456789"
+    (tmp_path / "serve-token").write_text("short\n")
+    with pytest.raises(ConfigError, match="serve-token: expected one line"):
+        token_from_secrets()

@@ -2,80 +2,126 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import logging
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 
 import cv2
 import numpy as np
 import pytest
 
 from gain_apps.serve import LiveBoard, ServeAddress, StreamFacts, open_server
-from gain_apps.serve.schema import STALLED_AFTER_S
+from gain_apps.serve.schema import SILENT_AFTER_S, state_of
 from gain_core.errors import BackendUnavailableError
+from gain_runtime.reconnecting_source import Connection
 
 TOKEN = "a-token-of-some-length-0123"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
-def test_status_tells_what_the_stream_does(serve, ask, stream, until):
+def test_the_overview_has_a_row_for_each_camera(serve, ask, stream, cameras, until):
+    cameras.add("door", "rtsp://***@cam/2", {}, who="test")
+    away = Connection(
+        state="reconnecting", since_s=5.0, reason="refused", attempt=3, next_try_s=9.0
+    )
+    cameras.streams["door"].board.connect(away)
     server = serve()
     until(lambda: stream.board.sequence > 4)
-    status = ask(server, "/api/status").json()
-    assert status["stream"]["source_id"] == "test://moving"
-    assert status["health"] == "ok"
+    reply = ask(server, "/api/cameras").json()
+    assert reply["kept_in"] == "cameras.toml"
+    yard, door = reply["cameras"]
+    assert (yard["name"], yard["state"], yard["source_class"]) == ("yard", "live", "apple")
+    assert yard["frames"] > 4
+    assert (door["name"], door["state"], door["source"]) == (
+        "door",
+        "reconnecting",
+        "rtsp://***@cam/2",
+    )
+    assert (door["reason"], door["attempt"], door["next_try_s"]) == ("refused", 3, 9.0)
+    assert door["last_event"]["text"] == "signal lost: refused"
+
+
+def test_status_tells_what_the_camera_does(serve, ask, stream, until):
+    server = serve()
+    until(lambda: stream.board.sequence > 4)
+    status = ask(server, "/api/cameras/yard").json()
+    assert status["camera"]["state"] == "live"
     assert status["newest"]["source"][0] == {"index": 0, "label": "apple", "prob": 0.6}
     assert status["newest"]["truth"] == "apple"
     assert status["newest"]["stage_ms"] == {"preprocess": 1.0, "forward": 6.0, "adapt": 0.5}
-    told = {"guard": "watching", "drift": 0.25, "shift_nats": 0.5, "unset": None}
+    assert status["latency_p95_ms"] == 40.0
+    told = {"mode": "watching", "drift": 0.25, "shift_nats": 0.5, "unset": None}
     assert status["adaptation"] == told
-    points = ask(server, "/api/history").json()["points"]
+    assert "moved the logits by 0.5 nats" in status["summary"]
+    points = ask(server, "/api/cameras/yard/history").json()["points"]
     assert points[0]["adaptation"] == {"drift": 0.25, "shift_nats": 0.5}
+    assert points[0]["condition"] == "fog"
+    assert abs(points[0]["at_s"] - time.time()) < 60.0
     assert status["dropped"] == 3
-    assert status["device"] == {
-        "load": "skipping",
-        "update_every": 64,
-        "stride": 2,
-        "left_out": 7,
-        "throttled": True,
-        "celsius": 88.5,
-    }
-    assert status["kept"] == {"written": 5, "failing": False, "frames_not_kept": 12}
-    assert status["outputs_lost"] == 1
-    assert status["commands"] == ["freeze", "unfreeze", "reset", "save"]
+    assert status["device"]["celsius"] == 88.5
+    assert status["kept"]["frames_not_kept"] == 12
+    assert status["commands"] == ["freeze", "unfreeze", "reset", "save", "pause", "restart"]
 
 
-def test_status_before_the_first_frame(idle, ask):
-    with open_server(idle.board, idle.info, idle.queue, address=ServeAddress(port=0)) as server:
-        status = ask(server, "/api/status").json()
-        assert (status["newest"], status["agreement"], status["frames"]) == (None, None, 0)
-        assert ask(server, "/picture.jpg").status == 503
-        assert ask(server, "/metrics").status == 200
-
-
-def test_a_gain_that_is_not_finite_is_null(idle, ask, result):
-    from dataclasses import replace
-
-    idle.board.write(replace(result(0), gain=float("inf"), strength=1.0000001))
-    with open_server(idle.board, idle.info, idle.queue, address=ServeAddress(port=0)) as server:
-        newest = ask(server, "/api/status").json()["newest"]
-        assert (newest["gain_nats"], newest["strength"]) == (None, 1.0)
-        assert ask(server, "/api/history").json()["points"][0]["gain_nats"] is None
-
-
-def test_a_command_reaches_the_loop_and_shows(serve, ask, stream, until):
+def test_picture_and_numbers_are_of_the_same_frame(serve, ask, idle, result):
     server = serve()
-    reply = ask(server, "/api/commands/freeze", method="POST")
-    assert (reply.status, reply.json()) == (202, {"command": "freeze"})
-    until(lambda: ask(server, "/api/status").json()["frozen"])
+    assert ask(server, "/api/cameras/yard/frame").json()["picture"] is None
+    idle.board.write(result(3, changed=True))
+    reply = ask(server, "/api/cameras/yard/frame").json()
+    idle.board.write(result(9))
+    assert reply["status"]["newest"]["index"] == 3
+    data = np.frombuffer(base64.b64decode(reply["picture"]), np.uint8)
+    picture = cv2.imdecode(data, cv2.IMREAD_COLOR)
+    # The bar of frame 3 lies a seventh from the left.
+    row = picture[20].astype(int)
+    bar = np.flatnonzero((row[:, 1] > 150) & (row[:, 0] < 120))
+    assert bar.mean() / picture.shape[1] == pytest.approx((12 + 3) / 96, abs=0.02)
+
+
+def test_status_before_the_first_frame(serve, ask, idle):
+    server = serve()
+    status = ask(server, "/api/cameras/yard").json()
+    assert (status["newest"], status["camera"]["agreement"]) == (None, None)
+    assert status["camera"]["state"] == "starting"
+    assert ask(server, "/cameras/yard/picture.jpg").status == 503
+    assert ask(server, "/metrics").status == 200
+    assert ask(server, "/api/cameras/nobody").status == 404
+
+
+def test_a_gain_that_is_not_finite_is_null(serve, ask, idle, result):
+    idle.board.write(replace(result(0), gain=float("inf"), strength=1.0000001))
+    server = serve()
+    newest = ask(server, "/api/cameras/yard").json()["newest"]
+    assert (newest["gain_nats"], newest["strength"]) == (None, 1.0)
+    point = ask(server, "/api/cameras/yard/history").json()["points"][0]
+    assert (point["gain_nats"], point["strength"]) == (None, 1.0)
+
+
+def test_a_camera_that_is_silent_is_not_called_live(idle, result):
+    now = [0.0]
+    board = LiveBoard("yard", idle.events, clock=lambda: now[0])
+    board.connect(Connection(state="connected"))
+    for index in range(100):
+        board.write(result(index))
+        now[0] += 0.1
+    assert state_of(board.view())[0] == "live"
+    now[0] += SILENT_AFTER_S
+    assert state_of(board.view())[0] == "silent"
+
+
+def test_a_command_is_carried_out_and_its_outcome_is_told(serve, ask, stream, until):
+    server = serve()
+    until(lambda: stream.board.sequence)
+    reply = ask(server, "/api/cameras/yard/commands/freeze", method="POST")
+    assert (reply.status, reply.json()) == (200, {"outcome": "freeze was done", "done": True})
     assert stream.done == ["freeze"]
-    events = ask(server, "/api/status").json()["events"]
-    assert [(event["kind"], event["text"]) for event in events] == [
-        ("command", "freeze"),
-        ("state", "frozen"),
-    ]
+    (event,) = ask(server, "/api/events?camera=yard&kind=command").json()["events"]
+    assert (event["text"], event["who"]) == ("freeze was done", "API at 127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -88,24 +134,63 @@ def test_a_command_reaches_the_loop_and_shows(serve, ask, stream, until):
 )
 def test_other_commands_are_refused(serve, ask, stream, command, status):
     server = serve()
-    assert ask(server, f"/api/commands/{command}", method="POST").status == status
+    assert ask(server, f"/api/cameras/yard/commands/{command}", method="POST").status == status
     time.sleep(0.15)
     assert stream.done == []
 
 
-def test_a_loop_that_hangs_takes_no_more_commands(idle, ask):
-    with open_server(idle.board, idle.info, idle.queue, address=ServeAddress(port=0)) as server:
-        replies = [ask(server, "/api/commands/reset", method="POST").status for _ in range(34)]
-    assert replies == [202] * 32 + [503] * 2
+def test_a_loop_that_hangs_takes_no_more_commands(serve, ask, idle, monkeypatch):
+    monkeypatch.setattr("gain_apps.serve.app.OUTCOME_S", 0.01)
+    server = serve()
+    path = "/api/cameras/yard/commands/reset"
+    replies = [ask(server, path, method="POST") for _ in range(34)]
+    assert [reply.status for reply in replies] == [200] * 32 + [503] * 2
+    assert replies[0].json()["done"] is False
 
 
-def test_wrong_token_is_refused_and_the_right_one_opens(serve, ask, stream):
+def test_cameras_are_added_paused_and_removed(serve, ask, stream, cameras):
+    server = serve()
+    new = {"name": "door", "input": "rtsp://cam/2"}
+    added = ask(server, "/api/cameras", method="POST", body=new)
+    assert (added.status, added.json()["outcome"]) == (201, "camera added, kept in cameras.toml")
+    again = ask(server, "/api/cameras", method="POST", body=new)
+    assert (again.status, "choose another" in again.json()["detail"]) == (409, True)
+    for bad in ({"name": "../x", "input": "0"}, {"name": "x"}, {"name": "x", "input": ""}):
+        assert ask(server, "/api/cameras", method="POST", body=bad).status == 422
+    assert ask(server, "/api/cameras/door/commands/pause", method="POST").status == 200
+    assert ask(server, "/api/cameras/door", method="DELETE").status == 200
+    assert ask(server, "/api/cameras/door", method="DELETE").status == 404
+    assert cameras.acts == [
+        ("add", "door", "API at 127.0.0.1"),
+        ("pause", "door", "API at 127.0.0.1"),
+        ("remove", "door", "API at 127.0.0.1"),
+    ]
+
+
+def test_events_are_read_page_by_page(serve, ask, cameras):
+    for number in range(5):
+        cameras.events.add("yard" if number % 2 else "", "stream", f"event {number}")
+    server = serve()
+    first = ask(server, "/api/events?limit=2").json()["events"]
+    assert [event["text"] for event in first] == ["event 4", "event 3"]
+    then = ask(server, f"/api/events?limit=9&before={first[-1]['id']}").json()["events"]
+    assert [event["text"] for event in then] == ["event 2", "event 1", "event 0"]
+
+
+def test_wrong_token_is_refused_counted_and_noted(serve, ask, stream, metrics, caplog, until):
     server = serve(token=TOKEN)
-    assert ask(server, "/api/status").status == 401
-    assert ask(server, "/api/commands/reset", method="POST").status == 401
-    wrong = ask(server, "/api/session", method="POST", body={"token": "b" * 27})
-    assert (wrong.status, "set-cookie" in wrong.headers) == (401, False)
-    assert ask(server, "/api/status", **BEARER).status == 200
+    until(lambda: stream.board.sequence)
+    assert ask(server, "/api/cameras").status == 401
+    assert ask(server, "/api/cameras/yard/commands/reset", method="POST").status == 401
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            wrong = ask(server, "/api/session", method="POST", body={"token": "b" * 27})
+            assert (wrong.status, "set-cookie" in wrong.headers) == (401, False)
+    # Three in a row are one line; a request without any token is not one.
+    assert [record.message for record in caplog.records] == [
+        "refused login with a wrong token from API at 127.0.0.1"
+    ]
+    assert ask(server, "/api/cameras", Authorization="Bearer wrong").status == 401
     logged_in = ask(server, "/api/session", method="POST", body={"token": TOKEN})
     cookie = logged_in.headers["set-cookie"]
     assert logged_in.status == 204
@@ -118,10 +203,34 @@ def test_wrong_token_is_refused_and_the_right_one_opens(serve, ask, stream):
     )
     assert "Secure" in proxied.headers["set-cookie"]
     pair = {"Cookie": cookie.split(";")[0]}
-    assert ask(server, "/picture.jpg", **pair).status == 200
-    assert ask(server, "/api/commands/save", method="POST", **pair).status == 202
-    assert ask(server, "/healthz").status == 200
-    assert stream.done in ([], ["save"])
+    assert ask(server, "/cameras/yard/picture.jpg", **pair).status == 200
+    assert ask(server, "/api/cameras/yard/commands/save", method="POST", **pair).status == 200
+    for path in ("/healthz", "/readyz"):
+        assert ask(server, path).status == 200
+    text = ask(server, "/metrics", **BEARER).body.decode()
+    assert 'gain_logins_total{outcome="refused"} 4.0' in text
+    assert 'gain_logins_total{outcome="accepted"} 2.0' in text
+    events = ask(server, "/api/events?kind=login", **BEARER).json()["events"]
+    assert {event["text"] for event in events} == {"login refused: wrong token", "logged in"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b'{"token": "\\ud800secret"}', id="a lone surrogate"),
+        pytest.param(b'{"token": ["secret"]}', id="a list"),
+        pytest.param(b'{"token": "' + b"secret" * 100 + b'"}', id="long"),
+        pytest.param(b'{"tokn": "secret"}', id="misspelt"),
+        pytest.param(b"secret", id="no JSON"),
+    ],
+)
+def test_what_is_no_token_is_422_and_never_echoed(serve, ask, body, caplog):
+    server = serve(token=TOKEN)
+    with caplog.at_level(logging.DEBUG):
+        reply = ask(server, "/api/session", method="POST", body=body)
+    assert reply.status == 422
+    assert b"secret" not in reply.body
+    assert "Traceback" not in caplog.text
 
 
 def test_another_site_cannot_press_a_button(serve, ask, stream):
@@ -131,14 +240,16 @@ def test_another_site_cannot_press_a_button(serve, ask, stream):
         {"Host": f"evil.example:{server.address.port}"},
         {"Sec_Fetch_Site": "cross-site"},
     ):
-        assert ask(server, "/api/commands/reset", method="POST", **foreign).status == 403
+        path = "/api/cameras/yard/commands/reset"
+        assert ask(server, path, method="POST", **foreign).status == 403
+        assert ask(server, "/api/cameras/yard", method="DELETE", **foreign).status == 403
     time.sleep(0.15)
     assert stream.done == []
 
 
 def test_every_reply_keeps_browsers_careful(serve, ask):
     server = serve(token=TOKEN)
-    for path in ("/", "/page.js", "/healthz", "/api/status", "/nowhere"):
+    for path in ("/", "/page.js", "/healthz", "/api/cameras", "/nowhere"):
         headers = ask(server, path).headers
         assert "default-src 'none'" in headers["content-security-policy"], path
         assert "access-control-allow-origin" not in headers
@@ -158,105 +269,161 @@ def test_no_file_is_named_by_a_request(serve, path):
 
 
 def test_page_names_no_other_host(serve, ask):
+    from gain_apps.serve.app import ASSETS
+
     server = serve()
-    for path in ("/", "/page.css", "/page.js", "/charts.js", "/icon.svg"):
+    for path in ASSETS:
         text = ask(server, path).body.decode()
+        assert text, path
         addresses = [
             word for word in text.replace('"', " ").replace("'", " ").split() if "://" in word
         ]
         # The name of the SVG namespace is not an address that is fetched.
-        assert set(addresses) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/2000/svg;"}
+        known = {"http://www.w3.org/2000/svg", "http://www.w3.org/2000/svg;", "rtsp://camera/1"}
+        assert set(addresses) <= known
 
 
-def test_metrics_are_those_of_the_stream(serve, ask, stream, until):
-    server = serve()
+def test_metrics_have_every_camera_as_a_label(serve, stream, cameras, metrics, until):
+    cameras.add("door", "test://other", {}, who="test")
     until(lambda: stream.board.sequence > 10)
-    text = ask(server, "/metrics").body.decode()
-    lines = dict(
-        line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")
-    )
-    frames = float(lines["gain_frames_total"])
+    found = metrics(serve())
+    frames = found['gain_frames_total{stream="yard"}']
     assert frames > 10
-    assert float(lines['gain_stage_seconds_total{stage="forward"}']) == pytest.approx(
-        0.006 * frames
-    )
-    assert lines["gain_strength"] == "0.75"
-    assert lines["gain_frames_dropped_total"] == "3.0"
-    assert lines['gain_frames_not_learned_total{reason="black"}'] == "2.0"
-    assert lines["gain_reconnects_total"] == "1.0"
-    assert lines['gain_adaptation{name="drift"}'] == "0.25"
-    assert lines['gain_adaptation_state{name="guard",value="watching"}'] == "1.0"
-    assert 'gain_adaptation{name="unset"}' not in lines
-
-
-def test_metrics_tell_what_gives_way(serve, ask, stream, until):
-    server = serve()
-    until(lambda: stream.board.sequence)
-    text = ask(server, "/metrics").body.decode()
-    lines = dict(
-        line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")
+    assert found['gain_frames_total{stream="door"}'] == 0.0
+    assert found['gain_stage_seconds_total{stage="forward",stream="yard"}'] == pytest.approx(
+        0.006 * frames, rel=0.2
     )
     for name, value in (
+        ("strength_ratio", 0.75),
+        ("frames_dropped_total", 3.0),
+        ("reconnects_total", 1.0),
+        ("adaptation_drift", 0.25),
         ("backpressure_level", 4.0),
-        ('load{state="skipping"}', 1.0),
-        ("update_every", 64.0),
+        ("update_every_frames", 64.0),
         ("frame_stride", 2.0),
         ("frames_left_out_total", 7.0),
-        ("device_throttled", 1.0),
-        ("device_celsius", 88.5),
         ("outputs_lost", 1.0),
         ("snapshots_total", 5.0),
         ("snapshot_failing", 0.0),
         ("frames_not_kept", 12.0),
+        ("snapshot_timestamp_seconds", 1.5e9),
+        ("latency_seconds_count", frames),
     ):
-        assert float(lines[f"gain_{name}"]) == value, name
+        assert found[f'gain_{name}{{stream="yard"}}'] == pytest.approx(value, abs=3), name
+    assert found['gain_frames_not_learned_total{reason="black",stream="yard"}'] == 2.0
+    assert found['gain_state{state="live",stream="yard"}'] == 1.0
+    assert found['gain_state{state="live",stream="door"}'] == 0.0
+    assert found['gain_state{state="starting",stream="door"}'] == 1.0
+    assert found['gain_adaptation_state{name="mode",stream="yard",value="watching"}'] == 1.0
+    assert 'gain_adaptation_unset{stream="yard"}' not in found
+    below = found['gain_latency_seconds_bucket{le="0.025",stream="yard"}']
+    assert (below, found['gain_latency_seconds_bucket{le="0.05",stream="yard"}'] > 10) == (
+        0.0,
+        True,
+    )
+    assert found["process_resident_memory_bytes"] > 1e6
+    assert found["gain_device_celsius"] == 88.5
 
 
-def test_what_is_not_there_has_no_metric(idle, ask):
-    board = LiveBoard(idle.board.identity, probe=StreamFacts)
-    board.poll()
-    with open_server(board, idle.info, idle.queue, address=ServeAddress(port=0)) as server:
-        text = ask(server, "/metrics").body.decode()
+def test_what_is_not_there_has_no_metric(serve, ask, idle):
+    idle.board.attach(idle.board.view().identity, probe=StreamFacts)
+    idle.board.poll()
+    text = ask(serve(), "/metrics").body.decode()
     assert "gain_device_throttled 0.0" in text
     assert "gain_device_celsius" not in text
-    assert "gain_snapshot" not in text
+    assert "gain_snapshots_total{" not in text
+    assert "gain_snapshot_failing{" not in text
 
 
-def test_health_is_503_when_nothing_is_classified(idle, ask):
-    now = [0.0]
-    board = LiveBoard(idle.board.identity, probe=StreamFacts, clock=lambda: now[0])
-    with open_server(board, idle.info, idle.queue, address=ServeAddress(port=0)) as server:
-        assert ask(server, "/healthz").json() == {"status": "ok"}
-        now[0] = STALLED_AFTER_S + 1.0
-        assert (ask(server, "/healthz").status, ask(server, "/healthz").json()) == (
-            503,
-            {"status": "stalled"},
-        )
-        board.close()
-        assert ask(server, "/healthz").json() == {"status": "ended"}
-        assert ask(server, "/api/commands/reset", method="POST").status == 503
-
-
-def test_picture_is_the_annotated_frame(serve, ask, stream, until):
+def test_health_is_alive_and_readiness_is_that_of_the_service(serve, ask, idle, cameras):
     server = serve()
-    until(lambda: stream.board.sequence)
+    assert ask(server, "/healthz").json() == {"status": "alive"}
+    assert (ask(server, "/readyz").status, ask(server, "/readyz").json()["status"]) == (
+        200,
+        "ready",
+    )
+    cameras.ready = False
+    assert ask(server, "/readyz").status == 503
+    assert ask(server, "/healthz").status == 200
+    for path in ("/", "/healthz", "/readyz", "/metrics"):
+        head = ask(server, path, method="HEAD")
+        assert (head.status in (200, 503), head.body) == (True, b""), path
+
+
+def test_pictures_are_annotated_and_small_enough(serve, ask, idle, result):
+    idle.board.write(result(0))
+    server = serve()
     sizes = []
     for view in ("annotated", "side-by-side"):
-        body = ask(server, f"/picture.jpg?view={view}").body
+        body = ask(server, f"/cameras/yard/picture.jpg?view={view}").body
         picture = cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR)
         sizes.append(picture.shape[1] / picture.shape[0])
     assert sizes == pytest.approx([1.5, 3.0], rel=0.02)
-    assert ask(server, "/picture.jpg?view=/etc/passwd").status == 422
+    assert ask(server, "/cameras/yard/picture.jpg?view=/etc/passwd").status == 422
+    large = result(1)
+    image = np.zeros((2160, 3840, 3), dtype=np.uint8)
+    idle.board.write(replace(large, frame=replace(large.frame, image=image)))
+    shapes = [
+        cv2.imdecode(
+            np.frombuffer(ask(server, f"/cameras/yard/picture.jpg?view={view}").body, np.uint8),
+            cv2.IMREAD_COLOR,
+        ).shape
+        for view in ("annotated", "thumbnail")
+    ]
+    assert shapes == [(720, 1280, 3), (108, 192, 3)]
 
 
-def test_a_4k_source_is_sent_small(idle, ask, result):
-    from dataclasses import replace
+def silent_connections(server, count: int) -> list[http.client.HTTPConnection]:
+    links = [
+        http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=5)
+        for _ in range(count)
+    ]
+    for number, link in enumerate(links):
+        link.connect()
+        if number % 2:
+            # Half a request is silent, too.
+            link.sock.sendall(b"POST /api/session HTTP/1.1\r\nHost: localhost\r\n")
+    return links
 
-    idle.board.write(result(0))
-    info = replace(idle.info, width_px=3840, height_px=2160)
-    with open_server(idle.board, info, idle.queue, address=ServeAddress(port=0)) as server:
-        body = ask(server, "/picture.jpg").body
-    assert cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR).shape == (720, 1280, 3)
+
+def test_silent_connections_keep_nobody_out(serve, ask, stream):
+    server = serve()
+    links = silent_connections(server, 160)
+    try:
+        for path in ("/healthz", "/api/cameras", "/metrics", "/"):
+            assert ask(server, path).status == 200, path
+    finally:
+        for link in links:
+            link.close()
+
+
+def test_a_request_that_never_ends_is_cut_off(serve, monkeypatch, until):
+    monkeypatch.setattr("gain_apps.serve.connections.REQUEST_S", 0.4)
+    server = serve()
+    link = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=10)
+    link.connect()
+    link.sock.sendall(
+        b"POST /api/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
+    )
+    drip = threading.Event()
+
+    def send_slowly() -> None:
+        while not drip.wait(0.1):
+            try:
+                link.sock.sendall(b" ")
+            except OSError:
+                return
+
+    thread = threading.Thread(target=send_slowly)
+    thread.start()
+    try:
+        assert link.sock.recv(100) == b""
+    except ConnectionResetError:
+        pass
+    finally:
+        drip.set()
+        thread.join()
+        link.close()
 
 
 def test_close_is_quick_and_may_be_repeated(serve, caplog):
@@ -268,18 +435,19 @@ def test_close_is_quick_and_may_be_repeated(serve, caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_without_the_extra_one_line_says_how_to_get_it(idle, monkeypatch):
+def test_without_the_extra_one_line_says_how_to_get_it(cameras, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(BackendUnavailableError, match=r"uvicorn: .*gain-edge\[serve\]"):
-        open_server(idle.board, idle.info, idle.queue, address=ServeAddress(port=0))
+        open_server(cameras, address=ServeAddress(port=0))
 
 
 def test_package_imports_without_the_extra():
     code = (
         "import sys\n"
-        "for name in ('fastapi', 'starlette', 'uvicorn', 'prometheus_client', 'pydantic'):\n"
+        "for name in ('fastapi', 'starlette', 'uvicorn', 'prometheus_client', 'pydantic',\n"
+        "             'tomlkit', 'setproctitle'):\n"
         "    sys.modules[name] = None\n"
-        "import gain_apps.serve, gain_apps.commands, gain_apps.stream\n"
+        "import gain_apps.serve, gain_apps.commands, gain_apps.stream, gain_apps.service\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False

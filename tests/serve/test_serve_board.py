@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from gain_apps.serve import DeviceFacts, KeptFacts, LiveBoard, StreamFacts
-from gain_apps.serve.board import MOST_EVENTS, PROBE_INTERVAL_S
+from gain_apps.serve import DeviceFacts, EventLog, KeptFacts, LiveBoard, StreamFacts
+from gain_apps.serve.board import PROBE_INTERVAL_S
 from gain_apps.serve.history import History
+from gain_runtime.reconnecting_source import Connection
 
 
 class Clock:
@@ -32,8 +35,21 @@ def facts():
 
 
 @pytest.fixture
-def board(clock, facts, idle):
-    return LiveBoard(idle.board.identity, probe=lambda: StreamFacts(**facts), clock=clock)
+def events():
+    with EventLog() as log:
+        yield log
+
+
+@pytest.fixture
+def board(clock, facts, idle, events):
+    made = LiveBoard("yard", events, clock=clock, wall_clock=clock)
+    made.attach(idle.board.view().identity, probe=lambda: StreamFacts(**facts))
+    return made
+
+
+def told(events):
+    """Kind and text of every event, oldest first."""
+    return [(event.kind, event.text) for event in reversed(events.events())]
 
 
 def test_newest_result_and_counts(board, clock, result):
@@ -54,12 +70,12 @@ def test_history_has_the_means_of_each_second(board, clock, result):
         board.write(result(index, changed=index == 0, truth=0 if index < 4 else None))
         clock.now += 0.25
     first, second = board.points("fine")
-    assert (first.at_s, first.frames, second.at_s) == (0.0, 4, 1.0)
+    assert (first.at_s, first.frames, second.at_s) == (100.0, 4, 101.0)
     assert first.agreement == 0.75
     # Changing class 0 to class 1 made the only mistake.
     assert (first.source_accuracy, first.adapted_accuracy) == (1.0, 0.75)
     assert (second.source_accuracy, second.adapted_accuracy) == (None, None)
-    assert [point.at_s for point in board.points("fine", since_s=1.0)] == [1.0]
+    assert [point.at_s for point in board.points("fine", since_s=101.0)] == [101.0]
     assert [point.frames for point in board.points("coarse")] == [8]
 
 
@@ -68,9 +84,12 @@ def test_history_remembers_the_adaptations_numbers(board, clock, facts, result):
         facts["adaptation"] = {"shift_nats": shift, "guard": "watching", "trips": 2}
         board.write(result(0))
         clock.now += 1.0
-    told = [point.adaptation for point in board.points("fine")]
-    assert told[:2] == [{"shift_nats": 0.25}, {"shift_nats": 0.5}]
-    assert np.isnan(told[2]["shift_nats"])
+    # JSON has no NaN.
+    assert [point.adaptation for point in board.points("fine")] == [
+        {"shift_nats": 0.25},
+        {"shift_nats": 0.5},
+        {},
+    ]
 
 
 def test_history_forgets_and_keeps_gaps(result):
@@ -80,7 +99,7 @@ def test_history_forgets_and_keeps_gaps(result):
     assert [point.at_s for point in history.points()] == [2.0, 4.0, 100.0]
 
 
-def test_words_that_change_are_events_and_numbers_are_not(board, clock, facts):
+def test_words_that_change_are_events_and_numbers_are_not(board, clock, facts, events):
     for adaptation in (
         {"guard": "watching", "drift": 0.1, "held": False, "guard_trips": 0},
         {"guard": "watching", "drift": 0.9, "held": False, "guard_trips": 1},
@@ -89,41 +108,99 @@ def test_words_that_change_are_events_and_numbers_are_not(board, clock, facts):
         facts["adaptation"] = adaptation
         board.poll()
         clock.now += PROBE_INTERVAL_S
-    assert [(event.kind, event.text) for event in board.view().events] == [
+    assert told(events) == [
         ("adaptation", "guard_trips: 0 → 1"),
         ("adaptation", "guard: watching → source only"),
         ("adaptation", "held: no → yes"),
     ]
 
 
-def test_freezing_and_forgetting_are_events(board, clock, facts):
-    for change in ({"frames_learned": 90}, {"frozen": True}, {"frames_learned": 0}):
+def test_forgetting_is_an_event(board, clock, facts, events):
+    for change in ({"frames_learned": 90}, {"frames_learned": 0}):
         facts.update(change)
         board.poll()
         clock.now += PROBE_INTERVAL_S
-    assert [event.text for event in board.view().events] == [
-        "frozen",
-        "from 90 learned frames to 0",
-    ]
+    assert told(events) == [("state", "from 90 learned frames to 0")]
 
 
-def test_broken_frames_and_a_lost_signal_are_events_once(board, clock, facts):
-    for change in (
-        {},
-        {"not_learned": {"black": 1}},
-        {"not_learned": {"black": 90}, "reconnects": 1},
+def test_broken_frames_are_events_once(board, clock, facts, events):
+    for change in ({}, {"not_learned": {"black": 1}}, {"not_learned": {"black": 90}}):
+        facts.update(change)
+        board.poll()
+        clock.now += PROBE_INTERVAL_S
+    assert told(events) == [("stream", "broken frame (black); such frames teach nothing")]
+
+
+def test_a_signal_that_goes_and_comes_back_is_two_events(board, events):
+    for state, since_s, reason, attempt in (
+        ("connecting", 90.0, None, 1),
+        ("connecting", 90.0, "connection refused", 1),
+        ("connecting", 90.0, "connection refused", 2),
+        ("connected", 100.0, None, 0),
+        ("reconnecting", 110.0, "401 Unauthorized", 0),
+        ("reconnecting", 110.0, "connection refused", 3),
+        ("connected", 145.0, None, 0),
     ):
-        facts.update(change)
-        board.poll()
-        clock.now += PROBE_INTERVAL_S
-    assert [(event.kind, event.text) for event in board.view().events] == [
-        ("stream", "broken frame (black); such frames teach nothing"),
-        ("stream", "the source is back after a loss of signal"),
+        board.connect(Connection(state=state, since_s=since_s, reason=reason, attempt=attempt))
+    assert told(events) == [
+        ("signal", "no signal: connection refused"),
+        ("signal", "signal is there"),
+        ("signal", "signal lost: 401 Unauthorized"),
+        ("signal", "signal is back after 35 s"),
     ]
 
 
-def test_what_the_device_does_is_an_event(board, clock, facts):
-    told = (
+def test_the_rate_falls_to_zero_when_no_frame_comes(board, clock, result):
+    for index in range(40):
+        board.write(result(index))
+        clock.now += 0.25
+    assert board.view().rate_hz == pytest.approx(4.0, rel=0.1)
+    clock.now += 2.5
+    assert board.view().rate_hz == pytest.approx(2.0, rel=0.2)
+    clock.now += 3.0
+    assert board.view().rate_hz == 0.0
+
+
+def test_latencies_are_counted_in_buckets(board, result):
+    for latency_ms in (4.0, 40.0, 10.0, 99_000.0):
+        board.write(replace(result(0), latency_ms=latency_ms))
+    latency = board.view().latency
+    assert latency.counts[:3] == (2, 0, 1)
+    assert latency.counts[-1] == 1
+    assert sum(latency.counts) == 4
+    assert latency.sum_s == pytest.approx(99.054)
+
+
+def test_curves_survive_a_restart(clock, result, tmp_path):
+    with EventLog(tmp_path / "events.sqlite") as log:
+        board = LiveBoard("yard", log, clock=clock, wall_clock=clock)
+        for index in range(180):
+            board.write(result(index))
+            clock.now += 1.5
+        board.close()
+    with EventLog(tmp_path / "events.sqlite") as log:
+        board = LiveBoard("yard", log, clock=clock, wall_clock=clock)
+        assert sum(point.frames for point in board.points("coarse")) == 180
+        # The ten minutes before the restart are there as well, in wider bins.
+        assert board.points("fine") == board.points("coarse")
+        clock.now += 150.0
+        board.write(result(0))
+        assert [point.width_s for point in board.points("fine")][-2:] == [120.0, 1.0]
+
+
+def test_a_clock_that_is_set_back_drops_the_bins_after_it(result):
+    history = History(width_s=1.0, length=100)
+    for at_s in (10.0, 11.0, 12.0, 11.0, 11.5, 12.0):
+        history.add(result(0), at_s=at_s)
+    assert [(point.at_s, point.frames) for point in history.points()] == [
+        (10.0, 1),
+        (11.0, 2),
+        (12.0, 1),
+    ]
+
+
+def test_what_the_device_does_is_an_event(board, clock, facts, events):
+    devices = (
         {},
         {"throttled": True, "celsius": 91.0},
         {
@@ -136,11 +213,11 @@ def test_what_the_device_does_is_an_event(board, clock, facts):
         {"load": "skipping", "level": 4, "update_every": 64, "stride": 2, "left_out": 30},
         {},
     )
-    for device in told:
+    for device in devices:
         facts["device"] = DeviceFacts(**device)
         board.poll()
         clock.now += PROBE_INTERVAL_S
-    assert [(event.kind, event.text) for event in board.view().events] == [
+    assert told(events) == [
         ("device", "the device slows itself down"),
         ("device", "updating-less: an update every 4 frames"),
         ("device", "the device runs at full speed again"),
@@ -149,12 +226,12 @@ def test_what_the_device_does_is_an_event(board, clock, facts):
     ]
 
 
-def test_snapshots_and_outputs_that_fail_are_events(board, clock, facts):
+def test_snapshots_and_outputs_that_fail_are_events(board, clock, facts, events):
     for kept, lost in ((None, 0), (KeptFacts(failing=True), 0), (KeptFacts(written=1), 1)):
         facts.update(kept=kept, outputs_lost=lost)
         board.poll()
         clock.now += PROBE_INTERVAL_S
-    assert [(event.kind, event.text) for event in board.view().events] == [
+    assert told(events) == [
         ("state", "no snapshot can be written"),
         ("stream", "an output failed; the stream goes on without it"),
         ("state", "snapshots can be written again"),
@@ -168,7 +245,8 @@ def test_the_adapter_is_asked_a_few_times_a_second_only(idle, clock, result):
         asked.append(clock.now)
         return StreamFacts()
 
-    board = LiveBoard(idle.board.identity, probe=probe, clock=clock)
+    board = LiveBoard("yard", idle.events, clock=clock)
+    board.attach(idle.board.view().identity, probe=probe)
     for index in range(1000):
         board.write(result(index))
         clock.now += 0.001
@@ -179,11 +257,9 @@ def test_memory_is_bounded(board, clock, result):
     one = result(0)
     for _ in range(3000):
         board.write(one)
-        board.note("command", "save")
         clock.now += 1.0
     assert len(board.points("fine")) == 600
-    assert len(board.points("coarse")) == 25
-    assert len(board.view().events) == MOST_EVENTS
+    assert len(board.points("coarse")) == 26
 
 
 def test_result_is_kept_as_it_is(board, result):
@@ -193,6 +269,5 @@ def test_result_is_kept_as_it_is(board, result):
     board.close()
     board.close()
     assert board.view().result is given
-    assert board.closed
     assert_array_equal(given.frame.image, before)
     assert np.isfinite(board.view().age_s)

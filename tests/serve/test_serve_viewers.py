@@ -24,7 +24,7 @@ class Viewer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.socket.settimeout(10)
         self.socket.connect(("127.0.0.1", server.address.port))
-        self.socket.sendall(b"GET /picture.mjpg HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.socket.sendall(b"GET /cameras/yard/picture.mjpg HTTP/1.1\r\nHost: localhost\r\n\r\n")
         self.seen = b""
 
     def read_parts(self, count: int) -> int:
@@ -35,6 +35,12 @@ class Viewer:
                 break
             self.seen += chunk
         return self.seen.count(b"\xff\xd8\xff")
+
+    def read_some(self) -> bytes:
+        """The beginning of the reply."""
+        if not self.seen:
+            self.seen = self.socket.recv(65536)
+        return self.seen
 
     def close(self) -> None:
         self.socket.close()
@@ -55,9 +61,9 @@ def watch():
 
 
 def test_nothing_is_drawn_while_nobody_looks(serve, stream, until):
-    server = serve()
+    serve()
     until(lambda: stream.board.sequence > 10)
-    assert server.context.pictures.encoded == 0
+    assert stream.pictures.encoded == 0
 
 
 def test_viewers_are_sent_the_moving_picture(serve, stream, watch):
@@ -68,24 +74,24 @@ def test_viewers_are_sent_the_moving_picture(serve, stream, watch):
 
 
 def test_a_picture_is_drawn_once_for_all_who_ask(idle, result):
-    maker = PictureMaker(idle.board, idle.info)
+    maker = PictureMaker(idle.board)
     assert maker.jpeg() is None
     for index in range(3):
         idle.board.write(result(index))
         with ThreadPoolExecutor(8) as pool:
             made = list(pool.map(lambda _: maker.jpeg(), range(16)))
-        assert {sequence for sequence, _ in made} == {index + 1}
+        assert {view.sequence for view, _ in made} == {index + 1}
         assert maker.encoded == index + 1
 
 
 def test_viewer_that_stops_reading_misses_pictures_and_delays_nobody(
-    idle, watch, until, result, monkeypatch
+    idle, cameras, watch, until, result, monkeypatch
 ):
     # Pictures as fast as they are taken, so that the connection's buffers fill at once.
     monkeypatch.setattr("gain_apps.serve.app.PICTURE_INTERVAL_S", 0.0)
-    with open_server(idle.board, idle.info, idle.queue, address=ServeAddress(port=0)) as server:
+    with open_server(cameras, address=ServeAddress(port=0)) as server:
         stuck = watch(server, receive_bytes=4096)
-        asked = count_pictures(server.context, monkeypatch)
+        asked = count_pictures(idle.pictures, monkeypatch)
         index = 0
         # Until the server, too, has given up making pictures for it.
         quiet = 0
@@ -109,18 +115,18 @@ def test_viewer_that_stops_reading_misses_pictures_and_delays_nobody(
         assert stuck.seen == b""
 
 
-def count_pictures(context, monkeypatch) -> list[int]:
+def count_pictures(maker, monkeypatch) -> list[int]:
     """Sequence numbers of the pictures made from here on."""
     asked: list[int] = []
-    maker = context.pictures.jpeg
+    make = maker.jpeg
 
     def counted(view):
-        made = maker(view)
+        made = make(view)
         if made is not None:
-            asked.append(made[0])
+            asked.append(made[0].sequence)
         return made
 
-    monkeypatch.setattr(context.pictures, "jpeg", counted)
+    monkeypatch.setattr(maker, "jpeg", counted)
     return asked
 
 
@@ -142,13 +148,25 @@ def test_writing_does_not_wait_for_drawing(serve, stream, watch, until, monkeypa
     assert viewer.read_parts(1) == 1
 
 
+def test_viewers_who_come_at_once_are_counted_right(serve, stream, watch, ask, until):
+    server = serve()
+    with ThreadPoolExecutor(MOST_VIEWERS + 6) as pool:
+        viewers = list(pool.map(lambda _: watch(server), range(MOST_VIEWERS + 6)))
+    for viewer in viewers:
+        until(lambda viewer=viewer: viewer.read_some())
+    assert sum(b" 200 OK" in viewer.seen for viewer in viewers) == MOST_VIEWERS
+
+
 def test_viewers_are_counted_and_leave_their_place(serve, stream, watch, ask, until):
     server = serve()
     viewers = [watch(server) for _ in range(MOST_VIEWERS)]
     for viewer in viewers:
         viewer.read_parts(1)
-    refused = ask(server, "/picture.mjpg")
-    assert (refused.status, refused.json()["detail"]) == (503, "8 people are watching already")
+    refused = ask(server, "/cameras/yard/picture.mjpg")
+    assert (refused.status, refused.json()["detail"]) == (
+        503,
+        f"{MOST_VIEWERS} people are watching already",
+    )
     viewers[0].close()
 
     def place() -> bool:
@@ -159,11 +177,11 @@ def test_viewers_are_counted_and_leave_their_place(serve, stream, watch, ask, un
     until(place)
 
 
-def test_end_of_the_stream_ends_the_picture(serve, stream, watch):
+def test_a_camera_that_is_removed_ends_its_picture(serve, stream, cameras, watch):
     server = serve()
     viewer = watch(server)
     viewer.read_parts(1)
-    stream.board.close()
+    cameras.streams.clear()
     # The last, empty chunk of the reply; the connection itself may serve another request.
     end = b"\r\n0\r\n\r\n"
     while not viewer.seen.endswith(end):

@@ -232,7 +232,8 @@ def _status(camera: WatchedCamera, view: LiveView) -> CameraStatus:
     """A camera's status at the moment of a view."""
     row = _row(camera, view)
     commands: list[CameraCommand] = []
-    if camera.alive and row.state != "paused":
+    # Commands are carried out by the loop, which begins once there is a signal.
+    if camera.alive and row.state in ("live", "silent", "reconnecting"):
         commands += [name for name in get_args(PageCommand) if name in camera.commands]
     commands += ["restart"] if row.state == "paused" else ["pause", "restart"]
     if row.state == "paused":

@@ -105,8 +105,6 @@ def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind,
     list of (kind, str)
     """
     found: list[tuple[EventKind, str]] = []
-    if before.frozen != after.frozen:
-        found.append(("state", "learning paused" if after.frozen else "learning again"))
     if after.frames_learned < before.frames_learned:
         found.append(
             ("state", f"from {before.frames_learned} learned frames to {after.frames_learned}")

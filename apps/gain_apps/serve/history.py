@@ -106,14 +106,14 @@ class History:
     width_s : float
         Width of a bin in seconds.
     length : int
-        Bins that are kept.
+        Bins that are kept, with the one that is filling.
     earlier : iterable of Point, optional
         What an earlier run kept, oldest first.
     """
 
     def __init__(self, *, width_s: float, length: int, earlier: Iterable[Point] = ()) -> None:
         self.width_s = width_s
-        self._points: deque[Point] = deque(earlier, maxlen=length)
+        self._points: deque[Point] = deque(earlier, maxlen=length - 1)
         self._bin: _Bin | None = None
         self._now_s = 0.0
 
