@@ -13,9 +13,19 @@ def logsumexp(values: Array, *, xp: Namespace) -> Array:
 
 
 def log_softmax(values: Array, *, xp: Namespace) -> Array:
-    """Logarithm of the softmax over the last axis."""
+    """Logarithm of the softmax over the last axis, by one operation where the library has it."""
+    if hasattr(xp, "fused_log_softmax"):
+        return xp.fused_log_softmax(values)
     shifted = values - xp.max(values, axis=-1, keepdims=True)
     return shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
+
+
+def softmax(values: Array, *, xp: Namespace) -> Array:
+    """Softmax over the last axis, by one operation where the library has it."""
+    if hasattr(xp, "fused_softmax"):
+        return xp.fused_softmax(values)
+    weights = xp.exp(values - xp.max(values, axis=-1, keepdims=True))
+    return weights / xp.sum(weights, axis=-1, keepdims=True)
 
 
 def floored(log_probs: Array, *, floor: Array, xp: Namespace) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace, is_numpy_namespace
 
-from gain_core._logspace import log_softmax
+from gain_core._logspace import log_softmax, softmax
 from gain_core._typing import Array, Namespace
 
 __all__ = ["evidence_path", "expected_gain", "slope", "solve_strength"]
@@ -111,9 +111,7 @@ def solve_strength(source_log_probs: Array, evidence: Array, /, *, gain: Array) 
 
 def _weights(source_log_probs: Array, evidence: Array, strength: Array, *, xp: Namespace) -> Array:
     """p(lambda), (B, K)."""
-    path = source_log_probs + strength[:, None] * evidence
-    weights = xp.exp(path - xp.max(path, axis=1, keepdims=True))
-    return weights / xp.sum(weights, axis=1, keepdims=True)
+    return softmax(source_log_probs + strength[:, None] * evidence, xp=xp)
 
 
 def _root(source_log_probs: Array, evidence: Array, *, gain: Array, xp: Namespace) -> Array:

@@ -92,6 +92,11 @@ class Method(Protocol[S]):
         """D, or None where features are not read."""
         ...
 
+    @property
+    def measured(self) -> dict[str, Any]:
+        """What `make_method` was told of the source beside head and config, by keyword."""
+        ...
+
     def init_state(self) -> S:
         """The state before the first frame: the source itself."""
         ...
@@ -144,6 +149,10 @@ class Method(Protocol[S]):
 
     def update(self, evidence: Any, state: S, /) -> S:
         """Learn from evidence; of no frame, the values stay as they are."""
+        ...
+
+    def revises(self, after: S, /) -> Array:
+        """Whether `revise` may change a prediction, () bool."""
         ...
 
     def revise(self, prediction: Prediction, before: S, after: S, /) -> Prediction:

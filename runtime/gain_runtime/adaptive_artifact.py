@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,51 +11,103 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import numpy_helper
 
-from gain_core import GainConfig, Prototypes, prepare_prototypes
-from gain_core.errors import ArtifactError, ConfigError
+from gain_core import Config, Method, config_from_dict, make_method
+from gain_core.errors import ArrayError, ArtifactError, ConfigError
+from gain_core.records import arrays_of
 from gain_runtime.artifact import read_head, read_model
 from gain_runtime.manifest import PREFIX, Manifest
 
 __all__ = [
     "ADAPTIVE_PREFIX",
     "ADAPTIVE_SCHEMA_VERSION",
-    "ASYMMETRY",
-    "LOG_LENGTHS",
-    "THRESHOLDS",
+    "PENDING",
     "AdaptiveArtifact",
     "StateSpec",
     "is_adaptive",
     "load_adaptive",
+    "outputs_read",
+    "state_layout",
 ]
 
 ADAPTIVE_PREFIX = PREFIX + "adaptive."
-ADAPTIVE_SCHEMA_VERSION = "7"
-# Initializers of a tracked shift: values a class, in files where they are not zero, and a pair.
-THRESHOLDS, LOG_LENGTHS = "gain/thresholds", "gain/log_lengths"
-ASYMMETRY = "gain/asymmetry"
-_STATE_PREFIX = "state."
+ADAPTIVE_SCHEMA_VERSION = "8"
+# Begins the fields of what waits to be learned from.
+PENDING = "pending_"
+_STATE, _NEXT = "state.", "next_state."
 _WAITS = ("update_every", "warmup_frames")
+_REMEDY = "make the adaptive file again with gain-export --adaptive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
-    """One state tensor: feed `next_name`'s output to `name` at the next frame; starts as zeros."""
+    """One state tensor: feed `next_name`'s output to `name` at the next frame; starts as zeros.
 
-    name: str
-    next_name: str
+    Attributes
+    ----------
+    field : str
+        As the method's record calls it; what waits begins with `PENDING`.
+    shape : tuple of int
+    dtype : str
+        As NumPy calls it.
+    """
+
+    field: str
     shape: tuple[int, ...]
     dtype: str
 
     @property
-    def field(self) -> str:
-        """Name without the prefix, as `gain_core` calls it."""
-        return self.name.removeprefix(_STATE_PREFIX)
+    def name(self) -> str:
+        """Of the graph's input."""
+        return _STATE + self.field
+
+    @property
+    def next_name(self) -> str:
+        """Of the graph's output."""
+        return _NEXT + self.field
+
+    @property
+    def size_bytes(self) -> int:
+        """Of one copy."""
+        return self.zeros().nbytes
 
     def zeros(self) -> npt.NDArray[Any]:
         """Its value before the first frame."""
         return np.zeros(self.shape, dtype=self.dtype)
+
+
+def state_layout(
+    method: Method[Any], /, *, update_every: int, warmup_frames: int
+) -> tuple[StateSpec, ...]:
+    """Every state tensor of a file, in the order of its inputs.
+
+    Parameters
+    ----------
+    method : Method
+        On NumPy.
+    update_every, warmup_frames : int
+        Where frames ever wait, what waits is part of the state.
+
+    Returns
+    -------
+    tuple of StateSpec
+        The fields of the method's state, `frames`, and the fields of its evidence.
+    """
+    arrays: dict[str, Any] = dict(arrays_of(method.init_state()))
+    arrays["frames"] = np.zeros((), dtype=np.int64)
+    capacity = max(update_every, warmup_frames) - 1
+    if capacity:
+        waiting = arrays_of(method.no_evidence(capacity))
+        arrays |= {PENDING + field: array for field, array in waiting.items()}
+    return tuple(
+        StateSpec(field=field, shape=array.shape, dtype=array.dtype.name)
+        for field, array in arrays.items()
+    )
+
+
+def outputs_read(method: Method[Any], /) -> tuple[str, ...]:
+    """What a file without a network takes in its place: `features`, if they are read, `logits`."""
+    return ("logits",) if method.feature_dim is None else ("features", "logits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,39 +123,44 @@ class AdaptiveArtifact:
         Of the artifact it was made from; state files belong to that one.
     manifest : Manifest
         The artifact's.
-    config : GainConfig
-        Baked into the graph.
+    method : Method
+        What is baked into the graph, on NumPy.
     update_every : int
         Frames between two updates, baked into the graph.
     warmup_frames : int
         Frames the first update waits for, baked into the graph.
-    input_names : tuple of str
-        The network's input, or `features` and `logits` where the file has no network.
     features_only : bool
+        Whether the file has no network, and takes what one gives.
     state : tuple of StateSpec
-    head_weight : array, (K, D) float32, read-only
-    prototypes : Prototypes
-        Of that weight, with the constants the graph was made with.
     """
 
     path: Path
     sha256: str
     artifact_sha256: str
     manifest: Manifest
-    config: GainConfig
+    method: Method[Any]
     update_every: int
     warmup_frames: int
-    input_names: tuple[str, ...]
     features_only: bool
     state: tuple[StateSpec, ...]
-    head_weight: npt.NDArray[np.float32]
-    prototypes: Prototypes
+
+    @property
+    def config(self) -> Config:
+        """The settings baked into the graph."""
+        config: Config = self.method.config
+        return config
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The network's input, or what takes its place."""
+        return outputs_read(self.method) if self.features_only else (self.manifest.input_name,)
 
     @property
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Of every input, the batch axis left out."""
         if self.features_only:
-            return tuple((width,) for _, width in self.manifest.outputs)
+            widths = {"features": self.method.feature_dim, "logits": self.method.num_classes}
+            return tuple((width,) for name in self.input_names if (width := widths[name]))
         return ((3, self.manifest.preprocess.height_px, self.manifest.preprocess.width_px),)
 
 
@@ -123,7 +180,7 @@ def load_adaptive(path: str | Path, /) -> AdaptiveArtifact:
     ------
     ArtifactError
         If the file is missing, corrupt or truncated, is a plain artifact or none, or if its graph
-        does not have the inputs and outputs its metadata states.
+        does not have the inputs and outputs that its metadata ask for.
     """
     path = Path(path)
     model, sha256 = read_model(path)
@@ -135,67 +192,39 @@ def load_adaptive(path: str | Path, /) -> AdaptiveArtifact:
         if key.startswith(ADAPTIVE_PREFIX)
     }
     _check_schema(entries, path)
-    if manifest.head is None:
-        raise ArtifactError(f"{path}: expected a head, got logits only; export the model again")
-    # The head's bias is not needed here, and not in a file without a network.
-    located = replace(manifest, head=replace(manifest.head, bias=None))
-    weight, _ = read_head(model.graph, located, path)
+    head = _head(model.graph, manifest, path)
     try:
         update_every, warmup_frames = (_wait(entries, name) for name in _WAITS)
-        config = GainConfig.from_dict(json.loads(entries["config"]))
-        features_only = {"features": True, "pixel_values": False}[entries["input"]]
+        config = config_from_dict(json.loads(entries["config"]))
+        method = make_method(head, config, **json.loads(entries["measured"]))
         artifact = AdaptiveArtifact(
             path=path,
             sha256=sha256,
             artifact_sha256=entries["artifact_sha256"],
             manifest=manifest,
-            config=config,
+            method=method,
             update_every=update_every,
             warmup_frames=warmup_frames,
-            input_names=("features", "logits") if features_only else (manifest.input_name,),
-            features_only=features_only,
-            state=tuple(_state_spec(item) for item in json.loads(entries["state"])),
-            head_weight=weight,
-            prototypes=_prototypes(model.graph, weight, config, manifest),
+            features_only={"outputs": True, "pixel_values": False}[entries["input"]],
+            state=state_layout(method, update_every=update_every, warmup_frames=warmup_frames),
         )
-        _check_waiting(artifact)
-    except (ConfigError, KeyError, TypeError, ValueError) as err:
+    except (ArrayError, ConfigError, KeyError, TypeError, ValueError) as err:
         raise ArtifactError(
             f"{path}: malformed {ADAPTIVE_PREFIX}* metadata ({type(err).__name__}: {err}); "
-            "make the adaptive file again with gain-export --adaptive"
+            f"{_REMEDY}"
         ) from err
-    inputs = {value.name for value in model.graph.input}
-    outputs = {value.name for value in model.graph.output}
-    wanted_inputs = {"update", *artifact.input_names, *(item.name for item in artifact.state)}
-    missing = (wanted_inputs - inputs) | ({item.next_name for item in artifact.state} - outputs)
-    if missing:
-        raise ArtifactError(
-            f"{path}: its graph lacks {', '.join(sorted(missing))}, which its metadata names; "
-            "make the adaptive file again with gain-export --adaptive"
-        )
+    _check_graph(model.graph, artifact)
     return artifact
 
 
-def _prototypes(
-    graph: onnx.GraphProto,
-    weight: npt.NDArray[np.float32],
-    config: GainConfig,
-    manifest: Manifest,
-) -> Prototypes:
-    """The head's constants, as the graph has them."""
-    prepared = prepare_prototypes(weight, config)
-    sizes = {THRESHOLDS: len(weight), LOG_LENGTHS: len(weight), ASYMMETRY: 2}
-    found = {}
-    for tensor in graph.initializer:
-        if tensor.name not in sizes:
-            continue
-        values = numpy_helper.to_array(tensor)
-        if values.shape != (sizes[tensor.name],):
-            raise ValueError(f"{tensor.name}: expected ({sizes[tensor.name]},), got {values.shape}")
-        found[tensor.name.removeprefix("gain/")] = values
-    # A pair is in the graph in any case; where it is a guess, the graph learns it.
-    measured = manifest.fitness is not None and manifest.fitness.asymmetry is not None
-    return replace(prepared, measured=measured, **found)
+def _head(graph: onnx.GraphProto, manifest: Manifest, path: Path) -> Any:
+    """The head's weight where the file has it, else K."""
+    stored = {tensor.name for tensor in graph.initializer}
+    if manifest.head is None or manifest.head.weight not in stored:
+        return manifest.num_classes
+    # The bias is not needed, and not in a file without a network.
+    located = replace(manifest, head=replace(manifest.head, bias=None))
+    return read_head(graph, located, path)[0]
 
 
 def _wait(entries: Mapping[str, str], name: str) -> int:
@@ -206,26 +235,35 @@ def _wait(entries: Mapping[str, str], name: str) -> int:
     return frames
 
 
-def _check_waiting(artifact: AdaptiveArtifact) -> None:
-    """Frames wait in the state if they ever wait; sessions count them by these numbers."""
-    waits = max(artifact.update_every, artifact.warmup_frames) > 1
-    if waits != any(item.field.startswith("pending_") for item in artifact.state):
-        raise ValueError(
-            f"{', '.join(_WAITS)}: {artifact.update_every}, {artifact.warmup_frames} "
-            "do not fit the state's pending tensors"
+def _check_graph(graph: onnx.GraphProto, artifact: AdaptiveArtifact) -> None:
+    """Inputs and outputs are those of the method's state."""
+    inputs, outputs = _kinds(graph.input), _kinds(graph.output)
+    missing = {"update", *artifact.input_names} - set(inputs)
+    for item in artifact.state:
+        kind = item.dtype, item.shape
+        found = ((inputs, item.name), (outputs, item.next_name))
+        missing |= {name for kinds, name in found if kinds.get(name) != kind}
+    named = {name for name in inputs if name.startswith(_STATE)}
+    if unknown := sorted(named - {item.name for item in artifact.state}):
+        raise ArtifactError(
+            f"{artifact.path}: its graph has {', '.join(unknown)}, which its method does not know; "
+            f"{_REMEDY}"
+        )
+    if missing:
+        raise ArtifactError(
+            f"{artifact.path}: its graph lacks {', '.join(sorted(missing))}, or has them in "
+            f"another shape, and its metadata ask for them; {_REMEDY}"
         )
 
 
-def _state_spec(item: Mapping[str, Any]) -> StateSpec:
-    """One entry of the metadata's list."""
-    if item["initial"] != "zeros" or item["dtype"] not in ("float32", "int64"):
-        raise ValueError(f"state tensor {item['name']} has an initial value or type not known here")
-    return StateSpec(
-        name=str(item["name"]),
-        next_name=str(item["next"]),
-        shape=tuple(int(size) for size in item["shape"]),
-        dtype=str(item["dtype"]),
-    )
+def _kinds(values: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape by name."""
+    found = {}
+    for value in values:
+        kind = value.type.tensor_type
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+        found[value.name] = dtype, tuple(dim.dim_value for dim in kind.shape.dim)
+    return found
 
 
 def _check_schema(entries: Mapping[str, str], path: Path) -> None:

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import fields
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gain_core.guard import GuardSums
-from gain_core.statistics import Evidence, accumulate
-from gain_core.step import ShiftAdded, advance_shift, commit
 
-from gain_core import (
-    GainConfig,
-    GainState,
-    Prediction,
-    ShiftState,
-    state_from_arrays,
-    state_to_arrays,
-)
-from gain_core.errors import ArrayError, ConfigError, EngineError, NumericsError
-from gain_core.shift import LastFrame, ShiftSums
-from gain_runtime.adaptive_artifact import AdaptiveArtifact, load_adaptive
+from gain_core import Config, Method, Prediction
+from gain_core._typing import Array
+from gain_core.errors import ConfigError, EngineError, NumericsError
+from gain_core.records import arrays_of, refuse_foreign
+from gain_runtime.adaptive_artifact import PENDING, AdaptiveArtifact, load_adaptive
 from gain_runtime.adaptive_binding import AdaptiveBinding
 from gain_runtime.adaptive_inputs import check_inputs
 from gain_runtime.closing import Closing
@@ -46,9 +37,6 @@ logger = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float32]
 
-_GEOMETRY = ("centers", "variance", "center_norms")
-# State tensors that follow from the sums, in either kind of file.
-_DERIVED = (*_GEOMETRY, "shift", "shift_stretch", "shift_log_prior", "shift_variance")
 _FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, MemoryError)
 
 
@@ -127,7 +115,12 @@ class AdaptiveSession(Closing):
         return self._provider
 
     @property
-    def config(self) -> GainConfig:
+    def method(self) -> Method[Any]:
+        """What is baked into the graph, on NumPy."""
+        return self._artifact.method
+
+    @property
+    def config(self) -> Config:
         """The settings baked into the graph."""
         return self._artifact.config
 
@@ -157,22 +150,18 @@ class AdaptiveSession(Closing):
         return self._pending_frames
 
     @property
-    def guard_trips(self) -> int | None:
-        """How often the guard has tripped: one number copied to the host; None without a guard."""
-        if self.config.proposal != "shift" or not self.config.guard:
-            return None
-        return int(self._read("guard_trips"))
+    def state(self) -> Any:
+        """The method's state as of the last update, copied to the host as NumPy arrays."""
+        fresh = self.method.init_state()
+        return type(fresh)(**self._read(arrays_of(fresh)))
 
-    @property
-    def state(self) -> GainState:
-        """The state as of the last update, copied to the host as NumPy arrays."""
-        fields = (item.field for item in self._artifact.state)
-        arrays = {field: self._read(field) for field in fields if _is_summed(field)}
-        return state_from_arrays(arrays, prototypes=self._artifact.prototypes, config=self.config)
+    def summary(self) -> dict[str, Array]:
+        """See `Method.summary`; the state is copied to the host for it."""
+        return self.method.summary(self.state)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Every state tensor by field, pending rows included, copied to the host."""
-        return {item.field: self._read(item.field) for item in self._artifact.state}
+        """Every state tensor by field, what waits included, copied to the host."""
+        return self._read(item.field for item in self._artifact.state)
 
     def predict(self, *inputs: Floats | DeviceArray) -> Prediction:
         """Predict a batch; the state does not change.
@@ -180,9 +169,9 @@ class AdaptiveSession(Closing):
         Parameters
         ----------
         *inputs : arrays, float32, C-contiguous
-            `pixel_values` (B, 3, height_px, width_px), or `features` (B, D) and `logits` (B, K)
-            where the file has no network. Of NumPy or, on CUDA with CuPy, of CuPy on the
-            session's device.
+            `pixel_values` (B, 3, height_px, width_px); where the file has no network, `logits`
+            (B, K), and before them `features` (B, D) where the method reads these. Of NumPy or, on
+            CUDA with CuPy, of CuPy on the session's device.
 
         Returns
         -------
@@ -211,8 +200,8 @@ class AdaptiveSession(Closing):
         Returns
         -------
         Prediction
-            Made before the batch was learned from; with a tracked shift, and where the batch was
-            learned from at once, revised as far as frames are independent, as `Gain.step` has it.
+            Made before the batch was learned from; where it was learned from at once, revised as
+            far as the method says, as `Gain.step` has it.
 
         Raises
         ------
@@ -223,21 +212,16 @@ class AdaptiveSession(Closing):
 
     def flush(self) -> None:
         """Learn from the pending frames now, on the host."""
-        count = self.pending_frames
-        if count == 0:
+        if not self._pending_frames:
             return
-        state = self.state
-        if isinstance(state, ShiftState):
-            state = advance_shift(
-                state,
-                self._waiting_sums(),
-                prototypes=self._artifact.prototypes,
-                config=self.config,
-            )
-        else:
-            added = accumulate(self._waiting_rows(count), state.statistics)
-            state = commit(state, added, prototypes=self._artifact.prototypes, config=self.config)
-        self.load_state(state, frames=self.frames + count)
+        artifact = self._artifact
+        capacity = max(artifact.update_every, artifact.warmup_frames) - 1
+        empty = self.method.no_evidence(capacity)
+        fields = list(arrays_of(empty))
+        waiting = self._read(PENDING + field for field in fields)
+        evidence = type(empty)(**dict(zip(fields, waiting.values(), strict=True)))
+        state = self.method.update(evidence, self.state)
+        self.load_state(state, frames=self._frames + self._pending_frames)
 
     def reset(self) -> None:
         """Return to the source: nothing learned, nothing pending."""
@@ -251,12 +235,12 @@ class AdaptiveSession(Closing):
         """Learn again."""
         self._frozen = False
 
-    def load_state(self, state: GainState, /, *, frames: int = 0) -> None:
-        """Continue from a state of the same head and config; pending frames are dropped.
+    def load_state(self, state: Any, /, *, frames: int = 0) -> None:
+        """Continue from a state of the same method and network; pending frames are dropped.
 
         Parameters
         ----------
-        state : GainState
+        state : record
             NumPy arrays; copied.
         frames : int
             Frames it was learned from.
@@ -264,19 +248,11 @@ class AdaptiveSession(Closing):
         Raises
         ------
         ArrayError
-            If it belongs to another head.
+            If it belongs to another method or network.
         """
-        self._refuse_foreign(state)
+        refuse_foreign(self.method.init_state(), state)
         arrays: dict[str, Any] = {item.field: item.zeros() for item in self._artifact.state}
-        # Before the first frame everything is zero, and the graph gives the source.
-        if isinstance(state, ShiftState):
-            arrays |= state_to_arrays(state)
-            shift = state.shift
-            arrays |= {"shift": shift.vector, "shift_stretch": shift.stretch}
-            arrays |= {"shift_log_prior": shift.log_prior, "shift_variance": shift.variance}
-        elif state.statistics.sample_count > 0:
-            arrays |= state_to_arrays(state)
-            arrays |= {name: getattr(state.geometry, name) for name in _GEOMETRY}
+        arrays |= arrays_of(state)
         arrays["frames"] = np.array(frames, dtype=np.int64)
         self._replace(arrays, frames=frames)
 
@@ -328,44 +304,10 @@ class AdaptiveSession(Closing):
         self._open().replace(arrays)
         self._frames, self._pending_frames = frames, 0
 
-    def _refuse_foreign(self, state: GainState) -> None:
-        """A state of another head or of the other kind of proposal."""
-        num_classes, feature_dim = self._artifact.head_weight.shape
-        if isinstance(state, ShiftState):
-            got = f"a shift of {state.shift.vector.shape[0]} classes"
-        else:
-            got = f"centres {tuple(state.geometry.centers.shape)}"
-        expected = f"centres {(num_classes, feature_dim)}"
-        if self.config.proposal == "shift":
-            expected = f"a shift of {num_classes} classes"
-        if got != expected:
-            raise ArrayError(
-                f"state: expected {expected}, got {got}; it was made for another head or config"
-            )
-
-    def _waiting_rows(self, count: int) -> Evidence:
-        """The pending rows of a file with Gaussians."""
-        rows = {name: self._read(f"pending_{name}")[:count] for name in ("features", "probs")}
-        reliability = self._read("pending_reliability")[:count, 0]
-        return Evidence(
-            **rows,
-            source_log_probs=np.zeros_like(rows["probs"]),
-            responsibilities=reliability[:, None] * rows["probs"],
-            reliability=reliability,
-            answered=np.argmax(rows["probs"], axis=1),
-            accepted=np.ones_like(reliability),
-        )
-
-    def _waiting_sums(self) -> ShiftAdded:
-        """What waits in a file with a tracked shift: sums, and the newest frame."""
-        sums = {item.name: self._read(f"pending_{item.name}") for item in fields(ShiftSums)}
-        last = {item.name: self._read(f"pending_last_{item.name}") for item in fields(LastFrame)}
-        seen = {item.name: self._read(f"pending_guard_{item.name}") for item in fields(GuardSums)}
-        return ShiftAdded(sums=ShiftSums(**sums), last=LastFrame(**last), guard=GuardSums(**seen))
-
-    def _read(self, field: str) -> npt.NDArray[Any]:
-        """One state tensor, copied to the host."""
-        return self._open().read(field)
+    def _read(self, fields: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
+        """State tensors, copied to the host."""
+        bound = self._open()
+        return {field: bound.read(field) for field in fields}
 
     def _empty(self) -> Prediction:
         """The prediction of no frame."""
@@ -387,8 +329,3 @@ class AdaptiveSession(Closing):
                 f"{self._artifact.path}: the session is closed; open it again before use"
             )
         return self._bound
-
-
-def _is_summed(field: str) -> bool:
-    """Whether a state tensor is one that state files hold."""
-    return field not in (*_DERIVED, "frames") and not field.startswith("pending_")

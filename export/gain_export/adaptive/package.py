@@ -5,29 +5,32 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
 
-from gain_core import GainConfig
+from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Config, Method, config_to_dict
 from gain_core.errors import ArtifactError, ConfigError
-from gain_export.adaptive.expressions import Tape
-from gain_export.adaptive.head_graph import prepare_head
-from gain_export.adaptive.pending_graph import Awaited
-from gain_export.adaptive.predict_graph import PREDICTION_NAMES
-from gain_export.adaptive.state_layout import state_layout
-from gain_export.adaptive.step_graph import UPDATE, StepGraph, write_step
+from gain_export.adaptive.step import (
+    PREDICTION_NAMES,
+    UPDATE,
+    Inputs,
+    StepGraph,
+    StoredHead,
+    write_step,
+)
 from gain_export.graph import free_name, rename_value
 from gain_export.onnx_file import MAX_OPSET, MIN_OPSET, opset_of
-from gain_runtime.adaptive_artifact import ADAPTIVE_PREFIX, ADAPTIVE_SCHEMA_VERSION
-from gain_runtime.artifact import (
-    Artifact,
-    artifact_prototypes,
-    load_artifact,
-    read_model,
-    require_head,
+from gain_runtime.adaptive_artifact import (
+    ADAPTIVE_PREFIX,
+    ADAPTIVE_SCHEMA_VERSION,
+    outputs_read,
+    state_layout,
 )
+from gain_runtime.artifact import Artifact, load_artifact, read_model
 from gain_runtime.atomic_file import write_atomically
+from gain_runtime.engine import artifact_method
 
 __all__ = [
     "AdaptiveReport",
@@ -40,7 +43,6 @@ __all__ = [
 # Rows of waiting frames are part of the state; beyond this they outgrow what they save.
 MAX_WAITING = 1024
 MAX_IR_VERSION = 10
-_FEATURES, _LOGITS = "features", "logits"
 # `onnx.checker` takes a serialised model of up to 2 GB; files near it are left to the runtime.
 _CHECKED_BYTES = 2**30
 
@@ -54,7 +56,7 @@ class AdaptiveReport:
     path : Path
     size_bytes, opset, ir_version : int
     num_nodes : int
-        Nodes of the step, the branches of its conditional not counted.
+        Nodes of the step, the branches of its conditionals not counted.
     state_bytes : int
         Of all state tensors together.
     update_every, warmup_frames : int
@@ -94,14 +96,26 @@ def adaptive_path(artifact_path: str | Path, /) -> Path:
     return path.with_name(f"{name}.adaptive.onnx")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is written: an artifact, the method for it, and what is baked in besides."""
+
+    model: onnx.ModelProto
+    artifact: Artifact
+    method: Method[Any]
+    update_every: int
+    warmup_frames: int
+    features_only: bool
+
+
 def add_adaptation(
     artifact_path: str | Path,
     output_path: str | Path,
     /,
     *,
-    config: GainConfig,
-    update_every: int = 1,
-    warmup_frames: int = 1,
+    config: Config | None = None,
+    update_every: int = UPDATE_EVERY,
+    warmup_frames: int = WARMUP_FRAMES,
     features_only: bool = False,
 ) -> AdaptiveReport:
     """Write an adaptive file: an artifact's network with one step of GAIN behind it.
@@ -112,15 +126,14 @@ def add_adaptation(
         Any artifact, mixed precision or int8 as well: its features and logits are float32.
     output_path : str or Path
         Usually `NAME.adaptive.onnx`; replaced if it exists.
-    config : GainConfig
-        Baked in.
-    update_every : int, optional
-        Frames between two updates of the state, baked in; see `gain_core.Gain`.
-    warmup_frames : int, optional
-        Frames the first update waits for, baked in; see `gain_core.Gain`. `gain-stream` lets a
-        video's wait for 64.
+    config : Config, optional
+        Baked in. Default: the preset `shift`.
+    update_every, warmup_frames : int, optional
+        Frames between two updates of the state, and frames the first one waits for, baked in; see
+        `gain_core.Gain`.
     features_only : bool, optional
-        Leave the network out: the file takes features and logits instead of pixels.
+        Leave the network out: the file takes logits instead of pixels, and features where the
+        method reads them.
 
     Returns
     -------
@@ -131,25 +144,31 @@ def add_adaptation(
     ArtifactError
         If the input is no artifact, is adaptive already, or the file cannot be written.
     ConfigError
-        If `update_every` or `warmup_frames` is out of its range.
+        If `update_every` or `warmup_frames` is out of its range, or the method reads features and
+        the artifact has none.
     """
-    awaited = _awaited(update_every, warmup_frames)
-    model, artifact = _read(artifact_path)
-    if features_only:
-        model = _without_network(model, artifact)
-    else:
-        _make_room(model, _reserved(artifact, config=config, awaited=awaited))
-    step = _write(model, artifact, config=config, awaited=awaited)
-    _append(model, step)
-    model.ir_version = min(model.ir_version, MAX_IR_VERSION)
-    _describe(
-        model,
-        artifact,
-        step,
-        config=config,
-        awaited=awaited,
+    plan = _plan(
+        artifact_path,
+        config,
+        update_every=update_every,
+        warmup_frames=warmup_frames,
         features_only=features_only,
     )
+    inputs = _inputs(plan)
+    head = _stored_head(plan)
+    reserved = _reserved(plan)
+    model = _without_network(plan, head) if features_only else _make_room(plan.model, reserved)
+    step = write_step(
+        plan.method,
+        inputs,
+        head=head,
+        opset=opset_of(model),
+        update_every=update_every,
+        warmup_frames=warmup_frames,
+    )
+    _append(model, step)
+    model.ir_version = min(model.ir_version, MAX_IR_VERSION)
+    _describe(model, plan)
     data = _checked(model)
     path = Path(output_path)
     try:
@@ -176,9 +195,9 @@ def check_adaptable(
     artifact_path: str | Path,
     /,
     *,
-    config: GainConfig,
-    update_every: int = 1,
-    warmup_frames: int = 1,
+    config: Config | None = None,
+    update_every: int = UPDATE_EVERY,
+    warmup_frames: int = WARMUP_FRAMES,
     features_only: bool = False,
 ) -> None:
     """Refuse what `add_adaptation` would refuse of an artifact and its settings; writes nothing.
@@ -193,10 +212,15 @@ def check_adaptable(
     ArtifactError, ConfigError
         As `add_adaptation`.
     """
-    awaited = _awaited(update_every, warmup_frames)
-    _, artifact = _read(artifact_path)
-    if not features_only:
-        _reserved(artifact, config=config, awaited=awaited)
+    _reserved(
+        _plan(
+            artifact_path,
+            config,
+            update_every=update_every,
+            warmup_frames=warmup_frames,
+            features_only=features_only,
+        )
+    )
 
 
 def check_waiting(name: str, frames: int, /) -> None:
@@ -220,15 +244,17 @@ def check_waiting(name: str, frames: int, /) -> None:
         )
 
 
-def _awaited(update_every: int, warmup_frames: int) -> Awaited:
-    """The waits, if the state holds them."""
+def _plan(
+    artifact_path: str | Path,
+    config: Config | None,
+    *,
+    update_every: int,
+    warmup_frames: int,
+    features_only: bool,
+) -> _Plan:
+    """The artifact and its method, if the one can be made adaptive by the other."""
     check_waiting("update_every", update_every)
     check_waiting("warmup_frames", warmup_frames)
-    return Awaited(update_every=update_every, warmup_frames=warmup_frames)
-
-
-def _read(artifact_path: str | Path) -> tuple[onnx.ModelProto, Artifact]:
-    """The model to put the step behind, and what it says of itself."""
     model, _ = read_model(Path(artifact_path))
     if any(item.key.startswith(ADAPTIVE_PREFIX) for item in model.metadata_props):
         raise ArtifactError(
@@ -236,103 +262,84 @@ def _read(artifact_path: str | Path) -> tuple[onnx.ModelProto, Artifact]:
             "name the artifact it was made from"
         )
     artifact = load_artifact(artifact_path)
-    require_head(artifact, what="an adaptive file")
     opset = opset_of(model)
     if not MIN_OPSET <= opset <= MAX_OPSET:
         raise ArtifactError(
             f"{artifact.path}: expected opset {MIN_OPSET} to {MAX_OPSET}, got {opset}; "
             "export the model again"
         )
-    return model, artifact
+    return _Plan(
+        model=model,
+        artifact=artifact,
+        method=artifact_method(artifact, config),
+        update_every=update_every,
+        warmup_frames=warmup_frames,
+        features_only=features_only,
+    )
 
 
-def _write(
-    model: onnx.ModelProto, artifact: Artifact, *, config: GainConfig, awaited: Awaited
-) -> StepGraph:
-    """The step behind the network, or behind the inputs that replace it."""
-    manifest = artifact.manifest
-    assert manifest.head is not None
-    assert manifest.features_name is not None
-    assert manifest.feature_dim is not None
-    network = any(value.name == manifest.input_name for value in model.graph.input)
-    features, logits = _FEATURES, _LOGITS
-    if network:
-        features, logits = manifest.features_name, manifest.logits_name
-    dim = model.graph.input[0].type.tensor_type.shape.dim
+def _inputs(plan: _Plan) -> Inputs:
+    """What the step stands behind: the network's outputs, or inputs of their kind."""
+    if plan.features_only:
+        return Inputs(features="features", logits="logits", batch="B")
+    manifest = plan.artifact.manifest
+    dim = plan.model.graph.input[0].type.tensor_type.shape.dim
     batch = (dim[0].dim_value or dim[0].dim_param) if len(dim) else ""
-    tape = Tape(opset=opset_of(model))
-    head = prepare_head(
-        tape,
-        manifest.head.weight,
-        num_classes=manifest.num_classes,
-        feature_dim=manifest.feature_dim,
-        layout=manifest.head.layout,
-        data_type=_head_weight(model, artifact).data_type,
-        config=config,
-        constants=artifact_prototypes(artifact, config),
-    )
-    return write_step(
-        tape.value(features),
-        tape.value(logits),
-        head=head,
-        config=config,
-        update_every=awaited.update_every,
-        warmup_frames=awaited.warmup_frames,
-        batch=batch or "B",
-    )
+    return Inputs(features=manifest.features_name, logits=manifest.logits_name, batch=batch or "B")
 
 
-def _head_weight(model: onnx.ModelProto, artifact: Artifact) -> onnx.TensorProto:
-    """The head's stored weight; `load_artifact` has seen that it is there."""
-    head = artifact.manifest.head
-    assert head is not None
-    return next(tensor for tensor in model.graph.initializer if tensor.name == head.weight)
+def _stored_head(plan: _Plan) -> StoredHead | None:
+    """The head's weight as it is stored, where the method reads it."""
+    head = plan.artifact.manifest.head
+    if plan.method.feature_dim is None:
+        return None
+    # `load_artifact` has seen that it is there.
+    tensor = next(item for item in plan.model.graph.initializer if item.name == head.weight)
+    return StoredHead(tensor=tensor, transposed=head.layout == "DK")
 
 
-def _without_network(model: onnx.ModelProto, artifact: Artifact) -> onnx.ModelProto:
-    """A model with the head's weight in it and features and logits as inputs."""
-    manifest = artifact.manifest
+def _without_network(plan: _Plan, head: StoredHead | None) -> onnx.ModelProto:
+    """A model of the inputs that stand for the network, and of the head where that is read."""
+    widths = {"features": plan.method.feature_dim, "logits": plan.method.num_classes}
     inputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", size])
-        for name, size in ((_FEATURES, manifest.feature_dim), (_LOGITS, manifest.num_classes))
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", widths[name]])
+        for name in outputs_read(plan.method)
     ]
-    graph = helper.make_graph([], "gain", inputs, [], [_head_weight(model, artifact)])
-    opset = helper.make_opsetid("", opset_of(model))
-    bare = helper.make_model(graph, opset_imports=[opset], ir_version=model.ir_version)
-    bare.metadata_props.extend(model.metadata_props)
+    weights = [] if head is None else [head.tensor]
+    graph = helper.make_graph([], "gain", inputs, [], weights)
+    opset = helper.make_opsetid("", opset_of(plan.model))
+    bare = helper.make_model(graph, opset_imports=[opset], ir_version=plan.model.ir_version)
+    bare.metadata_props.extend(plan.model.metadata_props)
     return bare
 
 
-def _reserved(artifact: Artifact, *, config: GainConfig, awaited: Awaited) -> set[str]:
+def _reserved(plan: _Plan) -> set[str]:
     """The names of the step's inputs and outputs, which the artifact's own must not have."""
-    manifest = artifact.manifest
-    assert manifest.feature_dim is not None
     layout = state_layout(
-        num_classes=manifest.num_classes,
-        feature_dim=manifest.feature_dim,
-        config=config,
-        most_awaited=awaited.most,
+        plan.method, update_every=plan.update_every, warmup_frames=plan.warmup_frames
     )
     reserved = {UPDATE, *PREDICTION_NAMES}
-    reserved |= {name for item in layout for name in (item.input_name, item.output_name)}
-    head = manifest.head
-    assert head is not None
-    fixed = {manifest.input_name, *(name for name, _ in manifest.outputs), head.weight}
-    if head.bias is not None:
-        fixed.add(head.bias)
-    if clash := sorted(reserved & fixed):
+    reserved |= {name for item in layout for name in (item.name, item.next_name)}
+    manifest = plan.artifact.manifest
+    fixed = set()
+    if manifest.head is not None:
+        fixed = {manifest.head.weight, manifest.head.bias}
+    if not plan.features_only:
+        fixed |= {manifest.input_name, manifest.features_name, manifest.logits_name}
+    if clash := sorted(name for name in reserved & fixed if name):
         raise ArtifactError(
-            f"{artifact.path}: {', '.join(clash)}: an adaptive file's own inputs and outputs need "
-            "these names; rename them in the original model and export it again"
+            f"{plan.artifact.path}: {', '.join(clash)}: an adaptive file's own inputs and outputs "
+            "need these names; rename them in the original model and export it again"
         )
     return reserved
 
 
-def _make_room(model: onnx.ModelProto, reserved: set[str]) -> None:
+def _make_room(model: onnx.ModelProto, reserved: set[str]) -> onnx.ModelProto:
     """Rename those of the network's values whose names the step's inputs and outputs need."""
     for name in sorted(reserved):
         if free_name(model, name) != name:
             rename_value(model, name, free_name(model, f"network/{name}"))
+    return model
 
 
 def _append(model: onnx.ModelProto, step: StepGraph) -> None:
@@ -345,35 +352,16 @@ def _append(model: onnx.ModelProto, step: StepGraph) -> None:
     graph.output.extend(step.outputs)
 
 
-def _describe(
-    model: onnx.ModelProto,
-    artifact: Artifact,
-    step: StepGraph,
-    *,
-    config: GainConfig,
-    awaited: Awaited,
-    features_only: bool,
-) -> None:
-    """Say in the metadata what the file is and what every state tensor holds."""
-    state = [
-        {
-            "name": item.input_name,
-            "next": item.output_name,
-            "shape": list(item.shape),
-            "dtype": item.dtype,
-            "initial": "zeros",
-            "meaning": item.meaning,
-        }
-        for item in step.layout
-    ]
+def _describe(model: onnx.ModelProto, plan: _Plan) -> None:
+    """Say in the metadata what the file is."""
     entries = {
         "schema": ADAPTIVE_SCHEMA_VERSION,
-        "artifact_sha256": artifact.sha256,
-        "config": json.dumps(config.to_dict(), sort_keys=True),
-        "update_every": str(awaited.update_every),
-        "warmup_frames": str(awaited.warmup_frames),
-        "input": "features" if features_only else "pixel_values",
-        "state": json.dumps(state),
+        "artifact_sha256": plan.artifact.sha256,
+        "config": json.dumps(config_to_dict(plan.method.config), sort_keys=True),
+        "measured": json.dumps(plan.method.measured, sort_keys=True),
+        "update_every": str(plan.update_every),
+        "warmup_frames": str(plan.warmup_frames),
+        "input": "outputs" if plan.features_only else "pixel_values",
     }
     for key, value in entries.items():
         model.metadata_props.add(key=ADAPTIVE_PREFIX + key, value=value)
