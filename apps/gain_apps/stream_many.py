@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from gain_apps.progress import NOTE
 from gain_apps.stop_request import StopRequest
 from gain_apps.stream_config import StreamConfig
 from gain_apps.stream_run import run_stream
@@ -83,6 +84,7 @@ def run_streams(
                 allow_host_code=first.allow_host_code,
             )
         )
+        logger.log(NOTE, "%s on %s", session.artifact.path, session.provider)
         shared = SharedSession(session)
         streams = [_StreamThread(config, shared, stop) for config in configs]
         for stream in streams:
