@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from gain_apps.commands import Command, CommandQueue
 from gain_apps.snapshot_keeper import SnapshotKeeper
 from gain_apps.stop_request import StopRequest
 from gain_core.errors import GainError
+from gain_runtime.file_kind import exists
 from gain_runtime.stream_adapter import StreamAdapter
 
 __all__ = ["carry_out", "drain_commands"]
@@ -57,7 +57,7 @@ def carry_out(
         logger.warning("%s: nothing done; name a file with --state-out or --snapshots", command)
     elif command == "save":
         _save(adapter, state_out=state_out, keeper=keeper)
-    elif state_out is None or not Path(state_out).exists():
+    elif state_out is None or not exists(state_out):
         logger.warning("%s: nothing has been saved there yet to roll back to", state_out)
     else:
         adapter.load_state(state_out)

@@ -20,6 +20,7 @@ from gain_export.report import ExportReport, OnStep, Steps
 from gain_export.surgery import attach_head, declare_input, free_batch, settle_versions
 from gain_export.verify import Reference
 from gain_export.write import check_output, choose_images, make_manifest, verify_and_write
+from gain_runtime.file_kind import resolved
 from gain_runtime.manifest import HeadLocation, Preprocess
 
 __all__ = ["export_onnx"]
@@ -85,7 +86,7 @@ def export_onnx(
     """
     path = Path(path)
     output = path.with_suffix(".gain.onnx") if output is None else Path(output)
-    if output.resolve() == path.resolve():
+    if resolved(output) == resolved(path):
         raise ConfigError(f"{output}: is the original itself; name another file with --output")
     check_output(output, force=force)
     images = choose_images(None if verify_images is None else Path(verify_images))

@@ -15,6 +15,7 @@ from typing import Any
 from gain_core._optional import require
 from gain_core.errors import ArtifactError
 from gain_export.aliases import Alias
+from gain_runtime.file_kind import is_file
 
 torch = require("torch", extra="export")
 safetensors = require("safetensors", extra="export")
@@ -65,7 +66,7 @@ def read_weights(path: Path, /) -> StateDict:
     ArtifactError
         If the file is missing, corrupt, or holds anything but tensors.
     """
-    if not path.is_file():
+    if not is_file(path, error=ArtifactError):
         raise ArtifactError(f"{path}: expected a file of weights, found none; check the path")
     try:
         if path.suffix == ".safetensors":

@@ -16,6 +16,7 @@ from gain_apps.corruptions import CORRUPTIONS
 from gain_apps.evaluation.source_head import source_head
 from gain_apps.evaluation.store import ANY_SEVERITY, FeatureStore, Outputs
 from gain_core.errors import ArtifactError, ConfigError
+from gain_runtime.file_kind import is_file
 
 __all__ = ["Bed", "is_bed", "load_bed"]
 
@@ -35,7 +36,7 @@ class Bed:
 def is_bed(path: str | Path, /) -> bool:
     """Whether a file is an `.npz` with a head in it (and not one with images)."""
     path = Path(path)
-    if path.suffix != ".npz" or not path.is_file():
+    if path.suffix != ".npz" or not is_file(path):
         return False
     try:
         with zipfile.ZipFile(path) as archive:
@@ -95,7 +96,7 @@ def load_bed(path: str | Path, /, *, domains: Sequence[str] | None = None) -> Be
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     """All arrays of the file."""
-    if not path.is_file():
+    if not is_file(path):
         raise ArtifactError(f"{path}: expected a bed (.npz), found no such file; check the path")
     try:
         # Opened here: NumPy leaves a file that is no archive open.

@@ -11,6 +11,7 @@ from gain_apps.evaluation.image_data import ImageData, image_files
 from gain_apps.evaluation.recordings import open_arrays, open_test_source
 from gain_apps.evaluation.trees import is_tree, open_tree
 from gain_core.errors import ArtifactError, ConfigError
+from gain_runtime.file_kind import exists, is_file, is_folder
 
 __all__ = ["open_data"]
 
@@ -55,22 +56,22 @@ def open_data(
         As the openers.
     """
     root = Path(location)
-    if image_list is not None and not (root.is_dir() and is_tree(root)):
+    if image_list is not None and not (is_folder(root) and is_tree(root)):
         raise ConfigError("--image-list: for ImageNet-C and ImageNet-3DCC trees only")
     if location.startswith("test://"):
         return open_test_source(location, seed=seed, num_classes=len(labels))
-    if root.is_file() and root.suffix == ".npz":
+    if is_file(root) and root.suffix == ".npz":
         return open_arrays(root, num_classes=len(labels))
-    if not root.is_dir():
+    if not is_folder(root):
         raise ArtifactError(
             f"{location}: expected a folder, a .npz file or test://NAME, "
-            + ("got another file" if root.exists() else "found nothing there")
+            + ("got another file" if exists(root) else "found nothing there")
         )
     names = ClassNames(labels, root=root, class_file=class_file)
     if is_tree(root):
         return open_tree(root, names, domains=domains, severities=severities, image_list=image_list)
     if image_files(root):
         return open_flat_folder(root, names)
-    if any(path.is_dir() for path in root.iterdir()):
+    if any(is_folder(path) for path in root.iterdir()):
         return open_image_folder(root, names)
     return open_flat_folder(root, names)

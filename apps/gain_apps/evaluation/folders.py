@@ -9,6 +9,7 @@ import numpy as np
 from gain_apps.evaluation.class_names import CLASS_FILE, WNID, ClassNames
 from gain_apps.evaluation.image_data import Image, ImageData, files_fingerprint, image_files
 from gain_core.errors import ArtifactError
+from gain_runtime.file_kind import is_folder
 from gain_runtime.image_file import load_image
 
 __all__ = ["open_flat_folder", "open_image_folder"]
@@ -32,7 +33,7 @@ def open_image_folder(root: Path, names: ClassNames, /) -> ImageData:
     ArtifactError
         If a folder stands for no class or holds no image.
     """
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+    folders = sorted(path for path in root.iterdir() if is_folder(path) and path.name[0] != ".")
     files = {folder: image_files(folder) for folder in folders}
     empty = [folder.name for folder, found in files.items() if not found]
     if empty:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ import numpy.typing as npt
 
 from gain_apps.evaluation.orders import Order
 from gain_core.errors import ArtifactError
-from gain_runtime.image_file import IMAGE_SUFFIXES
+from gain_runtime.image_folder import list_pictures
 
 __all__ = ["CLEAN", "Image", "ImageData", "files_fingerprint", "image_files"]
+
+logger = logging.getLogger(__name__)
 
 Image = npt.NDArray[np.uint8]
 
@@ -63,13 +66,13 @@ def image_files(folder: Path, /) -> list[Path]:
         If the folder cannot be read.
     """
     try:
-        return sorted(
-            path
-            for path in folder.iterdir()
-            if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
-        )
+        found = list_pictures(folder.iterdir())
     except OSError as err:
         raise ArtifactError(f"{folder}: cannot be read ({err.strerror}); check the path") from err
+    # What else lies there (class lists, notes) is no picture by its bytes; HEIC files would be.
+    if complaint := found.complaint():
+        logger.info("%s: %d pictures; left out: %s", folder, len(found.paths), complaint)
+    return sorted(found.paths)
 
 
 def files_fingerprint(root: Path, paths: Iterable[Path], /) -> str:

@@ -11,6 +11,7 @@ from gain_apps.corruptions import CORRUPTIONS
 from gain_apps.evaluation.class_names import ClassNames
 from gain_apps.evaluation.image_data import Image, ImageData, files_fingerprint, image_files
 from gain_core.errors import ArtifactError, ConfigError
+from gain_runtime.file_kind import is_folder
 from gain_runtime.image_file import load_image
 
 __all__ = ["DOMAINS_3DCC", "is_tree", "open_tree"]
@@ -36,7 +37,7 @@ SHOWN = 3
 
 def is_tree(root: Path, /) -> bool:
     """Whether a folder has subfolders that have severities as subfolders."""
-    return any((folder / level).is_dir() for folder in _folders(root) for level in SEVERITIES)
+    return any(is_folder(folder / level) for folder in _folders(root) for level in SEVERITIES)
 
 
 def open_tree(
@@ -78,7 +79,7 @@ def open_tree(
     levels = [_level(severity) for severity in severities]
     cells = [(domain, level) for domain in wanted for level in levels]
     missing = [
-        f"{domain}/{level}" for domain, level in cells if not (root / domain / level).is_dir()
+        f"{domain}/{level}" for domain, level in cells if not is_folder(root / domain / level)
     ]
     if missing:
         raise ArtifactError(
@@ -113,7 +114,7 @@ def open_tree(
 
 
 def _folders(root: Path) -> list[Path]:
-    return sorted(path for path in root.iterdir() if path.is_dir())
+    return sorted(path for path in root.iterdir() if is_folder(path))
 
 
 def _usual_domains(root: Path) -> tuple[str, ...]:
