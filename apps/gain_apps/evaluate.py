@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gain_core.errors import ConfigError, GainError
+from gain_runtime.file_kind import is_folder
 
 __all__ = ["build_parser", "main"]
 
@@ -270,7 +271,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
     if args.json not in (None, "-"):
         paths.append(Path(args.json))
     for path in paths:
-        if not path.parent.is_dir():
+        if not is_folder(path.parent):
             raise ConfigError(f"{path}: expected an existing folder, found no {path.parent}")
     if args.report is not None:
         from gain_apps.evaluation.report import check_report_path

@@ -35,6 +35,7 @@ from gain_apps.export_precision import (
 from gain_apps.export_text import Written, print_json, print_text
 from gain_core import __version__
 from gain_core.errors import ArtifactError, ConfigError, GainError
+from gain_runtime.file_kind import exists, is_folder
 
 if TYPE_CHECKING:
     from gain_export import ExportReport, PreprocessOverrides
@@ -338,8 +339,8 @@ def _export(args: argparse.Namespace) -> ExportReport:
 
 def _is_onnx_road(args: argparse.Namespace) -> bool:
     """Whether the target is a model to read; checks that no flag of the other road is given."""
-    reads = args.model is None and args.target.exists()
-    if reads and args.target.stem in _aliases() and not args.target.is_dir():
+    reads = args.model is None and exists(args.target)
+    if reads and args.target.stem in _aliases() and not is_folder(args.target):
         # What an alias was exported to before is no original to be read.
         from gain_export.onnx_file import is_artifact
 

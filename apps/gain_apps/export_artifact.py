@@ -7,6 +7,7 @@ import argparse
 from gain_apps.export_adaptive import check_adaptive_source
 from gain_apps.export_engine import check_engine_settings
 from gain_apps.export_precision import check_precision_source
+from gain_runtime.file_kind import is_file
 
 __all__ = ["check_artifact", "is_finished"]
 
@@ -20,7 +21,7 @@ def is_finished(args: argparse.Namespace) -> bool:
         If it is no ONNX model.
     """
     wanted = args.adaptive or args.engine or args.precision or args.calibrate is not None
-    if not wanted or args.output is not None or not args.target.is_file():
+    if not wanted or args.output is not None or not is_file(args.target):
         return False
     from gain_export.onnx_file import is_artifact
 

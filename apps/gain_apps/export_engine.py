@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gain_apps.export_precision import precision_target
 from gain_apps.export_progress import progress_line
 from gain_core.errors import ConfigError
+from gain_runtime.file_kind import exists
 
 if TYPE_CHECKING:
     from gain_export.engine import EngineOptions, EngineReport
@@ -119,8 +120,9 @@ def _lies_there(args: argparse.Namespace) -> bool:
 
     path = args.output or args.target
     if args.precision not in (None, "fp32"):
-        return engine_path(precision_target(args)).exists()
-    return engine_path(path).exists() or engine_path(path.with_suffix(".gain.onnx")).exists()
+        return exists(engine_path(precision_target(args)))
+    candidates = (path, path.with_suffix(".gain.onnx"))
+    return any(exists(engine_path(candidate)) for candidate in candidates)
 
 
 def write_engine(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gain_apps.export_target import refuse_existing
 from gain_core.errors import ConfigError
+from gain_runtime.file_kind import exists, is_file
 
 if TYPE_CHECKING:
     from gain_export.precision import PrecisionReport
@@ -80,7 +81,7 @@ def check_precision_arguments(args: argparse.Namespace) -> None:
     if args.precision == "fp32":
         return
     path = precision_target(args)
-    taken = path.exists() and not args.force and _takes_existing(args)
+    taken = exists(path) and not args.force and _takes_existing(args)
     refuse_existing(path, force=args.force or taken)
 
 
@@ -109,7 +110,7 @@ def precision_target(args: argparse.Namespace) -> Path:
 
 def _takes_existing(args: argparse.Namespace) -> bool:
     """Whether a file that is there may be what is wanted: its artifact must be there, too."""
-    if not args.engine or args.output is not None or not args.target.is_file():
+    if not args.engine or args.output is not None or not is_file(args.target):
         return False
     from gain_export.onnx_file import is_artifact
 
@@ -137,7 +138,7 @@ def write_precision(
 
     if args.precision == "fp32":
         return float32_artifact(artifact_path)
-    if args.engine and not args.force and precision_path(artifact_path, args.precision).exists():
+    if args.engine and not args.force and exists(precision_path(artifact_path, args.precision)):
         return existing_precision(
             artifact_path,
             args.precision,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gain_core.errors import ArtifactError
+from gain_runtime.file_kind import exists, is_folder
 
 __all__ = ["refuse_existing"]
 
@@ -17,7 +18,7 @@ def refuse_existing(path: Path, /, *, force: bool) -> None:
     ArtifactError
         If there is one.
     """
-    if path.is_dir():
+    if is_folder(path, error=ArtifactError):
         raise ArtifactError(f"{path}: expected a file to write, got a folder; remove or rename it")
-    if path.exists() and not force:
+    if exists(path, error=ArtifactError) and not force:
         raise ArtifactError(f"{path}: exists already; --force replaces it")

@@ -11,6 +11,7 @@ from gain_apps.snapshot_keeper import SnapshotKeeper
 from gain_apps.stop_request import StopRequest
 from gain_core.errors import GainError
 from gain_runtime.adapter import Adapter
+from gain_runtime.file_kind import exists
 
 __all__ = ["carry_out", "drain_commands"]
 
@@ -67,7 +68,7 @@ def carry_out(
         return _save(adapter, state_out=state_out, keeper=keeper)
     if keeper is not None:
         return keeper.roll_back()
-    if state_out is None or not Path(state_out).exists():
+    if state_out is None or not exists(state_out):
         return f"{state_out}: nothing has been saved there yet to roll back to"
     adapter.load_state(state_out)
     return f"rolled back to {adapter.frames} learned frames ({Path(state_out).name})"

@@ -81,7 +81,7 @@ def run_stream(
         # the cores from ONNX Runtime's: 1.1 ms against 33 ms a step, seen on two busy cores.
         stack.enter_context(threadpool_limits(limits=1, user_api="blas"))
         run = _open(config, stop, stack, host=StreamHost() if host is None else host)
-        _say_opened(run)
+        _say_opened(run, shared=run.host.session is not None)
         failures = _drive(run, console)
         run.reader.close()
         if not run.record.frames and not stop and not failures:
@@ -240,8 +240,8 @@ def _between(run: RunningStream, watchdog: Watchdog) -> Callable[[], None]:
     return act
 
 
-def _say_opened(run: RunningStream) -> None:
-    """One line of what is looked at, one of what it runs on."""
+def _say_opened(run: RunningStream, *, shared: bool) -> None:
+    """One line of what is looked at, one of what it runs on, unless several streams share that."""
     info = run.source.info
     facts = [f"{info.width_px} x {info.height_px} px"]
     if info.timed:
@@ -251,7 +251,8 @@ def _say_opened(run: RunningStream) -> None:
     if info.detail is not None:
         facts.append(info.detail)
     logger.log(NOTE, "%s: %s", info.source_id, ", ".join(facts))
-    logger.log(NOTE, "%s on %s", run.adapter.artifact.path, run.adapter.provider)
+    if not shared:
+        logger.log(NOTE, "%s on %s", run.adapter.artifact.path, run.adapter.provider)
 
 
 def _drive(run: RunningStream, console: Console) -> list[GainError]:

@@ -15,6 +15,7 @@ from gain_core._optional import require
 from gain_core.errors import ConfigError, StreamError
 from gain_core.metrics import calibration_excess
 from gain_runtime.atomic_file import write_atomically
+from gain_runtime.file_kind import is_folder
 from gain_runtime.result import FrameResult
 
 __all__ = ["Timeline", "TimelineSink", "draw_timeline", "rolling_mean"]
@@ -86,7 +87,7 @@ class TimelineSink:
         known = sorted(figure.canvas.get_supported_filetypes())
         if path.suffix.lstrip(".").lower() not in known:
             raise ConfigError(f"{path}: expected a picture ending in {', '.join(known)}")
-        if not path.parent.is_dir():
+        if not is_folder(path.parent):
             raise StreamError(f"{path}: the folder {path.parent} does not exist; create it first")
         self._path = path
         self._window_frames = window_frames

@@ -25,6 +25,7 @@ from gain_export.preprocessing import PreprocessOverrides, complete
 from gain_export.report import ExportReport, OnStep, Steps
 from gain_export.verify import Reference
 from gain_export.write import Facts, check_output, choose_images, verification_pixels
+from gain_runtime.file_kind import resolved
 from gain_runtime.manifest import Preprocess
 
 __all__ = ["export_onnx"]
@@ -96,7 +97,7 @@ def export_onnx(
     """
     path = Path(path)
     output = path.with_suffix(".gain.onnx") if output is None else Path(output)
-    if output.resolve() == path.resolve():
+    if resolved(output) == resolved(path):
         raise ConfigError(f"{output}: is the original itself; name another file with --output")
     check_output(output, force=force)
     images = choose_images(None if verify_images is None else Path(verify_images))

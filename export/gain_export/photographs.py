@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ArtifactError, StreamError
-from gain_runtime.image_file import IMAGE_SUFFIXES, load_image
+from gain_runtime.file_kind import is_folder
+from gain_runtime.image_file import load_image
+from gain_runtime.image_folder import pictures_below
 
 __all__ = ["MAX_PHOTOGRAPHS", "iterate_photographs", "read_photographs"]
 
@@ -25,7 +27,7 @@ def read_photographs(folder: Path, /) -> list[npt.NDArray[np.uint8]]:
     Parameters
     ----------
     folder : Path
-        Searched for image files, subfolders included; unreadable ones are skipped with a warning.
+        Searched for pictures, subfolders included; unreadable ones are skipped with a warning.
 
     Returns
     -------
@@ -50,7 +52,7 @@ def iterate_photographs(folder: Path, /, *, most: int) -> Iterator[npt.NDArray[n
     Parameters
     ----------
     folder : Path
-        Searched for image files, subfolders included; unreadable ones are skipped with a warning.
+        Searched for pictures, subfolders included; unreadable ones are skipped with a warning.
     most : int
         More files than this are thinned out.
 
@@ -63,9 +65,12 @@ def iterate_photographs(folder: Path, /, *, most: int) -> Iterator[npt.NDArray[n
     ArtifactError
         If there is no such folder.
     """
-    if not folder.is_dir():
+    if not is_folder(folder, error=ArtifactError):
         raise ArtifactError(f"{folder}: expected a folder of images, found none; check the path")
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    found = pictures_below(folder)
+    if complaint := found.complaint():
+        logger.warning("%s: %d pictures; left out: %s", folder, len(found.paths), complaint)
+    paths = sorted(found.paths)
     if len(paths) > most:
         spread = np.linspace(0, len(paths) - 1, most).round().astype(int)
         paths = [paths[position] for position in spread]

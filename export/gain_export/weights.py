@@ -19,6 +19,7 @@ from typing import Any
 from gain_core._optional import require
 from gain_core.errors import ArtifactError
 from gain_export.aliases import Alias
+from gain_runtime.file_kind import is_file
 
 torch = require("torch", extra="export")
 safetensors = require("safetensors", extra="export")
@@ -98,7 +99,7 @@ def read_checkpoint(path: Path, /, *, ema: bool | None = None) -> Checkpoint:
     ArtifactError
         If the file is missing, corrupt, or holds no tensors, or not those that `ema` asks for.
     """
-    if not path.is_file():
+    if not is_file(path, error=ArtifactError):
         raise ArtifactError(f"{path}: expected a file of weights, found none; check the path")
     try:
         loaded = safetensors_torch.load_file(path) if _is_safetensors(path) else _load_torch(path)

@@ -26,6 +26,7 @@ from gain_export.synthetic import synthetic_images
 from gain_export.verify import BATCH_SIZES, Numbers, Reference, verify
 from gain_runtime.artifact import load_artifact, write_metadata
 from gain_runtime.atomic_file import write_atomically
+from gain_runtime.file_kind import exists, is_folder
 from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
 from gain_runtime.preprocess import preprocess_batch
 
@@ -89,11 +90,11 @@ def check_output(path: Path, /, *, force: bool) -> None:
     ArtifactError
         If the file exists and `force` is not given, or its folder is missing or not writable.
     """
-    if path.is_dir():
+    if is_folder(path, error=ArtifactError):
         raise ArtifactError(f"{path}: expected a file to write, got a folder; name a file in it")
-    if path.exists() and not force:
+    if exists(path, error=ArtifactError) and not force:
         raise ArtifactError(f"{path}: exists already; use --force to replace it, or --output")
-    if not path.parent.is_dir():
+    if not is_folder(path.parent, error=ArtifactError):
         raise ArtifactError(f"{path}: expected its folder to exist, found none; create it first")
     if not os.access(path.parent, os.W_OK):
         raise ArtifactError(f"{path}: its folder cannot be written; allow it, or choose another")

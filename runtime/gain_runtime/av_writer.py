@@ -81,7 +81,10 @@ class AvWriter(Closing):
             stream.pix_fmt = self._pixel_format
             context = stream.codec_context
             context.time_base = stream.time_base = self._unit
-            if self._pixel_format == "yuv420p":
+            # Only H.264 keeps in every container which matrix its colours were made with; players
+            # take the one of BT.601 for others.
+            self._is_bt709 = "264" in encoder
+            if self._is_bt709:
                 context.colorspace = context.color_primaries = context.color_trc = BT709
                 context.color_range = ColorRange.MPEG
             self._stream = stream
@@ -119,7 +122,7 @@ class AvWriter(Closing):
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
         frame = frame.reformat(
             format=self._pixel_format,
-            dst_colorspace=Colorspace.ITU709 if self._pixel_format == "yuv420p" else None,
+            dst_colorspace=Colorspace.ITU709 if self._is_bt709 else None,
             interpolation="BICUBIC",
         )
         frame.pts, frame.time_base = self._last, self._unit

@@ -15,7 +15,7 @@ from gain_core.errors import StreamError
 from gain_runtime.file_kind import content_of, file_status, read_head
 from gain_runtime.image_file import IMAGE_SUFFIXES, RAW_SUFFIXES
 
-__all__ = ["PictureList", "list_pictures", "matching", "natural_key", "walk"]
+__all__ = ["PictureList", "list_pictures", "matching", "natural_key", "pictures_below"]
 
 CLASS_FILE = "classes.tsv"
 # What a file is called that is not taken, and what to do about it.
@@ -73,6 +73,29 @@ def list_pictures(entries: Iterable[Path], /) -> PictureList:
     for path in entries:
         found.add(path)
     found.paths.sort(key=natural_key)
+    return found
+
+
+def pictures_below(root: Path, /) -> PictureList:
+    """The pictures in a folder and all folders below it, in natural order.
+
+    Parameters
+    ----------
+    root : Path
+
+    Returns
+    -------
+    PictureList
+    """
+    closed: list[str] = []
+    entries: list[Path] = []
+    for folder in walk(root, closed):
+        try:
+            entries += folder.iterdir()
+        except OSError as err:
+            closed.append(f"{folder} ({err.strerror})")
+    found = list_pictures(entries)
+    found.closed += closed
     return found
 
 

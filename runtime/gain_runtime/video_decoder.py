@@ -213,7 +213,9 @@ class VideoDecoder(Closing):
                 self._learn()
                 self._first = next(self._frames, None)
             except av.error.FFmpegError as err:
-                raise self._failure(err, "cannot be opened") from err
+                is_url = isinstance(self._source, str) and "://" in self._source
+                what = "cannot be opened" if is_url else "expected a video, but it cannot be opened"
+                raise self._failure(err, what) from err
         if self.closed:
             self._release_if_idle()
 

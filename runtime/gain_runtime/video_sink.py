@@ -227,11 +227,8 @@ def _check_writable(path: Path, partial: Path) -> None:
     if is_folder(path, error=StreamError):
         raise StreamError(f"{path}: expected a file name, got a folder")
     try:
-        str(path).encode()
         partial.touch(exist_ok=False)
         partial.unlink()
-    except UnicodeEncodeError as err:
-        raise StreamError(f"{str(path)!a}: expected a UTF-8 file name; rename the file") from err
     except OSError as err:
         raise StreamError(
             f"{path}: cannot be created ({err.strerror}); name a file in an existing, "

@@ -14,14 +14,15 @@ from gain_runtime.frame import Frame, SourceInfo
 from gain_runtime.result import FrameResult, Ranked
 
 
-def make_info(width: int, height: int, *, rate_hz: float | None = 30.0) -> SourceInfo:
+def make_info(width: int, height: int, *, timed: bool = True) -> SourceInfo:
     return SourceInfo(
         source_id="test",
         width_px=width,
         height_px=height,
-        rate_hz=rate_hz,
+        rate_hz=30.0 if timed else None,
         num_frames=None,
         live=False,
+        timed=timed,
     )
 
 
@@ -68,7 +69,7 @@ def test_a_result_fills_the_canvas_of_its_source(
 
 
 def test_photos_of_all_sizes_share_one_canvas() -> None:
-    overlay = Overlay(make_info(300, 500, rate_hz=None))
+    overlay = Overlay(make_info(300, 500, timed=False))
     shapes = {overlay.render(make_result(*size)).shape for size in ((300, 500), (50, 40), (9, 9))}
     assert shapes == {(720, 960, 3)}
 

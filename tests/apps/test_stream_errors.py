@@ -204,18 +204,18 @@ def test_outputs_may_not_overwrite_inputs(
     assert clip.read_bytes() == before
 
 
-def test_an_absent_codec(
+def test_an_absent_encoder(
     fail: Fail,
     artifact_path: Path,
     clip_path: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(gain_runtime.video_sink.CODECS, ".mp4", ("zzzz",))
+    monkeypatch.setitem(gain_runtime.video_sink.ENCODERS, ".mp4", ("zzzz",))
     rows = tmp_path / "rows.jsonl"
     flags = ["--output", tmp_path / "out.mp4", "--jsonl", rows]
     message = fail(clip_path, "--model", artifact_path, *flags)
-    assert "none of the codecs zzzz is available" in message
+    assert "none of the encoders zzzz is available" in message
     assert list(tmp_path.iterdir()) == []
 
 

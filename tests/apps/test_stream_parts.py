@@ -1,4 +1,4 @@
-"""The small parts: scores, several outputs as one, pacing, times, the loop's own decisions."""
+"""The small parts: scores, several outputs as one, times, the loop's own decisions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gain_apps.outputs import Outputs, PacedSink
+from gain_apps.outputs import Outputs
 from gain_apps.scoring import Score, ScoreBoard
 from gain_apps.stop_request import StopRequest
 from gain_apps.stream_config import StreamConfig
@@ -135,38 +135,6 @@ def test_an_error_that_is_none_of_ours_leaves_no_output_open() -> None:
     with pytest.raises(RuntimeError, match="a bug"):
         outputs.close()
     assert [sink.closed for sink in sinks] == [1, 1, 1]
-
-
-def test_a_live_video_keeps_its_speed() -> None:
-    inner = RecordingSink()
-    sink = PacedSink(inner, rate_hz=10.0)
-    for index, milliseconds in enumerate((5000, 5100, 5400, 5420, 5500, 5500 + 3600_000)):
-        sink.write(make_result(index, timestamp_ns=milliseconds * 1_000_000))
-    # 0.3 s to the third frame: it fills the gap. Two within one period: one. An hour: capped.
-    assert inner.indices[:6] == [0, 1, 2, 2, 2, 4]
-    assert inner.indices.count(5) == 300
-    sink.close()
-    assert inner.closed == 1
-
-
-def test_a_file_whose_rate_varies_keeps_its_speed() -> None:
-    sink = RecordingSink()
-    paced = PacedSink(sink, rate_hz=25.0)
-    # 25 Hz in whole milliseconds, a second of 12.5 Hz, then a pair closer than one period.
-    stamps_ms = [0, 40, 80, 120, 200, 280, 360, 400, 405, 440]
-    for index, stamp_ms in enumerate(stamps_ms):
-        paced.write(make_result(index, timestamp_ns=stamp_ms * 10**6))
-    assert sink.indices == [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 9]
-
-
-@pytest.mark.parametrize("rate_hz", [12.0, 23.976, 24.0, 29.97, 30.0, 59.94])
-def test_a_constant_rate_loses_and_repeats_nothing(rate_hz: float) -> None:
-    sink = RecordingSink()
-    paced = PacedSink(sink, rate_hz=rate_hz)
-    for index in range(500):
-        stamp_ms = round(1e3 * index / rate_hz)
-        paced.write(make_result(index, timestamp_ns=stamp_ms * 10**6))
-    assert sink.indices == list(range(500))
 
 
 def test_percentiles_are_per_stage() -> None:

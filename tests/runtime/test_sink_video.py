@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import cv2
+import av
 import numpy as np
 import pytest
 
 from gain_core.errors import ArrayError, StreamError
 from gain_runtime import video_sink
+from gain_runtime.av_writer import AvWriter
 from gain_runtime.frame import Frame
 from gain_runtime.result import FrameResult, Ranked
 from gain_runtime.sources import open_source
@@ -23,12 +23,14 @@ from gain_runtime.video_sink import VideoSink
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 
-def make_result(index: int, *, size: tuple[int, int] = (64, 48), colour=RED) -> FrameResult:
+def make_result(
+    index: int, *, size: tuple[int, int] = (64, 48), colour=RED, stamp_ms: float = 0.0
+) -> FrameResult:
     image = np.zeros((size[1], size[0], 3), dtype=np.uint8)
     image[:, :] = colour
     top = (Ranked(index=0, label="a", prob=1.0),)
     return FrameResult(
-        frame=Frame(image=image, index=index, timestamp_ns=0, source_id="x"),
+        frame=Frame(image=image, index=index, timestamp_ns=round(stamp_ms * 1e6), source_id="x"),
         source_top=top,
         adapted_top=top,
         strength=0.0,
@@ -91,7 +93,7 @@ def test_later_sizes_are_fitted_into_the_first(
 ) -> None:
     path = tmp_path / "out.avi"
     results = [make_result(0, size=(80, 80)), make_result(1, size=size, colour=GREEN)]
-    write_all(path, results, codecs=["FFV1"])
+    write_all(path, results, encoders=["ffv1"])
     with open_source(str(path)) as source:
         first, second = (frame.image for frame in source)
     assert first.shape == second.shape == (80, 80, 3)
@@ -102,7 +104,9 @@ def test_later_sizes_are_fitted_into_the_first(
     assert green == pytest.approx(0.5, abs=0.03)
 
 
-@pytest.mark.parametrize("name", ["a:b.mp4", "out %03d.mp4", "été 鳥.mp4", "-x.mp4"])
+@pytest.mark.parametrize(
+    "name", ["a:b.mp4", "out %03d.mp4", "été 鳥.mp4", "-x.mp4", "caf\udce9.mp4"]
+)
 def test_unusual_names_are_just_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -112,13 +116,6 @@ def test_unusual_names_are_just_names(
     with open_source(name) as source:
         assert len(list(source)) == 3
         assert source.info.source_id == name
-
-
-def test_a_name_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
-    """OpenCV ends the process on it."""
-    with pytest.raises(StreamError, match="expected a UTF-8 file name"):
-        VideoSink(tmp_path / os.fsdecode(b"caf\xe9.mp4"), render=draw)
-    assert leftovers(tmp_path) == []
 
 
 def test_render_draws_the_frames(tmp_path: Path) -> None:
@@ -218,14 +215,14 @@ def test_a_bad_path_is_an_error_before_the_first_frame(
 
 
 def test_an_absent_codec_is_an_error_before_the_first_frame(tmp_path: Path) -> None:
-    with pytest.raises(StreamError, match="codecs ZZZZ, QQQQ is available"):
-        VideoSink(tmp_path / "out.mp4", render=draw, codecs=["ZZZZ", "QQQQ"])
+    with pytest.raises(StreamError, match="encoders nothing, nowhere is available"):
+        VideoSink(tmp_path / "out.mp4", render=draw, encoders=["nothing", "nowhere"])
     assert leftovers(tmp_path) == []
 
 
 def test_a_codec_that_is_absent_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "out.mp4"
-    write_all(path, [make_result(0)], codecs=["ZZZZ", "mp4v"])
+    write_all(path, [make_result(0)], encoders=["nothing", "mpeg4"])
     with open_source(str(path)) as source:
         assert len(list(source)) == 1
 
@@ -249,27 +246,26 @@ def test_looking_for_a_codec_prints_nothing(tmp_path: Path) -> None:
 
 
 class Writer:
-    """Stands in for `cv2.VideoWriter` on a full disk."""
+    """Stands in for `AvWriter` on a full disk: what was to be written gets lost."""
 
-    def __init__(self, path: Path, *, answers: bool | None, content: bytes) -> None:
-        self.path, self.answers, self.content = path, answers, content
+    content = b""
+    fails = False
 
-    def isOpened(self) -> bool:  # noqa: N802
+    def __init__(self, path: Path, **settings: object) -> None:
+        self.path = path
+
+    def write(self, image: np.ndarray, position_s: float) -> bool:
+        if self.fails:
+            raise StreamError("cannot be written (No space left on device)")
         return True
 
-    def write(self, image: np.ndarray) -> bool | None:
-        return self.answers
-
-    def release(self) -> None:
+    def close(self) -> None:
         self.path.write_bytes(self.content)
 
 
-def on_full_disk(monkeypatch: pytest.MonkeyPatch, *, answers: bool | None, content: bytes) -> None:
-    monkeypatch.setattr(
-        video_sink,
-        "_open_writer",
-        lambda path, codec, **kwargs: Writer(path, answers=answers, content=content),
-    )
+def writer(**members: object) -> type[Writer]:
+    """A kind of `Writer`."""
+    return type("OneWriter", (Writer,), members)
 
 
 @pytest.mark.parametrize("content", [b"", b"half a header"], ids=["empty", "unplayable"])
@@ -279,7 +275,7 @@ def test_a_file_that_does_not_play_is_an_error_and_is_removed(
     path = tmp_path / "out.mp4"
     path.write_bytes(b"an earlier result")
     sink = VideoSink(path, render=draw)
-    on_full_disk(monkeypatch, answers=None, content=content)
+    monkeypatch.setattr(video_sink, "AvWriter", writer(content=content))
     sink.write(make_result(0))
     with pytest.raises(StreamError, match=f"does not play back \\({len(content)} bytes"):
         sink.close()
@@ -288,26 +284,27 @@ def test_a_file_that_does_not_play_is_an_error_and_is_removed(
     assert path.read_bytes() == b"an earlier result"
 
 
+@pytest.mark.parametrize("suffix", [".avi", ".mkv", ".mp4"])
 def test_a_file_that_lost_frames_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    short = tmp_path / "short.avi"
+    short = tmp_path / f"short{suffix}"
     write_all(short, [make_result(n) for n in range(3)])
-    sink = VideoSink(tmp_path / "out.avi", render=draw)
-    on_full_disk(monkeypatch, answers=None, content=short.read_bytes())
+    sink = VideoSink(tmp_path / f"out{suffix}", render=draw)
+    monkeypatch.setattr(video_sink, "AvWriter", writer(content=short.read_bytes()))
     for index in range(30):
         sink.write(make_result(index))
     with pytest.raises(StreamError, match="3 of 30 frames"):
         sink.close()
-    assert leftovers(tmp_path) == ["short.avi"]
+    assert leftovers(tmp_path) == [short.name]
 
 
-def test_a_frame_that_opencv_refuses_is_an_error(
+def test_a_frame_that_cannot_be_written_is_an_error_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = VideoSink(tmp_path / "out.avi", render=draw)
-    on_full_disk(monkeypatch, answers=False, content=b"")
-    with pytest.raises(StreamError, match="disk full"):
+    monkeypatch.setattr(video_sink, "AvWriter", writer(fails=True))
+    with pytest.raises(StreamError, match=r"out\.avi: frame 0 .*No space left.*disk full"):
         sink.write(make_result(0))
     sink.close()
     assert leftovers(tmp_path) == []
@@ -316,19 +313,14 @@ def test_a_frame_that_opencv_refuses_is_an_error(
 def test_an_encoder_that_fails_at_the_end_is_an_error_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Failing(Writer):
-        def release(self) -> None:
-            super().release()
-            raise cv2.error("encoder: lost\nits device")
+    def close(self: Writer) -> None:
+        self.path.write_bytes(b"half")
+        raise StreamError("cannot be finished (lost its device)")
 
     sink = VideoSink(tmp_path / "out.avi", render=draw)
-    monkeypatch.setattr(
-        video_sink,
-        "_open_writer",
-        lambda path, codec, **kwargs: Failing(path, answers=None, content=b"half"),
-    )
+    monkeypatch.setattr(video_sink, "AvWriter", writer(close=close))
     sink.write(make_result(0))
-    with pytest.raises(StreamError, match=r"out\.avi: cannot be finished \(.*lost its device\)"):
+    with pytest.raises(StreamError, match=r"out\.avi: cannot be finished \(lost its device\)"):
         sink.close()
     sink.close()
     assert leftovers(tmp_path) == []
@@ -337,16 +329,8 @@ def test_an_encoder_that_fails_at_the_end_is_an_error_once(
 def test_what_cannot_be_removed_does_not_hide_why_it_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Folder(Writer):
-        def release(self) -> None:
-            self.path.mkdir()
-
     sink = VideoSink(tmp_path / "out.avi", render=draw)
-    monkeypatch.setattr(
-        video_sink,
-        "_open_writer",
-        lambda path, codec, **kwargs: Folder(path, answers=None, content=b""),
-    )
+    monkeypatch.setattr(video_sink, "AvWriter", writer(close=lambda self: self.path.mkdir()))
     sink.write(make_result(0))
     with pytest.raises(StreamError, match="does not play back"):
         sink.close()
@@ -355,45 +339,85 @@ def test_what_cannot_be_removed_does_not_hide_why_it_is_left(
     assert f"{left}: cannot be removed" in caplog.text
 
 
-def test_an_encoder_that_crashes_while_it_is_tried_is_released(
+def test_an_encoder_that_fails_at_the_real_size_is_replaced_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    released = []
-
-    class Crashing(Writer):
-        def write(self, image: np.ndarray) -> bool | None:
-            raise cv2.error("encoder: lost")
-
-        def release(self) -> None:
-            super().release()
-            released.append(self.path)
-
-    monkeypatch.setattr(
-        video_sink,
-        "_open_writer",
-        lambda path, codec, **kwargs: Crashing(path, answers=None, content=b""),
-    )
-    with pytest.raises(cv2.error, match="lost"):
-        VideoSink(tmp_path / "out.avi", render=draw)
-    assert len(released) == 1
-    assert leftovers(tmp_path) == []
-
-
-def test_a_codec_that_fails_at_the_real_size_is_replaced_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = video_sink._open_writer
     tried: list[tuple[str, tuple[int, int]]] = []
 
-    def small_only(path: Path, codec: str, *, rate_hz: float, size: tuple[int, int]) -> object:
-        tried.append((codec, size))
-        if codec == "MJPG" and size == (64, 48):
-            return cv2.VideoWriter()
-        return real(path, codec, rate_hz=rate_hz, size=size)
+    def small_only(path: Path, *, encoder: str, size: tuple[int, int], **rest: object) -> AvWriter:
+        tried.append((encoder, size))
+        if encoder == "mpeg4" and size == (64, 48):
+            raise StreamError("too small")
+        return AvWriter(path, encoder=encoder, size=size, **rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(video_sink, "_open_writer", small_only)
+    monkeypatch.setattr(video_sink, "AvWriter", small_only)
     path = tmp_path / "out.avi"
-    write_all(path, [make_result(0)], codecs=["MJPG", "XVID"])
-    assert [codec for codec, size in tried if size == (64, 48)] == ["MJPG", "XVID"]
+    write_all(path, [make_result(0)])
+    assert [encoder for encoder, size in tried if size == (64, 48)] == ["mpeg4", "mjpeg"]
     with open_source(str(path)) as source:
         assert len(list(source)) == 1
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv", ".avi"])
+def test_frames_are_shown_when_their_stamps_say(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"out{suffix}"
+    stamps_ms = [5000, 5040, 5080, 5280, 5320, 6400, 6440]
+    write_all(path, [make_result(n, stamp_ms=ms) for n, ms in enumerate(stamps_ms)], rate_hz=25.0)
+    with open_source(str(path)) as source:
+        shown_ms = [frame.timestamp_ns / 1e6 for frame in source]
+    np.testing.assert_allclose(shown_ms, np.subtract(stamps_ms, 5000), atol=1.0)
+
+
+@pytest.mark.parametrize("rate_hz", [12.0, 24000 / 1001, 24.0, 30000 / 1001, 30.0, 59.94])
+def test_a_constant_rate_stays_constant(tmp_path: Path, rate_hz: float) -> None:
+    path = tmp_path / "out.avi"
+    # Whole milliseconds, as many containers have them.
+    stamps_ms = [round(1e3 * index / rate_hz) for index in range(100)]
+    write_all(
+        path, [make_result(n, stamp_ms=ms) for n, ms in enumerate(stamps_ms)], rate_hz=rate_hz
+    )
+    with open_source(str(path)) as source:
+        assert len(list(source)) == 100
+        assert source.info.rate_hz == pytest.approx(rate_hz, rel=1e-3)
+
+
+def test_an_hour_without_a_camera_is_cut_and_photos_have_no_times(tmp_path: Path) -> None:
+    path = tmp_path / "out.mp4"
+    results = [make_result(n, stamp_ms=ms) for n, ms in enumerate((0, 40, 3_600_000))]
+    write_all(path, results, rate_hz=25.0, longest_gap_s=10.0)
+    with open_source(str(path)) as source:
+        assert [round(frame.timestamp_ns / 1e6) for frame in source] == [0, 40, 10_040]
+    write_all(path, results, rate_hz=4.0, constant=True)
+    with open_source(str(path)) as source:
+        assert [round(frame.timestamp_ns / 1e6) for frame in source] == [0, 250, 500]
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+def test_videos_are_h264_that_browsers_play(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"out{suffix}"
+    write_all(path, [make_result(n, colour=(200, 60, 120)) for n in range(9)])
+    with av.open(str(path)) as container:
+        context = container.streams.video[0].codec_context
+        assert (context.name, context.pix_fmt) == ("h264", "yuv420p")
+        # BT.709 and limited range, said in the file.
+        assert (int(context.colorspace), int(context.color_range)) == (1, 1)
+    with open_source(str(path)) as source:
+        for frame in source:
+            np.testing.assert_allclose(frame.image[24, 32], (200, 60, 120), atol=3)
+    if suffix != ".mkv":
+        data = path.read_bytes()
+        assert data.index(b"moov") < data.index(b"mdat"), "a browser would have to load it whole"
+
+
+def test_without_an_h264_encoder_the_next_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def without(path: Path, *, encoder: str, **rest: object) -> AvWriter:
+        return AvWriter(path, encoder=encoder.replace("264", "0"), **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(video_sink, "AvWriter", without)
+    with caplog.at_level(logging.INFO):
+        write_all(tmp_path / "out.mp4", [make_result(n) for n in range(3)])
+    assert "encoder mpeg4" in caplog.text
+    with open_source(str(tmp_path / "out.mp4")) as source:
+        assert len(list(source)) == 3

@@ -11,6 +11,7 @@ from typing import Any
 from gain_apps.defaults import UPDATE_EVERY
 from gain_core import GainConfig
 from gain_core.errors import ConfigError
+from gain_runtime.file_kind import is_file, is_folder, resolved
 from gain_runtime.open_session import Device
 from gain_runtime.uri import redact
 
@@ -97,7 +98,7 @@ class BenchConfig:
                 "--device-preprocess: expected --device cuda, tensorrt or auto, got cpu; "
                 "leave it out"
             )
-        if self.torch_weights is not None and not Path(self.torch_weights).is_file():
+        if self.torch_weights is not None and not is_file(self.torch_weights):
             raise ConfigError(f"--torch-weights: expected a file, found no {self.torch_weights}")
         self.gain_config()
         self._check_target()
@@ -120,12 +121,12 @@ class BenchConfig:
         if self.json in (None, STDOUT):
             return
         path = Path(str(self.json))
-        if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        if is_folder(path) or not is_folder(path.parent) or not os.access(path.parent, os.W_OK):
             raise ConfigError(
                 f"--json: expected a file in a folder that can be written to, got {path}; "
                 "create the folder or name another one"
             )
-        if path.resolve() == Path(self.artifact).resolve():
+        if resolved(path) == resolved(self.artifact):
             raise ConfigError(
                 f"--json: {path} is the artifact and would be overwritten; name another file"
             )

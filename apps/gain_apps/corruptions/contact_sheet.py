@@ -12,11 +12,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from gain_apps.corruptions.apply import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt, image_rng
 from gain_apps.corruptions.constants import MAX_SEVERITY, REFERENCE_PX
-from gain_core.errors import ConfigError, GainError
+from gain_core.errors import ConfigError, GainError, StreamError
+from gain_runtime.image_file import load_image
 
 __all__ = ["build_parser", "contact_sheet", "main", "read_photo"]
 
@@ -94,12 +95,9 @@ def read_photo(path: Path) -> Pixels:
         If there is no such file or it is no picture.
     """
     try:
-        with Image.open(path) as picture:
-            upright = ImageOps.exif_transpose(picture).convert("RGB")
-    except FileNotFoundError as err:
-        raise ConfigError(f"photo: expected a picture file, got {path}: no such file") from err
-    except (UnidentifiedImageError, OSError) as err:
-        raise ConfigError(f"photo: expected a picture file, got {path}: {err}") from err
+        upright = Image.fromarray(load_image(path))
+    except StreamError as err:
+        raise ConfigError(f"photo: {err}") from err
     size = (REFERENCE_PX, REFERENCE_PX)
     return np.asarray(ImageOps.fit(upright, size, Image.Resampling.BICUBIC))
 

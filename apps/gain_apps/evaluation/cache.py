@@ -23,6 +23,7 @@ import numpy.typing as npt
 from gain_apps.evaluation.eval_input import Outputs
 from gain_core.errors import ArtifactError, GainError
 from gain_runtime.atomic_file import write_atomically
+from gain_runtime.file_kind import exists
 
 __all__ = ["FeatureCache", "default_cache_dir"]
 
@@ -92,7 +93,7 @@ class FeatureCache:
             If a file of the entry is damaged or cannot be written; it is named.
         """
         entry = _Entry(self.folder, key, shape=(num_rows, self.feature_dim + self.num_classes))
-        if not entry.sidecar.exists():
+        if not exists(entry.sidecar):
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._complete(entry, compute, on_rows)
@@ -157,7 +158,7 @@ class _Entry:
 
     def open_partial(self) -> tuple[Mapped, list[str]]:
         """The array under construction, and a checksum for each chunk in it."""
-        if not (self.partial.exists() and self.progress.exists()):
+        if not (exists(self.partial) and exists(self.progress)):
             # A file of the whole size first: a full disk is found before hours of work.
             array = np.lib.format.open_memmap(
                 self.partial, mode="w+", dtype=np.float32, shape=self.shape

@@ -20,6 +20,7 @@ from gain_apps.evaluation.image_data import (
 )
 from gain_apps.evaluation.recordings import open_arrays, open_test_source
 from gain_core.errors import ArtifactError, ConfigError
+from gain_runtime.file_kind import exists, is_file, is_folder
 from gain_runtime.image_file import load_image
 
 __all__ = [
@@ -93,24 +94,24 @@ def open_data(
         As the openers.
     """
     root = Path(location)
-    if image_list is not None and not (root.is_dir() and is_tree(root)):
+    if image_list is not None and not (is_folder(root) and is_tree(root)):
         raise ConfigError("--image-list: for ImageNet-C and ImageNet-3DCC trees only")
     if location.startswith("test://"):
         folder = cache or default_cache_dir()
         return open_test_source(location, seed=seed, num_classes=len(labels), cache=folder)
-    if root.is_file() and root.suffix == ".npz":
+    if is_file(root) and root.suffix == ".npz":
         return open_arrays(root, num_classes=len(labels))
-    if not root.is_dir():
+    if not is_folder(root):
         raise ArtifactError(
             f"{location}: expected a folder, a .npz file or test://NAME, "
-            + ("got another file" if root.exists() else "found nothing there")
+            + ("got another file" if exists(root) else "found nothing there")
         )
     names = ClassNames(labels, root=root, class_file=class_file)
     if is_tree(root):
         return open_tree(root, names, domains=domains, severities=severities, image_list=image_list)
     if image_files(root):
         return open_flat_folder(root, names)
-    if any(path.is_dir() for path in root.iterdir()):
+    if any(is_folder(path) for path in root.iterdir()):
         return open_image_folder(root, names)
     return open_flat_folder(root, names)
 
@@ -133,7 +134,7 @@ def open_image_folder(root: Path, names: ClassNames, /) -> ImageData:
     ArtifactError
         If a folder stands for no class or holds no image.
     """
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+    folders = sorted(path for path in root.iterdir() if is_folder(path) and path.name[0] != ".")
     files = {folder: image_files(folder) for folder in folders}
     empty = [folder.name for folder, found in files.items() if not found]
     if empty:
@@ -272,7 +273,7 @@ def open_tree(
 
 
 def _folders(root: Path) -> list[Path]:
-    return sorted(path for path in root.iterdir() if path.is_dir())
+    return sorted(path for path in root.iterdir() if is_folder(path))
 
 
 def _usual_domains(root: Path) -> tuple[str, ...]:

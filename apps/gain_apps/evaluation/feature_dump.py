@@ -18,6 +18,7 @@ from gain_apps.evaluation.eval_input import ANY_SEVERITY, EvalInput, FeatureStor
 from gain_apps.evaluation.methods.protocol import Floats, Head
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.skewness import MAX_IMAGES, measure_skewness
+from gain_runtime.file_kind import is_file
 
 __all__ = ["is_dump", "load_dump", "measured_head", "noise_deviation"]
 
@@ -28,7 +29,7 @@ CLEAN = "clean"
 def is_dump(path: str | Path, /) -> bool:
     """Whether a file is an `.npz` with a head in it (and not one with images)."""
     path = Path(path)
-    if path.suffix != ".npz" or not path.is_file():
+    if path.suffix != ".npz" or not is_file(path):
         return False
     try:
         with zipfile.ZipFile(path) as archive:
@@ -145,7 +146,7 @@ def _some(clean: Floats) -> Floats:
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     """All arrays of the file."""
-    if not path.is_file():
+    if not is_file(path):
         raise ArtifactError(
             f"{path}: expected a feature dump (.npz), found no such file; check the path"
         )

@@ -15,6 +15,7 @@ from gain_apps.evaluation.streams import Order
 from gain_core._optional import require
 from gain_core.errors import ArtifactError, BackendUnavailableError, ConfigError
 from gain_runtime.class_list import ClassList, class_list_from_names, read_class_list
+from gain_runtime.file_kind import is_folder
 from gain_runtime.image_file import IMAGE_SUFFIXES
 
 __all__ = [
@@ -118,7 +119,7 @@ class ClassNames:
         self, labels: Sequence[str], /, *, root: Path, class_file: Path | None = None
     ) -> None:
         beside = root / CLASS_FILE
-        if class_file is None and root.is_dir() and beside.is_file():
+        if class_file is None and is_folder(root) and beside.is_file():
             class_file = beside
         self._num_classes = len(labels)
         self._listed: ClassList | None = None if class_file is None else read_class_list(class_file)

@@ -18,6 +18,7 @@ from gain_apps.roadsigns.pose import paint
 from gain_apps.roadsigns.sample import render_sample
 from gain_core.errors import ConfigError, GainError
 from gain_runtime.atomic_file import write_atomically
+from gain_runtime.file_kind import is_folder
 
 __all__ = ["build_parser", "design_sheet", "drive_sheet", "main", "sample_sheet"]
 
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _write(path: Path, sheet: Image) -> None:
     """Encode a sheet by its file's suffix."""
-    if path.suffix.lower() not in _FORMATS or not path.parent.is_dir():
+    if path.suffix.lower() not in _FORMATS or not is_folder(path.parent):
         raise ConfigError(
             f"{path}: expected a file ending in {', '.join(_FORMATS)} in a folder that exists"
         )

@@ -9,6 +9,7 @@ import threading
 
 import uvicorn
 
+from gain_apps.progress import NOTE
 from gain_apps.serve.address import ServeAddress
 from gain_apps.serve.app import PageContext, build_app
 from gain_apps.serve.cameras import Cameras
@@ -64,7 +65,7 @@ class PageServer(Closing):
         )
         self._thread = threading.Thread(target=self._serve, name="gain-serve", daemon=True)
         self._thread.start()
-        logger.info("watch it at %s", self.address.url)
+        logger.log(NOTE, "watch it at %s", self.address.url)
 
     @property
     def context(self) -> PageContext:
