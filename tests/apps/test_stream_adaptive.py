@@ -19,7 +19,7 @@ from numpy.testing import assert_allclose
 
 from gain_apps.stream import main
 from gain_apps.stream_config import StreamConfig
-from gain_core import GainConfig
+from gain_core import preset
 from gain_core.errors import ConfigError
 from gain_export.adaptive import add_adaptation
 
@@ -29,7 +29,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="session")
 def adaptive_path(artifact_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("adaptive") / "tiny.adaptive.onnx"
-    add_adaptation(artifact_path, path, config=GainConfig.preset("tracked"))
+    add_adaptation(artifact_path, path, config=preset("shift"))
     return path
 
 
@@ -51,7 +51,7 @@ def test_it_is_the_model_and_its_state_file_is_the_models(
         rows[name] = read_rows(tmp_path / name)
         summary = json.loads(done.stdout)
         assert summary["frames_learned"] == 12
-    assert summary["config"]["gain"] == GainConfig.preset("tracked").to_dict()
+    assert summary["config"]["gain"] == preset("shift").to_dict()
     assert summary["config"]["preset"] is None
     assert (summary["config"]["update_every"], summary["config"]["warm_up"]) == (1, 1)
     for plain, baked in zip(rows["model"], rows["adaptive"], strict=True):
@@ -69,7 +69,7 @@ def test_its_snapshots_are_continued(
     command: Command, adaptive_path: Path, photo_folder: Path, tmp_path: Path
 ) -> None:
     for total in (12, 24):
-        done = command(photo_folder, "--adaptive", adaptive_path, "--snapshots", tmp_path, "--json")
+        done = command(photo_folder, "--model", adaptive_path, "--snapshots", tmp_path, "--json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["frames_learned"] == total
 
@@ -114,7 +114,7 @@ def test_fields_of_a_settings_file_are_baked_in_too() -> None:
 def waiting_path(artifact_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file that updates every second frame, for the first time after eight."""
     path = tmp_path_factory.mktemp("adaptive") / "waiting.adaptive.onnx"
-    config = GainConfig.preset("balanced")
+    config = preset("balanced")
     add_adaptation(artifact_path, path, config=config, update_every=2, warmup_frames=8)
     return path
 
@@ -172,7 +172,7 @@ def test_a_state_of_another_network_is_refused(
         "test://pattern?frames=4", "--model", other_artifact_path, "--state-out", state
     )
     assert taught.returncode == 0, taught.stderr
-    done = command("test://pattern?frames=4", "--adaptive", adaptive_path, "--state-in", state)
+    done = command("test://pattern?frames=4", "--model", adaptive_path, "--state-in", state)
     assert done.returncode == 1
     assert "other.state" in done.stderr.splitlines()[-1]
 

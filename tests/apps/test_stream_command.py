@@ -15,9 +15,10 @@ import cv2
 import numpy as np
 import pytest
 
-from gain_core import GainConfig
+from gain_core import preset
 from gain_core.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from gain_runtime.adapter import Adapter
+from gain_runtime.engine import NetworkEngine
 from gain_runtime.open_session import open_session
 from gain_runtime.sources import open_source
 from gain_runtime.state_file import load_state
@@ -52,7 +53,7 @@ def test_photos_give_the_rows_the_adapter_gives(
     rows = read_rows(tmp_path / "rows.jsonl")
     assert len(rows) == summary["frames"] == 12
     with open_source(str(photo_folder)) as source, open_session(artifact_path) as session:
-        adapter = Adapter(session, GainConfig.preset("tracked"))
+        adapter = Adapter(NetworkEngine(session, preset("shift"), update_every=1, warmup_frames=1))
         frames = list(source)
         batches = [adapter.step([frame.image]) for frame in frames]
     for row, frame, batch in zip(rows, frames, batches, strict=True):
@@ -68,7 +69,7 @@ def test_photos_give_the_rows_the_adapter_gives(
     assert summary["frames_learned"] == 12
     assert summary["artifact"]["sha256"] == adapter.artifact.sha256
     assert summary["provider"] == "CPUExecutionProvider"
-    assert summary["config"]["gain"] == GainConfig.preset("tracked").to_dict()
+    assert summary["config"]["gain"] == preset("shift").to_dict()
 
 
 def test_the_prediction_is_the_sources_while_warming_up(
@@ -96,7 +97,7 @@ def test_the_scores_of_both_predictions_come_from_one_pass(
     plain = command(photo_folder, "--model", artifact_path, "--json", *at_once)
     scores = json.loads(plain.stdout)["truth"]
     with open_source(str(photo_folder)) as source, open_session(artifact_path) as session:
-        adapter = Adapter(session, GainConfig.preset("tracked"))
+        adapter = Adapter(NetworkEngine(session, preset("shift"), update_every=1, warmup_frames=1))
         frames = list(source)
         batches = [adapter.step([frame.image]) for frame in frames]
     labels = np.array([frame.truth for frame in frames])
@@ -190,7 +191,7 @@ def test_a_signal_finishes_the_files_and_saves_the_state(
         loaded = load_state(
             state,
             prototypes=session.artifact.head_weight,
-            config=GainConfig.preset("tracked"),
+            config=preset("shift"),
             artifact_sha256=session.artifact.sha256,
         )
     assert loaded.frames == summary["frames"]

@@ -13,7 +13,7 @@ import pytest
 from gain_apps.backpressure import EVERY_S, Backpressure
 from gain_apps.thermal import EVERY_S as LOOK_EVERY_S
 from gain_apps.thermal import ThermalWatch
-from gain_core import Gain, GainConfig
+from gain_core import Gain, preset
 from gain_core.errors import ConfigError
 
 
@@ -118,7 +118,7 @@ def test_a_long_calm_makes_it_patient_no_more() -> None:
 def test_gain_takes_another_update_every_at_once() -> None:
     rng = np.random.default_rng(0)
     head = rng.normal(size=(4, 8)).astype(np.float32)
-    config = GainConfig.preset("tracked")
+    config = preset("shift")
     gain, plain = Gain(head, config, update_every=1), Gain(head, config, update_every=4)
     frames = rng.normal(size=(9, 1, 8)).astype(np.float32)
     for features in frames[:1]:

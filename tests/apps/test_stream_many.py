@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gain_apps.stream_many import run_streams
 from safetensors.numpy import load_file
 
 from gain_apps.stop_request import StopRequest
 from gain_apps.stream import main
-from gain_apps.stream_many import run_streams
 from gain_apps.stream_plan import plan_streams
 from gain_core.errors import StreamError
 from gain_runtime.snapshots import SnapshotStore

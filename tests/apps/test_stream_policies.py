@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -27,14 +28,14 @@ from gain_apps.stream import main
 from gain_apps.stream_loop import StreamLoop
 from gain_apps.summary import RunRecord
 from gain_apps.watchdog import HUNG_STATUS, Watchdog
-from gain_core import GainConfig
+from gain_core import Config, preset
 from gain_core.errors import ConfigError, StreamError
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adapter import Adapter
-from gain_runtime.adaptive_adapter import AdaptiveAdapter
 from gain_runtime.adaptive_artifact import load_adaptive
 from gain_runtime.background_sink import BackgroundSink
 from gain_runtime.changed_sink import ChangedSink
+from gain_runtime.engine import AdaptiveEngine, NetworkEngine
 from gain_runtime.frame import Frame, SourceInfo
 from gain_runtime.frame_health import FrameHealth
 from gain_runtime.open_session import open_adaptive_session, open_session
@@ -42,8 +43,14 @@ from gain_runtime.pattern_source import PatternParams, PatternSource
 from gain_runtime.reader import FrameReader
 from gain_runtime.reconnecting_source import SignalLostError
 from gain_runtime.result import FrameResult, Ranked
-from gain_runtime.stream_adapter import StreamAdapter
+from gain_runtime.session import Session
 from gain_runtime.webhook_sink import WebhookSink
+
+
+def eager(session: Session, config: Config, *, update_every: int = 1, **more: Any) -> Adapter:
+    """An adapter whose first update does not wait."""
+    engine = NetworkEngine(session, config, update_every=update_every, warmup_frames=1)
+    return Adapter(engine, **more)
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
@@ -114,14 +121,14 @@ def test_broken_frames_are_predicted_and_teach_nothing(artifact_path: Path, batc
     sink, outputs, record = Sink(), Outputs(), RunRecord()
     outputs.add("sink", sink)
     with open_session(artifact_path) as session:
-        adapter = Adapter(session, GainConfig.preset("paper"))
+        adapter = eager(session, preset("paper"))
         loop = StreamLoop(
             *(adapter, outputs, record), stop=StopRequest(), batch=batch, health=FrameHealth()
         )
         with FrameReader(ListSource(images)) as reader:
             loop.run(reader)
         assert adapter.frames == 3
-        expected = Adapter(session, GainConfig.preset("paper"))
+        expected = eager(session, preset("paper"))
         for seed in (0, 1, 2):
             expected.step([noise(seed)])
         if batch == 1:
@@ -132,17 +139,17 @@ def test_broken_frames_are_predicted_and_teach_nothing(artifact_path: Path, batc
 
 
 @contextmanager
-def every_second_frame(artifact_path: Path, folder: Path | None) -> Iterator[StreamAdapter]:
+def every_second_frame(artifact_path: Path, folder: Path | None) -> Iterator[Adapter]:
     """An adapter that learns every 2 frames; in an adaptive file made in `folder`, if given."""
-    config = GainConfig.preset("tracked")
+    config = preset("shift")
     if folder is None:
         with open_session(artifact_path, num_threads=1) as session:
-            yield Adapter(session, config, update_every=2)
+            yield eager(session, config, update_every=2)
         return
     path = folder / "tiny.adaptive.onnx"
     add_adaptation(artifact_path, path, config=config, update_every=2)
     with open_adaptive_session(load_adaptive(path), num_threads=1) as graph:
-        yield AdaptiveAdapter(graph)
+        yield Adapter(AdaptiveEngine(graph))
 
 
 @pytest.mark.parametrize("kind", ["model", "adaptive"])
@@ -204,7 +211,7 @@ def test_a_source_that_hangs_in_a_read_is_a_lost_signal(artifact_path: Path) -> 
     outputs, record = Outputs(), RunRecord()
     with open_session(artifact_path) as session, FrameReader(source) as reader:
         loop = StreamLoop(
-            Adapter(session, GainConfig.preset("tracked")),
+            eager(session, preset("shift")),
             *(outputs, record),
             stop=StopRequest(),
             silence_s=0.15,

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from gain_apps.config_file import read_config_file
 from gain_apps.stream import build_parser, main
 from gain_apps.stream_config import StreamConfig
-from gain_core import GainConfig
+from gain_core import preset
 from gain_core.errors import ConfigError
 
 Run = Callable[..., dict]
@@ -61,7 +61,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
     assert not config.freeze
     gain = config.gain_config()
     assert (gain.prior_strength, gain.anchor, gain.half_life) == (30, "prototype", 100)
-    assert gain.temper == GainConfig.preset("tracked").temper
+    assert gain.temper == preset("shift").temper
     assert StreamConfig.resolve(flags(), file={**file, "input": "0"}).display
 
 
@@ -95,7 +95,7 @@ def test_the_recorded_settings_hide_credentials() -> None:
     config = StreamConfig(input="rtsp://me:secret@host/cam", model="m.onnx")
     record = json.dumps(config.to_dict(), allow_nan=False)
     assert "secret" not in record
-    assert config.to_dict()["gain"] == GainConfig.preset("tracked").to_dict()
+    assert config.to_dict()["gain"] == preset("shift").to_dict()
 
 
 def test_a_file_alone_runs_a_stream(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gain_apps.stream import main
-from gain_core import GainConfig
+from gain_core import preset
 from gain_export.adaptive import add_adaptation
 from gain_runtime.batch_preprocess import BatchPreprocessor
 
@@ -54,7 +54,7 @@ def test_stream_by_itself_preprocesses_in_as_many_threads_as_its_network(
     file = artifact_path
     if kind == "adaptive":
         file = tmp_path / "tiny.adaptive.onnx"
-        add_adaptation(artifact_path, file, config=GainConfig.preset("tracked"))
+        add_adaptation(artifact_path, file, config=preset("shift"))
     status = main(
         [*map(str, (photo_folder, f"--{kind}", file, "--json", "--batch", 4, *flags))],
     )

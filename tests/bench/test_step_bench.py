@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gain_core import Gain, GainConfig
+from gain_core import preset, Gain
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def test_step(
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((num_classes, feature_dim)).astype(np.float32)
     features = rng.standard_normal((batch_size, feature_dim)).astype(np.float32)
-    gain = Gain(convert(weight), GainConfig.preset(preset))
+    gain = Gain(convert(weight), preset(preset))
     inputs = convert(features), convert(features @ weight.T / feature_dim**0.5)
     gain.step(*inputs)
     prediction = benchmark(gain.step, *inputs)

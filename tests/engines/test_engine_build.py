@@ -12,7 +12,6 @@ import onnx
 import pytest
 from onnx import helper
 
-from gain_core.config import GainConfig
 from gain_core.errors import ArtifactError, ConfigError, EngineError
 from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, build_engine, check_engine
@@ -74,7 +73,7 @@ def test_two_gpus_in_one_engine(artifact_path, rtx):
 
 def test_adaptive_graph(artifact_path, rtx):
     path = artifact_path.with_name("net.adaptive.onnx")
-    config = GainConfig.preset("tracked")
+    config = preset("shift")
     add_adaptation(artifact_path, path, config=config, update_every=1, features_only=False)
     report = build_engine(path, options=SM89)
     assert report.path == path.with_suffix(".engine")

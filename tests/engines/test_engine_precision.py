@@ -14,7 +14,6 @@ import pytest
 from onnx import TensorProto
 from PIL import Image
 
-from gain_core.config import GainConfig
 from gain_export import export_timm
 from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, EngineReport, build_engine
@@ -74,7 +73,7 @@ def test_vision_transformer_in_lower_precision(roadsigns_path, noise, rtx, preci
 def test_adaptive_graph_over_lower_precision(artifact_path, noise, rtx, precision):
     low = lowered(artifact_path, precision, noise)
     path = low.with_name("net.adaptive.onnx")
-    config = GainConfig.preset("tracked")
+    config = preset("shift")
     add_adaptation(low, path, config=config, update_every=1, features_only=False)
     header = build_engine(path, options=QUICK).header
     assert (header.profile, header.precision) == ((1, 1, 8), precision)
@@ -84,7 +83,7 @@ def test_adaptive_graph_over_lower_precision(artifact_path, noise, rtx, precisio
 def test_adaptive_vision_transformer(roadsigns_path, rtx, update_every):
     """53 classes and all halvings: a builder that follows every way through them never ends."""
     path = roadsigns_path.with_name("net.adaptive.onnx")
-    config = GainConfig.preset("tracked")
+    config = preset("shift")
     add_adaptation(
         roadsigns_path, path, config=config, update_every=update_every, features_only=False
     )

@@ -20,7 +20,6 @@ from onnx import numpy_helper
 from PIL import Image
 
 from gain_apps.export import main
-from gain_core.config import GainConfig
 from gain_core.errors import BackendUnavailableError, EngineError, ParityError
 from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, build_engine
@@ -283,7 +282,7 @@ def test_failure_where_no_gpu_can_be_asked_is_recorded(artifact_path, fail_with,
 
 def test_adaptive_file_is_built_and_not_verified(artifact_path, run_as):
     path = artifact_path.with_name("net.adaptive.onnx")
-    config = GainConfig.preset("tracked")
+    config = preset("shift")
     add_adaptation(artifact_path, path, config=config, update_every=1, features_only=False)
     run_as(artifact_path)
     build_engine(path, options=SM89)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
-
 from gain_export.asymmetry import CLASS_IMAGES, LEAST_IMAGES, UNKNOWN_SINGLE, measure_asymmetry
+from numpy.testing import assert_allclose
 
 
 def mixture(labels, *, num_classes=5, height=10.0, noise=1.0, seed=4):

@@ -14,7 +14,7 @@ from PIL import Image
 from gain_apps.export import main
 from gain_apps.export_text import Written, print_text
 from gain_apps.stream_config import StreamConfig
-from gain_core import PRESETS, GainConfig
+from gain_core import PRESETS, preset
 from gain_export.adaptive import AdaptiveReport
 from gain_export.graph import rename_value
 from gain_runtime.adaptive_artifact import load_adaptive
@@ -103,7 +103,7 @@ def test_memory_and_waits_are_baked_in(classifier, saved, capsys):
     assert main([str(path), *PREPROCESSING, "--adaptive", *flags]) == 0
     assert "update every 3, warm-up 9" in capsys.readouterr().err
     artifact = load_adaptive(path.with_name("net.adaptive.onnx"))
-    assert artifact.config == replace(GainConfig.preset("balanced"), half_life=50.0)
+    assert artifact.config == replace(preset("balanced"), half_life=50.0)
     assert (artifact.update_every, artifact.warmup_frames) == (3, 9)
 
 

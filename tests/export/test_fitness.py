@@ -11,18 +11,18 @@ import cv2
 import numpy as np
 import onnx
 import pytest
+from gain_export.asymmetry import measure_asymmetry
 from numpy.testing import assert_allclose
 
-from gain_core import GainConfig
+from gain_core import ShiftConfig
 from gain_core.config import PRESETS
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export import export_onnx
-from gain_export.asymmetry import measure_asymmetry
 from gain_export.fitness import add_fitness, advice, measure_fitness
 from gain_runtime.artifact import load_artifact
 from gain_runtime.fitness import Fitness
 
-DEFAULT_PRESET = next(name for name, config in PRESETS.items() if config == GainConfig())
+DEFAULT_PRESET = next(name for name, config in PRESETS.items() if config == ShiftConfig())
 
 
 def world(*, num_images=4000, common=0.0, seed=3):

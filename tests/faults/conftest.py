@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gain_core import GainConfig
 from gain_runtime.adapter import Adapter
+from gain_runtime.engine import NetworkEngine
 from gain_runtime.open_session import open_session
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -53,7 +53,7 @@ def make_adapter(artifact_path: Path) -> Iterator[Callable[..., Adapter]]:
 
     def make(path: Path = artifact_path, /, *, preset: str = "tracked") -> Adapter:
         sessions.append(open_session(path, num_threads=1))
-        return Adapter(sessions[-1], GainConfig.preset(preset))
+        return Adapter(NetworkEngine(sessions[-1], preset(preset), update_every=1, warmup_frames=1))
 
     yield make
     for session in sessions:

@@ -17,7 +17,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["gain_core", "gain_runtime", "gain_export"]):
-    from gain_core import GainConfig
+    from gain_core import ShiftConfig
     from gain_core.errors import ConfigError, GainError
     from gain_export.onnx_file import load_onnx
     from gain_runtime.adaptive_artifact import load_adaptive
@@ -28,7 +28,7 @@ with atheris.instrument_imports(include=["gain_core", "gain_runtime", "gain_expo
 
 import numpy as np
 
-CONFIG = GainConfig()
+CONFIG = ShiftConfig()
 # Of the tiny artifact that the corpus's states were learned on, as are both sizes.
 NUM_CLASSES, FEATURE_DIM = 5, 7
 

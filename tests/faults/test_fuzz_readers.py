@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from gain_core import Gain, GainConfig
+from gain_core import Gain, ShiftConfig
 from gain_export.adaptive import add_adaptation
 from gain_runtime.engine_file import EngineHeader, write_engine
 from gain_runtime.state_file import save_state
@@ -41,7 +41,7 @@ def seed_artifact(folder, artifact_path):
 
 
 def seed_adaptive(folder, artifact_path):
-    add_adaptation(artifact_path, folder / "whole.adaptive.onnx", config=GainConfig())
+    add_adaptation(artifact_path, folder / "whole.adaptive.onnx", config=ShiftConfig())
 
 
 def seed_engine(folder, artifact_path):
@@ -68,7 +68,7 @@ def seed_state(folder, artifact_path):
         rng.normal(size=(8, 7)).astype(np.float32), rng.normal(size=(8, 5)).astype(np.float32)
     )
     save_state(
-        folder / "whole", gain.state, config=GainConfig(), artifact_sha256="0" * 64, frames=8
+        folder / "whole", gain.state, config=ShiftConfig(), artifact_sha256="0" * 64, frames=8
     )
 
 

@@ -21,6 +21,7 @@ from gain_export.onnx_file import load_onnx
 from gain_runtime.adapter import Adapter
 from gain_runtime.adaptive_artifact import load_adaptive
 from gain_runtime.artifact import load_artifact
+from gain_runtime.engine import NetworkEngine
 from gain_runtime.uri import parse_uri, redact
 
 FEW = settings(
@@ -42,12 +43,12 @@ def damage(data: bytes, hits: list[tuple[float, int]], cut: float) -> bytes:
 
 @pytest.fixture(scope="module")
 def state_bytes(tmp_path_factory: pytest.TempPathFactory, artifact_path: Path) -> bytes:
-    from gain_core import GainConfig
+    from gain_core import preset
     from gain_runtime.open_session import open_session
 
     path = tmp_path_factory.mktemp("state") / "state"
     with open_session(artifact_path, num_threads=1) as session:
-        adapter = Adapter(session, GainConfig.preset("tracked"))
+        adapter = Adapter(NetworkEngine(session, preset("shift"), update_every=1, warmup_frames=1))
         rng = np.random.default_rng(0)
         for _ in range(4):
             adapter.step([rng.integers(0, 256, (20, 20, 3), np.uint8)])
@@ -127,9 +128,9 @@ def test_a_damaged_adaptive_file_is_refused_or_loads(
 ) -> None:
     whole = tmp_path_factory.getbasetemp() / "whole.adaptive.onnx"
     if not whole.exists():
-        from gain_core import GainConfig
+        from gain_core import preset
 
-        add_adaptation(artifact_path, whole, config=GainConfig.preset("tracked"))
+        add_adaptation(artifact_path, whole, config=preset("shift"))
     path = tmp_path / "tiny.adaptive.onnx"
     path.write_bytes(damage(whole.read_bytes(), hits, cut))
     try:

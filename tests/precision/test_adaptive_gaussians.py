@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gain_apps.roadsigns.sample import render_labelled
-from gain_core import Gain, GainConfig
+from gain_core import Gain
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adaptive_session import AdaptiveSession
 from gain_runtime.artifact import load_artifact
@@ -44,7 +44,7 @@ def stream(path, target, config, pixel_values):
 def test_the_file_is_gain_on_the_lowered_networks_own_features(
     converted, pixel_values, tmp_path, preset, precision
 ):
-    config, path = GainConfig.preset(preset), converted[precision].path
+    config, path = preset(preset), converted[precision].path
     probs, strength, state = stream(path, tmp_path / "a.onnx", config, pixel_values)
     artifact = load_artifact(path)
     gain = Gain(artifact.head_weight, config, bias=artifact.head_bias, **WAITS)
@@ -66,7 +66,7 @@ def test_the_file_is_gain_on_the_lowered_networks_own_features(
 def test_the_file_follows_the_float32_one(
     converted, roadsigns, pixel_values, tmp_path, preset, precision, atol
 ):
-    config = GainConfig.preset(preset)
+    config = preset(preset)
     exact, _, _ = stream(roadsigns, tmp_path / "a.onnx", config, pixel_values)
     lowered, _, state = stream(converted[precision].path, tmp_path / "b.onnx", config, pixel_values)
     # Integer kernels round otherwise from processor to processor: 0.948 has been seen.

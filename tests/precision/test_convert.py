@@ -12,7 +12,7 @@ import pytest
 
 from gain_apps.export import main
 from gain_apps.roadsigns.sample import render_labelled
-from gain_core import GainConfig
+from gain_core import ShiftConfig, preset
 from gain_core.errors import ArtifactError, ConfigError, EngineError, ParityError
 from gain_export.adaptive import add_adaptation
 from gain_export.precision import BARS, convert_precision, precision_path
@@ -50,7 +50,7 @@ def test_adaptive_file_follows_the_float32_one(converted, roadsigns, tmp_path, p
     labels, probs, states = [], [], []
     for path in (roadsigns, converted[precision].path):
         target = tmp_path / f"{path.name}.adaptive.onnx"
-        add_adaptation(path, target, config=GainConfig.preset("tracked"))
+        add_adaptation(path, target, config=preset("shift"))
         with AdaptiveSession(target) as session:
             found = [session.step(pixel_values[i : i + 1]).probs[0] for i in range(80)]
             states.append({name: np.array(array) for name, array in session.arrays().items()})
@@ -178,7 +178,7 @@ def test_python_callers_get_the_same_refusals(conv_artifact, tmp_path):
     with pytest.raises(ConfigError, match="expected one of"):
         convert_precision(path, "fp8")
     adaptive = tmp_path / "conv.adaptive.onnx"
-    add_adaptation(path, adaptive, config=GainConfig())
+    add_adaptation(path, adaptive, config=ShiftConfig())
     with pytest.raises(ArtifactError):
         convert_precision(adaptive, "fp16")
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gain_core import GainConfig, prepare_prototypes
+from gain_core import ShiftConfig, prepare_prototypes
 from gain_core.errors import ArtifactError
 from gain_runtime import models_dir
 from gain_runtime.artifact import artifact_prototypes, load_artifact, write_metadata
@@ -87,7 +87,7 @@ def test_prototypes_are_the_whole_head_where_it_is_wanted(tiny_model, tmp_path):
         mixed_asymmetry=0.3,
     )
     artifact = load_artifact(tiny_model.relabel(fitness=fitness).write(tmp_path / "a.onnx"))
-    config = GainConfig()
+    config = ShiftConfig()
     expected = prepare_prototypes(
         tiny_model.weight, config, bias=tiny_model.bias, asymmetry=(-0.1, 0.3)
     )

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
-from gain_core import GainConfig
+from gain_core import Config, ShiftConfig
 from gain_core.errors import ArrayError, ConfigError
 from gain_runtime import preprocess as one_by_one
 from gain_runtime.adapter import Adapter
 from gain_runtime.batch_preprocess import BatchPreprocessor
+from gain_runtime.engine import NetworkEngine
 from gain_runtime.manifest import Preprocess
 from gain_runtime.onnx_session import OnnxSession
 from gain_runtime.preprocess import preprocess_batch
+from gain_runtime.session import Session
 
 SPEC = Preprocess(height_px=40, width_px=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
 MEET_S = 20.0
+
+
+def eager(session: Session, config: Config, *, update_every: int = 1, **more: Any) -> Adapter:
+    """An adapter whose first update does not wait."""
+    engine = NetworkEngine(session, config, update_every=update_every, warmup_frames=1)
+    return Adapter(engine, **more)
 
 
 def frames(count: int) -> list[np.ndarray]:
@@ -103,13 +112,19 @@ def test_no_threads_at_all_are_refused():
 def test_adapter_has_the_threads_it_was_given_until_it_is_closed(tiny_artifact):
     images = frames(4)
     with OnnxSession(tiny_artifact) as session:
-        alone = Adapter(session, GainConfig())
+        alone = eager(session, ShiftConfig())
         expected = alone.step(images)
         assert threads() == []
-        with Adapter(session, GainConfig(), preprocess_threads=2) as adapter:
+        with Adapter(
+            NetworkEngine(session, ShiftConfig(), update_every=1, warmup_frames=1),
+            preprocess_threads=2,
+        ) as adapter:
             result = adapter.step(images)
             assert 1 <= len(threads()) <= 2
         assert threads() == []
         np.testing.assert_array_equal(result.probs, expected.probs)
         with pytest.raises(ConfigError, match="preprocess_threads"):
-            Adapter(session, GainConfig(), preprocess_threads=0)
+            Adapter(
+                NetworkEngine(session, ShiftConfig(), update_every=1, warmup_frames=1),
+                preprocess_threads=0,
+            )

@@ -9,20 +9,28 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from gain_core import GainConfig
+from gain_core import Config, preset
 from gain_core.errors import ArrayError, ConfigError, EngineError
 from gain_runtime.adapter import Adapter
 from gain_runtime.artifact import Artifact
+from gain_runtime.engine import NetworkEngine
 from gain_runtime.onnx_session import CUDA_PROVIDER, OnnxSession
-from gain_runtime.session import Features
+from gain_runtime.session import Features, Session
 from gain_runtime.shared_session import SharedSession, StreamSession
 
 LONG_S = 5.0
+
+
+def eager(session: Session, config: Config, *, update_every: int = 1, **more: Any) -> Adapter:
+    """An adapter whose first update does not wait."""
+    engine = NetworkEngine(session, config, update_every=update_every, warmup_frames=1)
+    return Adapter(engine, **more)
 
 
 @pytest.fixture
@@ -288,9 +296,9 @@ def test_adapters_on_one_session_learn_apart(
 ) -> None:
     """Each of three threads ends where it would have alone, however the passes were shared."""
     shared = SharedSession(recording, wait_s=0.002)
-    config = GainConfig.preset("paper")
+    config = preset("paper")
     members = [shared.join() for _ in range(3)]
-    adapters = [Adapter(member, config) for member in members]
+    adapters = [eager(member, config) for member in members]
 
     def frames(seed: int) -> list[np.ndarray]:
         rng = np.random.default_rng(seed)
@@ -315,7 +323,7 @@ def test_adapters_on_one_session_learn_apart(
     assert shared.passes < shared.rows
     learned = []
     for seed, (adapter, probs) in enumerate(zip(adapters, results, strict=True)):
-        alone = Adapter(session, config)
+        alone = eager(session, config)
         np.testing.assert_allclose(probs, play(alone, seed), rtol=1e-4, atol=1e-5)
         assert adapter.frames == alone.frames == 30 + 5 * seed
         learned.append(saved(adapter))

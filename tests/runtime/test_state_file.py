@@ -15,15 +15,19 @@ from safetensors.numpy import load_file, save_file
 from gain_core import (
     PRESETS,
     ArtifactError,
+    Config,
     ConfigError,
     Gain,
-    GainConfig,
+    ShiftConfig,
     __version__,
-    init_state,
-    state_to_arrays,
+    config_from_dict,
+    config_to_dict,
+    make_method,
+    preset,
 )
+from gain_core.records import arrays_of
 from gain_runtime import atomic_file
-from gain_runtime.state_file import load_state, save_state
+from gain_runtime.state_file import STATE_SCHEMA_VERSION, load_state, save_state
 
 NUM_CLASSES, FEATURE_DIM = 6, 5
 ARTIFACT = "a" * 64
@@ -39,23 +43,23 @@ def batch_of(size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return features, (features @ PROTOTYPES.T).astype(np.float32)
 
 
-def learned(config: GainConfig, prototypes=PROTOTYPES) -> Gain:
-    gain = Gain(prototypes, config)
+def learned(config: Config, prototypes=PROTOTYPES) -> Gain:
+    gain = Gain(prototypes, config, update_every=1, warmup_frames=1)
     for seed in range(4):
         gain.step(*batch_of(8, seed))
     return gain
 
 
-def saved(path: Path, config: GainConfig | None = None) -> Path:
-    config = config or GainConfig()
+def saved(path: Path, config: Config | None = None) -> Path:
+    config = config or ShiftConfig()
     gain = learned(config)
     save_state(path, gain.state, config=config, artifact_sha256=ARTIFACT, frames=gain.frames)
     return path
 
 
 def load(path: Path, **changes):
-    arguments = {"prototypes": PROTOTYPES, "config": GainConfig(), "artifact_sha256": ARTIFACT}
-    return load_state(path, **(arguments | changes))
+    method = make_method(changes.pop("prototypes", PROTOTYPES), changes.pop("config", None))
+    return load_state(path, method=method, **({"artifact_sha256": ARTIFACT} | changes))
 
 
 def refusal(path: Path, error=ArtifactError, **changes) -> str:
@@ -79,27 +83,27 @@ def rewrite(path: Path, *, arrays=None, **metadata: str | None) -> None:
     save_file(load_file(path) if arrays is None else arrays, path, metadata=entries)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_loaded_state_is_the_saved_one(tmp_path, preset):
-    config = GainConfig.preset(preset)
+@pytest.mark.parametrize("name", PRESETS)
+def test_loaded_state_is_the_saved_one(tmp_path, name):
+    config = preset(name)
     path = tmp_path / "street.state"
     gain = learned(config)
     save_state(path, gain.state, config=config, artifact_sha256=ARTIFACT, frames=gain.frames)
     loaded = load(path, config=config)
     assert loaded.frames == gain.frames == 32
-    expected, got = state_to_arrays(gain.state), state_to_arrays(loaded.state)
+    expected, got = arrays_of(gain.state), arrays_of(loaded.state)
     assert expected.keys() == got.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(got[name], array)
-        assert got[name].dtype == array.dtype
+    for field, array in expected.items():
+        np.testing.assert_array_equal(got[field], array)
+        assert got[field].dtype == array.dtype
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_prediction_goes_on_where_it_stopped(tmp_path, preset):
-    config = GainConfig.preset(preset)
+@pytest.mark.parametrize("name", PRESETS)
+def test_prediction_goes_on_where_it_stopped(tmp_path, name):
+    config = preset(name)
     gain = learned(config)
     loaded = load(saved(tmp_path / "state", config), config=config)
-    resumed = Gain(PROTOTYPES, config)
+    resumed = Gain(PROTOTYPES, config, update_every=1, warmup_frames=1)
     resumed.load_state(loaded.state, frames=loaded.frames)
     for seed in (10, 11):
         expected, got = gain.step(*batch_of(3, seed)), resumed.step(*batch_of(3, seed))
@@ -108,66 +112,51 @@ def test_prediction_goes_on_where_it_stopped(tmp_path, preset):
     assert float(np.max(expected.strength)) > 0.0
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_state_without_frames_loads(tmp_path, preset):
-    path, config = tmp_path / "state", GainConfig.preset(preset)
-    fresh = init_state(PROTOTYPES, config)
+@pytest.mark.parametrize("name", PRESETS)
+def test_state_without_frames_loads(tmp_path, name):
+    path, config = tmp_path / "state", preset(name)
+    fresh = make_method(PROTOTYPES, config).init_state()
     save_state(path, fresh, config=config, artifact_sha256=ARTIFACT, frames=0)
     loaded = load(path, config=config)
     assert loaded.frames == 0
-    gain = Gain(PROTOTYPES, config)
+    gain = Gain(PROTOTYPES, config, update_every=1, warmup_frames=1)
     gain.load_state(loaded.state)
     result = gain.predict(*batch_of(3, 0))
     np.testing.assert_array_equal(result.log_probs, result.source_log_probs)
-    for name, array in state_to_arrays(fresh).items():
-        np.testing.assert_array_equal(state_to_arrays(loaded.state)[name], array)
+    for field, array in arrays_of(fresh).items():
+        np.testing.assert_array_equal(arrays_of(loaded.state)[field], array)
 
 
 def test_metadata_say_what_the_file_is(tmp_path):
     with safe_open(saved(tmp_path / "state"), framework="numpy") as file:
         entries = file.metadata()
-    assert entries["gain.state.schema"] == "2"
-    assert json.loads(entries["gain.state.config"]) == GainConfig().to_dict()
+    assert entries["gain.state.schema"] == STATE_SCHEMA_VERSION
+    assert config_from_dict(json.loads(entries["gain.state.config"])) == ShiftConfig()
     assert entries["gain.state.artifact_sha256"] == ARTIFACT
     assert entries["gain.state.frames"] == "32"
     assert entries["gain.state.version"] == __version__
 
 
-@pytest.mark.parametrize("preset", ["tracked", "balanced"])
-def test_states_of_other_libraries_are_saved_and_loaded(tmp_path, preset):
+@pytest.mark.parametrize("name", ["shift", "paper"])
+def test_states_of_other_libraries_are_saved_and_loaded(tmp_path, name):
     torch = pytest.importorskip("torch", reason="stands for any device library")
-    config, path = GainConfig.preset(preset), tmp_path / "state"
+    config, path = preset(name), tmp_path / "state"
     prototypes = torch.asarray(PROTOTYPES)
-    gain = Gain(prototypes, config)
+    gain = Gain(prototypes, config, update_every=1, warmup_frames=1)
     features, logits = (torch.asarray(array) for array in batch_of(8, 0))
     gain.step(features, logits)
     save_state(path, gain.state, config=config, artifact_sha256=ARTIFACT, frames=8)
     loaded = load(path, prototypes=prototypes, config=config)
-    for name, array in state_to_arrays(gain.state).items():
-        got = state_to_arrays(loaded.state)[name]
+    for field, array in arrays_of(gain.state).items():
+        got = arrays_of(loaded.state)[field]
         assert isinstance(got, torch.Tensor)
         assert torch.equal(got, array)
     load(path, config=config)  # the same file serves NumPy
 
 
-def test_a_guard_that_holds_is_saved_and_restored(tmp_path):
-    path, config = tmp_path / "state", GainConfig()
-    gain = learned(config)
-    guard = replace(gain.state.guard, hold=np.float32(300.0), trips=np.float32(2.0))
-    gain.load_state(replace(gain.state, guard=guard), frames=32)
-    save_state(path, gain.state, config=config, artifact_sha256=ARTIFACT, frames=32)
-    loaded = load(path)
-    assert (loaded.state.guard.hold, loaded.state.guard.trips) == (300.0, 2.0)
-    resumed = Gain(PROTOTYPES, config)
-    resumed.load_state(loaded.state, frames=loaded.frames)
-    result = resumed.step(*batch_of(8, 9))
-    np.testing.assert_array_equal(result.log_probs, result.source_log_probs)
-    assert resumed.state.guard.hold == 292.0
-
-
 def test_a_state_of_another_preset_is_refused(tmp_path):
-    path = saved(tmp_path / "state", GainConfig.preset("balanced"))
-    assert "proposal: expected shift, got gaussian" in refusal(path, ConfigError)
+    path = saved(tmp_path / "state", preset("paper"))
+    assert "method: expected shift, got paper" in refusal(path, ConfigError)
 
 
 def test_missing_file_and_folder_are_refused(tmp_path):
@@ -206,10 +195,10 @@ def test_other_safetensors_files_are_refused(tmp_path):
 
 def test_other_schema_is_refused(tmp_path):
     path = saved(tmp_path / "state")
-    rewrite(path, schema="1", version="0.0.9")
+    rewrite(path, schema="2", version="0.1.0")
     message = refusal(path)
-    assert "expected state schema 2, got 1" in message
-    assert "0.0.9" in message
+    assert f"expected state schema {STATE_SCHEMA_VERSION}, got 2" in message
+    assert "0.1.0" in message
 
 
 def test_state_of_another_artifact_is_refused(tmp_path):
@@ -219,25 +208,23 @@ def test_state_of_another_artifact_is_refused(tmp_path):
 
 
 def test_differing_config_fields_are_listed(tmp_path):
-    balanced = GainConfig.preset("balanced")
-    path = saved(tmp_path / "state", balanced)
-    config = replace(balanced, half_life=float("inf"), prior_samples=0.0, anchor="prototype")
+    path = saved(tmp_path / "state", preset("paper"))
+    config = replace(preset("paper"), prior_strength=7.0, normalise=True)
     message = refusal(path, ConfigError, config=config)
-    assert "half_life: expected inf, got 420.0" in message
-    assert "prior_samples: expected 0.0, got 50.0" in message
-    assert "anchor: expected prototype, got balanced" in message
-    same = {item.name for item in fields(config)} - {"half_life", "prior_samples", "anchor"}
+    assert "prior_strength: expected 7.0, got 3.0" in message
+    assert "normalise: expected True, got False" in message
+    same = {item.name for item in fields(config)} - {"prior_strength", "normalise"}
     assert not [name for name in same if f"{name}:" in message]
 
 
 def test_config_of_another_version_names_its_fields(tmp_path):
     path = saved(tmp_path / "state")
-    config = GainConfig().to_dict()
-    del config["shrinkage"]
+    config = config_to_dict(ShiftConfig())
+    del config["half_life"]
     rewrite(path, config=json.dumps(config | {"momentum": 0.5}))
     message = refusal(path, ConfigError)
     assert "momentum: expected no such field, got 0.5" in message
-    assert "shrinkage: expected 1.25, got no such field" in message
+    assert f"half_life: expected {ShiftConfig().half_life}, got no such field" in message
 
 
 @pytest.mark.parametrize(
@@ -261,36 +248,34 @@ def test_malformed_metadata_are_refused(tmp_path, metadata):
 def test_state_of_another_head_is_refused(tmp_path):
     message = refusal(saved(tmp_path / "state"), prototypes=PROTOTYPES[:4])
     assert "state." in message
-    assert "another head" in message
+    assert "another network" in message
 
 
 def test_non_finite_state_is_not_saved_and_leaves_the_old_file(tmp_path):
     path = saved(tmp_path / "state")
     before = path.read_bytes()
-    state = learned(GainConfig()).state
-    mass = np.full_like(state.sums.window_mass, np.nan)
-    broken = replace(state, sums=replace(state.sums, window_mass=mass))
-    with pytest.raises(ArtifactError, match=r"state\.window_mass: expected finite"):
-        save_state(path, broken, config=GainConfig(), artifact_sha256=ARTIFACT, frames=1)
+    state = learned(ShiftConfig()).state
+    broken = replace(state, shift=np.full_like(state.shift, np.nan))
+    with pytest.raises(ArtifactError, match=r"state\.shift: expected finite"):
+        save_state(path, broken, config=ShiftConfig(), artifact_sha256=ARTIFACT, frames=1)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["state"]  # noqa: PTH208
 
 
 def test_non_finite_state_is_not_loaded(tmp_path, monkeypatch):
     path = tmp_path / "state"
-    state = learned(GainConfig()).state
-    mass = np.full_like(state.sums.window_mass, np.inf)
-    broken = replace(state, sums=replace(state.sums, window_mass=mass))
+    state = learned(ShiftConfig()).state
+    broken = replace(state, shift=np.full_like(state.shift, np.inf))
     with monkeypatch.context() as patch:
         patch.setattr("gain_runtime.state_file._refuse_non_finite", lambda arrays, path: None)
-        save_state(path, broken, config=GainConfig(), artifact_sha256=ARTIFACT, frames=1)
-    assert "state.window_mass: expected finite" in refusal(path)
+        save_state(path, broken, config=ShiftConfig(), artifact_sha256=ARTIFACT, frames=1)
+    assert "state.shift: expected finite" in refusal(path)
 
 
 def test_negative_frame_count_is_refused(tmp_path):
-    state = init_state(PROTOTYPES, GainConfig())
+    state = make_method(PROTOTYPES).init_state()
     with pytest.raises(ConfigError, match="frames"):
-        save_state(tmp_path / "s", state, config=GainConfig(), artifact_sha256=ARTIFACT, frames=-1)
+        save_state(tmp_path / "s", state, config=ShiftConfig(), artifact_sha256=ARTIFACT, frames=-1)
 
 
 def test_unwritable_place_is_one_line(tmp_path):
@@ -313,7 +298,7 @@ def test_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, monkey
 
     monkeypatch.setattr(atomic_file.os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        saved(path, GainConfig.preset("paper"))
+        saved(path, preset("paper"))
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["state"]  # noqa: PTH208
 

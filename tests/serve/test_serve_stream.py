@@ -15,12 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from gain_apps.stream_page import status_words
 
 from gain_apps.commands import CommandQueue
 from gain_apps.stop_request import StopRequest
 from gain_apps.stream_commands import carry_out, drain_commands
 from gain_apps.stream_config import StreamConfig
-from gain_apps.stream_page import status_words
 from gain_core.errors import ArtifactError, ConfigError
 
 ROADSIGNS = Path(__file__).resolve().parents[2] / "models" / "roadsigns"
