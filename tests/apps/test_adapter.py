@@ -106,7 +106,7 @@ def test_nan_from_the_network_leaves_the_state_untouched(
         for image in photos(3):
             adapter.step([image])
         adapter.save_state(tmp_path / "before")
-        with pytest.raises(NumericsError, match="features|logits"):
+        with pytest.raises(NumericsError, match=r"features|logits"):
             adapter.step([photos(1)[0], black])
         adapter.save_state(tmp_path / "after")
     assert_same_state(tmp_path / "before", tmp_path / "after")

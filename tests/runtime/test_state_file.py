@@ -45,7 +45,7 @@ def batch_of(size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def learned(config: Config, prototypes=PROTOTYPES) -> Gain:
     gain = Gain(prototypes, config, update_every=1, warmup_frames=1)
-    for seed in range(4):
+    for seed in range(40):
         gain.step(*batch_of(8, seed))
     return gain
 
@@ -90,7 +90,7 @@ def test_loaded_state_is_the_saved_one(tmp_path, name):
     gain = learned(config)
     save_state(path, gain.state, config=config, artifact_sha256=ARTIFACT, frames=gain.frames)
     loaded = load(path, config=config)
-    assert loaded.frames == gain.frames == 32
+    assert loaded.frames == gain.frames == 320
     expected, got = arrays_of(gain.state), arrays_of(loaded.state)
     assert expected.keys() == got.keys()
     for field, array in expected.items():
@@ -133,7 +133,7 @@ def test_metadata_say_what_the_file_is(tmp_path):
     assert entries["gain.state.schema"] == STATE_SCHEMA_VERSION
     assert config_from_dict(json.loads(entries["gain.state.config"])) == ShiftConfig()
     assert entries["gain.state.artifact_sha256"] == ARTIFACT
-    assert entries["gain.state.frames"] == "32"
+    assert entries["gain.state.frames"] == "320"
     assert entries["gain.state.version"] == __version__
 
 
