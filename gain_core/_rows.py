@@ -44,14 +44,16 @@ def min_of(values: Any, *, xp: Namespace) -> Array:
 
 def all_of(flags: Any, *, xp: Namespace) -> Array:
     """Whether all are set, ()."""
-    call: Any = np.logical_and.reduce if is_numpy_namespace(xp) else xp.all
-    return call(flags, axis=None)
+    if is_numpy_namespace(xp):
+        return np.logical_and.reduce(flags, axis=None)
+    return xp.all(flags)
 
 
 def any_of(flags: Any, *, xp: Namespace) -> Array:
     """Whether any is set, ()."""
-    call: Any = np.logical_or.reduce if is_numpy_namespace(xp) else xp.any
-    return call(flags, axis=None)
+    if is_numpy_namespace(xp):
+        return np.logical_or.reduce(flags, axis=None)
+    return xp.any(flags)
 
 
 def choose(flag: Array, first: Array, second: Array, *, xp: Namespace) -> Array:
