@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_torch_namespace
+from array_api_compat import array_namespace, device, is_numpy_namespace, is_torch_namespace
 
+from gain_core._rows import namespace
 from gain_core._typing import Array, Namespace
 from gain_core.errors import ArrayError, ConfigError
 
@@ -14,7 +15,7 @@ from gain_core.errors import ArrayError, ConfigError
 def namespace_of(name: str, array: Any, /) -> Namespace:
     """The array library behind an argument."""
     try:
-        return array_namespace(array)
+        return namespace(array)
     except TypeError as err:
         raise ArrayError(
             f"{name}: expected an array of NumPy, CuPy, torch or another array-API library, "
@@ -30,6 +31,8 @@ def describe(array: Array, /) -> str:
 
 def is_real_floating(array: Array, *, xp: Namespace) -> bool:
     """Whether the dtype is a real floating one, half precision and bfloat16 included."""
+    if is_numpy_namespace(xp):
+        return bool(array.dtype.kind == "f")
     if hasattr(xp, "bfloat16") and array.dtype == xp.bfloat16:
         return True
     # The standard has no float16, the libraries do.
@@ -48,23 +51,24 @@ def matrix_like(
 ) -> Array:
     """Check a (B, num_columns) floating array against a reference and cast it to its dtype."""
     xp = namespace_of(name, array)
-    expected = f"({'B' if num_rows is None else num_rows}, {num_columns}) on {device(like)}"
-    if xp is not array_namespace(like):
+    if xp is not namespace(like):
         raise ArrayError(
             f"{name}: expected an array of {array_namespace(like).__name__}, as the state is, "
             f"got one of {xp.__name__}; convert it by DLPack"
         )
     fits = array.ndim == 2 and array.shape[1] == num_columns
     if not fits or (num_rows is not None and array.shape[0] != num_rows):
+        rows = "B" if num_rows is None else num_rows
         raise ArrayError(
-            f"{name}: expected {expected}, got {describe(array)}; "
+            f"{name}: expected ({rows}, {num_columns}) on {device(like)}, got {describe(array)}; "
             "use the session's output or re-export"
         )
     if not is_real_floating(array, xp=xp):
         raise ArrayError(f"{name}: expected a floating dtype, got {describe(array)}")
     if device(array) != device(like):
         raise ArrayError(
-            f"{name}: expected {expected}, got {describe(array)}; move it to the state's device"
+            f"{name}: expected it on {device(like)}, got {describe(array)}; move it to the "
+            "state's device"
         )
     return array if array.dtype == like.dtype else xp.astype(array, like.dtype)
 

@@ -7,6 +7,7 @@ from typing import Any
 from array_api_compat import array_namespace, is_numpy_namespace
 
 from gain_core._checks import refuse_below_one
+from gain_core._rows import namespace
 from gain_core._typing import Array
 from gain_core.config import Config, make_method
 from gain_core.errors import NumericsError
@@ -19,6 +20,8 @@ __all__ = ["UPDATE_EVERY", "WARMUP_FRAMES", "Gain"]
 UPDATE_EVERY = 16
 # A video's first frames show one object, and a target learned from one class is no target.
 WARMUP_FRAMES = 64
+# Batches that are put aside at most, so that they take little memory however long the wait.
+MAX_ASIDE = 64
 
 
 class Gain:
@@ -69,6 +72,8 @@ class Gain:
         self._frozen = False
         self._state: Any = self._method.init_state()
         self._frames = 0
+        # Batches that were predicted and not yet collected, and the evidence of those before them.
+        self._aside: list[tuple[Array | None, Prediction]] = []
         self._waiting: Any | None = None
         self._waiting_frames = 0
 
@@ -148,7 +153,7 @@ class Gain:
             the device: read `Prediction.finite` together with the outputs.
         """
         prediction = self._method.predict(features, logits, self._state)
-        if is_numpy_namespace(array_namespace(prediction.probs)) and not bool(prediction.finite):
+        if is_numpy_namespace(namespace(prediction.probs)) and not bool(prediction.finite):
             raise NumericsError(_not_finite(features=features, logits=logits))
         return prediction
 
@@ -169,8 +174,12 @@ class Gain:
         """
         if self._frozen:
             return
-        self._waiting = self._method.collect(features, prediction, self._state, self._waiting)
+        self._aside.append((features, prediction))
         self._waiting_frames += prediction.probs.shape[0]
+        # A frame alone costs as many calls as a batch, so where that counts it waits for others.
+        reads_logits = self._method.feature_dim is None
+        if not (reads_logits and _is_finite_on_host(prediction)) or len(self._aside) >= MAX_ASIDE:
+            self._collect()
         awaited = self._update_every
         if not self._frames:
             awaited = max(awaited, self._warmup_frames)
@@ -204,6 +213,7 @@ class Gain:
 
     def flush(self) -> None:
         """Learn from the pending frames now, also when frozen: they came before that."""
+        self._collect()
         if self._waiting is None:
             return
         self._state = self._method.update(self._waiting, self._state)
@@ -240,7 +250,29 @@ class Gain:
         refuse_foreign(self._method.init_state(), state)
         self._state = copy_record(state)
         self._frames = frames
+        self._aside.clear()
         self._waiting, self._waiting_frames = None, 0
+
+    def _collect(self) -> None:
+        """Add what was put aside to the evidence, as one batch."""
+        aside, self._aside = self._aside, []
+        if len(aside) > 1:
+            aside = [(None, _joined([prediction for _, prediction in aside]))]
+        for features, prediction in aside:
+            self._waiting = self._method.collect(features, prediction, self._state, self._waiting)
+
+
+def _is_finite_on_host(prediction: Prediction) -> bool:
+    """Whether that can be told at once, and is so."""
+    return is_numpy_namespace(namespace(prediction.probs)) and bool(prediction.finite)
+
+
+def _joined(predictions: list[Prediction]) -> Prediction:
+    """Batches of NumPy's, all of them finite, as one."""
+    first, xp = predictions[0], namespace(predictions[0].probs)
+    names = ("probs", "log_probs", "strength", "gain", "source_log_probs")
+    arrays = {name: xp.concat([getattr(item, name) for item in predictions]) for name in names}
+    return Prediction(**arrays, finite=first.finite)
 
 
 def _not_finite(**arrays: Array | None) -> str:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import is_numpy_namespace
 
-from gain_core._typing import Array
+from gain_core._rows import all_of, choose, namespace
+from gain_core._typing import Array, Namespace
 from gain_core.intervention import evidence_path, expected_gain, solve_strength
 
 __all__ = ["Method", "Posteriors", "Prediction", "all_finite", "answer", "quiet"]
@@ -177,11 +178,15 @@ class Method(Protocol[S]):
 def answer(posteriors: Posteriors, /) -> Prediction:
     """As much of the correction as the evaluator expects to help."""
     start, source = posteriors.start, posteriors.source
-    xp = array_namespace(start)
-    adapts, nothing = posteriors.adapts, xp.zeros_like(start)
-    evidence = xp.where(adapts, posteriors.log_proposal - start, nothing)
+    xp = namespace(start)
+    adapts = posteriors.adapts
+    if is_numpy_namespace(xp) and not adapts:
+        return _source_answer(posteriors, xp=xp)
+    nothing = xp.zeros_like(start)
+    evidence = choose(adapts, posteriors.log_proposal - start, nothing, xp=xp)
     # A state of zeros has no evaluator.
-    gain = expected_gain(xp.where(adapts, posteriors.log_evaluator, nothing), evidence)
+    log_evaluator = choose(adapts, posteriors.log_evaluator, nothing, xp=xp)
+    gain = expected_gain(log_evaluator, evidence)
     strength = solve_strength(start, evidence, gain=gain)
     adapted = evidence_path(start, evidence, strength)
     log_probs = xp.where(strength[:, None] > 0, adapted, source)
@@ -195,10 +200,24 @@ def answer(posteriors: Posteriors, /) -> Prediction:
     )
 
 
+def _source_answer(posteriors: Posteriors, *, xp: Namespace) -> Prediction:
+    """What `answer` comes to without a correction."""
+    source = posteriors.source
+    nothing = xp.zeros(source.shape[:1], dtype=source.dtype)
+    return Prediction(
+        probs=xp.exp(source),
+        log_probs=source,
+        strength=nothing,
+        gain=nothing,
+        source_log_probs=source,
+        finite=posteriors.finite & all_finite(source),
+    )
+
+
 def all_finite(*arrays: Array) -> Array:
     """One flag, on the device, for all of them."""
-    xp = array_namespace(*arrays)
-    flag = xp.all(xp.isfinite(arrays[0]))
+    xp = namespace(arrays[0])
+    flag = all_of(xp.isfinite(arrays[0]), xp=xp)
     for array in arrays[1:]:
-        flag = flag & xp.all(xp.isfinite(array))
+        flag = flag & all_of(xp.isfinite(array), xp=xp)
     return flag

@@ -15,7 +15,8 @@ from typing import Any
 from array_api_compat import array_namespace, device, is_numpy_namespace
 
 from gain_core._checks import detached, float_like, matrix_like, refuse_below_two
-from gain_core._logspace import log_softmax
+from gain_core._logspace import log_softmax, softmax
+from gain_core._rows import any_of, choose, max_of, min_of, namespace, sum_of
 from gain_core._typing import Array, Namespace
 from gain_core.method import Posteriors, Prediction, all_finite, answer, quiet
 from gain_core.records import arrays_of, refuse_foreign
@@ -192,7 +193,7 @@ class Shift:
         ArrayError
             If a shape, dtype, device or namespace does not fit the state.
         """
-        xp = array_namespace(state.shift)
+        xp = namespace(state.shift)
         logits = matrix_like("logits", logits, num_columns=self.num_classes, like=state.shift)
         logits = detached(logits, xp=xp)
         return _posteriors(log_softmax(logits, xp=xp), state, finite=all_finite(logits))
@@ -214,7 +215,7 @@ class Shift:
 
         What a frame's neighbours taught serves it only where they say nothing of its class.
         """
-        if is_numpy_namespace(array_namespace(after.shift)) and not self.revises(after):
+        if is_numpy_namespace(namespace(after.shift)) and not self.revises(after):
             return prediction
         moved = {
             name: getattr(before, name) + after.iid * (getattr(after, name) - getattr(before, name))
@@ -233,36 +234,39 @@ class Shift:
         /,
     ) -> ShiftEvidence:
         """Sums over a predicted batch on top of what waits; one that is not finite adds nothing."""
-        xp = array_namespace(state.shift)
+        xp = namespace(state.shift)
         waiting = self.no_evidence() if waiting is None else waiting
         source, keep = prediction.source_log_probs, prediction.finite
-        if source.shape[0] == 0:
+        if source.shape[0] == 0 or (is_numpy_namespace(xp) and not keep):
             return waiting
-        nothing = xp.zeros_like(source)
-        x = xp.where(keep, _centered(source, xp=xp), nothing)
-        weights = xp.where(keep, 1.0 - xp.exp(source), nothing)
-        labels = xp.exp(log_softmax((x - state.shift) * xp.exp(state.log_scale), xp=xp))
+        x = _centered(source, xp=xp)
+        weights = 1.0 - xp.exp(source)
+        labels = softmax((x - state.shift) * xp.exp(state.log_scale), xp=xp)
+        if not is_numpy_namespace(xp):
+            x, weights, labels = (
+                xp.where(keep, array, xp.zeros_like(array)) for array in (x, weights, labels)
+            )
         weighted = weights * x
-        terms = (weights, weighted, weighted * x, xp.where(keep, labels, nothing))
+        terms = (weights, weighted, weighted * x, labels)
         y = x - _mean(state.reference_logits, state.reference_count, xp=xp)
-        high, low = xp.max(y, axis=1), xp.min(y, axis=1)
-        last = xp.where(waiting.count > 0, waiting.last, state.last)
+        high, low = max_of(y, xp=xp), min_of(y, xp=xp)
+        last = choose(waiting.count > 0, waiting.last, state.last, xp=xp)
         steps = x - xp.concat([last[None, :], x[:-1, :]], axis=0)
         scatter = (
-            xp.sum(high + low),
-            xp.sum(high - low),
-            xp.sum(y * y),
-            0.5 * xp.sum(steps * steps),
+            sum_of(high + low, xp=xp),
+            sum_of(high - low, xp=xp),
+            sum_of(sum_of(y * y, xp=xp), xp=xp),
+            0.5 * sum_of(sum_of(steps * steps, xp=xp), xp=xp),
         )
-        rows = xp.where(keep, xp.sum(xp.ones_like(high)), xp.zeros_like(waiting.count))
+        rows = xp.astype(keep, x.dtype) * sum_of(xp.ones_like(high), xp=xp)
         known = keep & (state.reference_count > 0)
         return ShiftEvidence(
             count=waiting.count + rows,
-            sums=waiting.sums + xp.stack([xp.sum(term, axis=0) for term in terms]),
-            logits=waiting.logits + xp.sum(x, axis=0),
-            last=xp.where(keep, x[-1, :], waiting.last),
+            sums=waiting.sums + xp.stack([sum_of(term, axis=0, xp=xp) for term in terms]),
+            logits=waiting.logits + sum_of(x, axis=0, xp=xp),
+            last=choose(keep, x[-1, :], waiting.last, xp=xp),
             scatter=waiting.scatter
-            + xp.where(known, xp.stack(scatter), xp.zeros_like(waiting.scatter)),
+            + choose(known, xp.stack(scatter), xp.zeros_like(waiting.scatter), xp=xp),
         )
 
     def no_evidence(self, capacity: int = 0, /) -> ShiftEvidence:
@@ -287,7 +291,7 @@ class Shift:
     @quiet
     def update(self, evidence: ShiftEvidence, state: ShiftState, /) -> ShiftState:
         """Forget a little, put the evidence into the open block, and accept or drop that."""
-        xp = array_namespace(state.shift)
+        xp = namespace(state.shift)
         config, count = self.config, evidence.count
         fades = xp.exp(count * self._rates)
         fade, longest = fades[:NUM_TIMESCALES], fades[NUM_TIMESCALES - 1]
@@ -295,9 +299,9 @@ class Shift:
         # Von Neumann's ratio: half the squared step from frame to frame over the variance.
         one = xp.ones_like(count)
         ratio = xp.where(scatter[0] > 0, _mean(scatter[1], scatter[0], xp=xp), one)
-        ratio = xp.clip(ratio, 0.01, 1.0)
+        ratio = xp.minimum(xp.maximum(ratio, 0.01 * one), one)
         low, high = config.iid_ratio
-        iid = xp.clip((ratio - low) / (high - low), 0.0, 1.0)
+        iid = xp.minimum(xp.maximum((ratio - low) / (high - low), 0.0 * one), one)
         # The first update gives the reference only.
         known = xp.where(state.reference_count > 0, one, 0.0 * one)
         seen = known * count
@@ -347,7 +351,7 @@ class Shift:
 
     def summary(self, state: ShiftState, /) -> dict[str, Array]:
         """`shift_nats`, its root mean square over the classes; `draws` behind it; `iid`."""
-        xp = array_namespace(state.shift)
+        xp = namespace(state.shift)
         size = xp.sqrt(xp.mean(state.shift * state.shift))
         return {"shift_nats": size, "draws": state.draws[-1], "iid": state.iid}
 
@@ -357,7 +361,7 @@ class Shift:
         count, independent, skew, span = (facts[i] for i in range(4))
         one = xp.ones_like(count)
         share = block[3, :] / xp.maximum(count, one)
-        excess = xp.sum(share * share) - 1.0 / self.num_classes
+        excess = sum_of(share * share, xp=xp) - 1.0 / self.num_classes
         draws = 1.0 / xp.maximum(excess, 1.0 / xp.maximum(independent, one))
         least = one_class + config.min_skewness * (mixture - one_class)
         many = (draws >= config.min_classes) & (skew >= least * span)
@@ -377,17 +381,17 @@ class Shift:
         weights = xp.maximum(memory[0, ...], some)
         mean = memory[1, ...] / weights
         square = xp.maximum(memory[2, ...] / weights - mean * mean, 0.0 * mean)
-        mean = mean - xp.mean(mean, axis=1, keepdims=True)
+        mean = _centered(mean, xp=xp)
         share = memory[3, ...] / xp.maximum(count, some)[:, None]
         # One over the number of draws.
-        error = xp.maximum(xp.sum(share * share, axis=1) - 1.0 / K, 1.0 / xp.maximum(draws, some))
+        error = xp.maximum(sum_of(share * share, xp=xp) - 1.0 / K, 1.0 / xp.maximum(draws, some))
         floor = xp.maximum(MIN_VARIANCE * xp.mean(square, axis=1, keepdims=True), some)
         logs = 0.5 * xp.log(xp.maximum(square, floor))
-        logs = logs - xp.mean(logs, axis=1, keepdims=True)
+        logs = _centered(logs, xp=xp)
         shift, log_scale, variance = 0.0 * mean[0, :], 0.0 * mean[0, :], 0.0 * iid
         for j in reversed(range(NUM_TIMESCALES)):
             longest = j == NUM_TIMESCALES - 1
-            move, noise = mean[j, :] - shift, xp.sum(square[j, :]) * error[j]
+            move, noise = mean[j, :] - shift, sum_of(square[j, :], xp=xp) * error[j]
             kept = _james_stein(move, (1.0 - 0.2 * iid) * noise, some=some, xp=xp)
             # The shortest timescale, in a video, shows what the next frame will show.
             kept = iid * kept if j == 0 else kept
@@ -401,16 +405,18 @@ class Shift:
         # How much of it the newest frames show: the regression of their mean on it.
         newest = recent[1, :] / xp.maximum(recent[0, :], some)
         newest = newest - xp.mean(newest)
-        agreement = xp.sum(newest * shift) / xp.maximum(xp.sum(shift * shift), some)
-        agreement = xp.clip(agreement, 0.0, 1.0)
+        agreement = sum_of(newest * shift, xp=xp) / xp.maximum(sum_of(shift * shift, xp=xp), some)
+        agreement = xp.minimum(xp.maximum(agreement, 0.0 * iid), 0.0 * iid + 1.0)
         # The logits keep their size.
-        rest = xp.sum(square[-1, :] * xp.exp(-2.0 * log_scale))
-        size = xp.log(xp.maximum(xp.sum(square[-1, :]), some) / xp.maximum(rest, some))
+        rest = sum_of(square[-1, :] * xp.exp(-2.0 * log_scale), xp=xp)
+        size = xp.log(xp.maximum(sum_of(square[-1, :], xp=xp), some) / xp.maximum(rest, some))
         # Frequent classes of the place: shares shrunk towards equal ones, within twice of them.
         away = share[-1, :] - 1.0 / K
         noise = 1.0 / xp.maximum(draws[-1], some) + 0.05 / K
         prior = 1.0 / K + _james_stein(away, noise, some=some, xp=xp) * away
-        log_prior = xp.log(xp.clip(prior, 0.5 / K, 2.0 / K))
+        nothing = 0.0 * prior
+        prior = xp.minimum(xp.maximum(prior, nothing + 0.5 / K), nothing + 2.0 / K)
+        log_prior = xp.log(prior)
         found = {
             "shift": agreement * shift,
             "log_scale": agreement * (0.5 * size - log_scale),
@@ -432,32 +438,40 @@ def _posteriors(source: Array, state: ShiftState, *, finite: Array) -> Posterior
     two logits has 2 v, by the probit approximation 1 / sqrt(1 + pi 2 v / 8) of a softmax under
     Gaussian logits.
     """
-    xp = array_namespace(source)
-    moved = (_centered(source, xp=xp) - state.shift) * xp.exp(state.log_scale)
-    moved = log_softmax(moved, xp=xp)
-    spread = xp.sqrt(1.0 + (math.pi / 4.0) * state.variance)
+    xp = namespace(source)
     read = xp.abs(state.shift) + xp.abs(state.log_scale) + xp.abs(state.log_prior)
+    adapts = any_of(read > 0, xp=xp)
+    if is_numpy_namespace(xp) and not adapts:
+        log_proposal = log_evaluator = source
+    else:
+        moved = (_centered(source, xp=xp) - state.shift) * xp.exp(state.log_scale)
+        moved = log_softmax(moved, xp=xp)
+        spread = xp.sqrt(1.0 + (math.pi / 4.0) * state.variance)
+        log_proposal = log_softmax(moved + state.log_prior, xp=xp)
+        log_evaluator = log_softmax(moved / spread + state.log_prior, xp=xp)
     return Posteriors(
         source=source,
         start=source,
-        log_proposal=log_softmax(moved + state.log_prior, xp=xp),
-        log_evaluator=log_softmax(moved / spread + state.log_prior, xp=xp),
-        adapts=xp.any(read > 0),
+        log_proposal=log_proposal,
+        log_evaluator=log_evaluator,
+        adapts=adapts,
         finite=finite,
     )
 
 
 def _centered(logits: Array, *, xp: Namespace) -> Array:
     """x, (B, K)."""
-    return logits - xp.mean(logits, axis=1, keepdims=True)
+    return logits - sum_of(logits, keepdims=True, xp=xp) / logits.shape[1]
 
 
 def _mean(total: Array, count: Array, *, xp: Namespace) -> Array:
     """The mean, 0 of nothing."""
     some = count > 0
+    if is_numpy_namespace(xp):
+        return total / count if some else 0.0 * total
     return xp.where(some, total / xp.where(some, count, xp.ones_like(count)), 0.0 * total)
 
 
 def _james_stein(move: Array, noise: Array, *, some: Array, xp: Namespace) -> Array:
     """The share of a move that is kept, in [0, 1]."""
-    return xp.maximum(1.0 - noise / xp.maximum(xp.sum(move * move), some), 0.0 * noise)
+    return xp.maximum(1.0 - noise / xp.maximum(sum_of(move * move, xp=xp), some), 0.0 * noise)

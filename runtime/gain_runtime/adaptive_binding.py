@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy.typing as npt
 import onnxruntime
 
 from gain_runtime.adaptive_artifact import AdaptiveArtifact
-from gain_runtime.device_buffers import DeviceArray, DeviceMemory, InputBuffer
 from gain_runtime.onnx_native import CUDA_PROVIDER
 
 __all__ = ["PREDICTED", "AdaptiveBinding"]
@@ -37,47 +35,27 @@ class AdaptiveBinding:
         The file it was loaded from.
     provider : str
         The execution provider it runs on, which says where the buffers lie.
-    memory : DeviceMemory, optional
-        The device and the stream on which it runs, for inputs on the device; None takes inputs
-        in host memory only.
     """
 
-    def __init__(
-        self,
-        native: Any,
-        artifact: AdaptiveArtifact,
-        provider: str,
-        /,
-        *,
-        memory: DeviceMemory | None = None,
-    ) -> None:
+    def __init__(self, native: Any, artifact: AdaptiveArtifact, provider: str, /) -> None:
         self._native = native
         self._artifact = artifact
         self._place = "cuda" if provider == CUDA_PROVIDER else "cpu"
-        self._device_id = 0 if memory is None else memory.device_id
         # On the device as well: the graph reads the flag there, and a copy would be waited for.
         self._flags = {flag: self._placed(np.array(flag)) for flag in (False, True)}
         self._names = [*(item.next_name for item in artifact.state), *PREDICTED]
         self._sets: tuple[_Buffers, _Buffers] = ({}, {})
         self._current = 0
         self._bound: dict[tuple[int, bool], Any] = {}
-        # Last, so that the stream goes after the network that runs on it.
-        self._memory = memory
-        self._inputs: tuple[InputBuffer, ...] = ()
-        if memory is not None:
-            self._inputs = tuple(InputBuffer(memory, shape) for shape in artifact.input_shapes)
         self.replace({item.field: item.zeros() for item in artifact.state})
 
-    def run(
-        self, inputs: Sequence[Floats | DeviceArray], /, *, update: bool
-    ) -> dict[str, npt.NDArray[Any]]:
+    def run(self, inputs: Sequence[Floats], /, *, update: bool) -> dict[str, npt.NDArray[Any]]:
         """Call the graph once and wait for it.
 
         Parameters
         ----------
         inputs : sequence of arrays, (B, ...) float32
-            One for each of the artifact's inputs, checked, with B at least 1; on the host or, with
-            `memory`, on the device.
+            One for each of the artifact's inputs, checked, with B at least 1.
         update : bool
             Whether the other set of buffers receives a new state; otherwise the state is not
             written, whatever it is.
@@ -88,11 +66,11 @@ class AdaptiveBinding:
             The outputs named in `PREDICTED`: NumPy arrays of their own memory.
         """
         binding = self._binding(update)
-        with nullcontext() if self._memory is None else self._memory.ordered():
-            self._bind_inputs(binding, inputs)
-            for name in PREDICTED:
-                binding.bind_output(name, "cpu")  # anew, or the last batch's size would be kept
-            self._native.run_with_iobinding(binding)
+        for name, array in zip(self._artifact.input_names, inputs, strict=True):
+            binding.bind_cpu_input(name, array)
+        for name in PREDICTED:
+            binding.bind_output(name, "cpu")  # anew, or the last batch's size would be kept
+        self._native.run_with_iobinding(binding)
         outputs = dict(zip(self._names, binding.get_outputs(), strict=True))
         return {name: outputs[name].numpy() for name in PREDICTED}
 
@@ -127,11 +105,6 @@ class AdaptiveBinding:
         self._sets = (self._buffers(arrays), self._buffers(arrays))
         self._current = 0
 
-    def synchronize(self) -> None:
-        """Wait for everything that is queued on the device."""
-        if self._memory is not None:
-            self._memory.synchronize()
-
     def _binding(self, update: bool) -> Any:
         """The state's buffers as inputs and outputs; made once per direction.
 
@@ -150,18 +123,6 @@ class AdaptiveBinding:
             self._bound[key] = binding
         return self._bound[key]
 
-    def _bind_inputs(self, binding: Any, inputs: Sequence[Floats | DeviceArray]) -> None:
-        """Tell ONNX Runtime where the batch lies."""
-        names = self._artifact.input_names
-        if self._memory is None:
-            for name, array in zip(names, inputs, strict=True):
-                binding.bind_cpu_input(name, array)
-            return
-        device = (self._memory.device_type, self._memory.device_id, np.float32)
-        for name, array, buffer in zip(names, inputs, self._inputs, strict=True):
-            held = buffer.hold(array)
-            binding.bind_input(name, *device, held.shape, self._memory.address(held))
-
     def _buffers(self, arrays: Mapping[str, npt.NDArray[Any]]) -> _Buffers:
         """New buffers with these values."""
         return {
@@ -171,4 +132,4 @@ class AdaptiveBinding:
 
     def _placed(self, array: npt.NDArray[Any]) -> onnxruntime.OrtValue:
         """A copy where the graph runs, in memory of ONNX Runtime's."""
-        return onnxruntime.OrtValue.ortvalue_from_numpy(array, self._place, self._device_id)
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array, self._place, 0)

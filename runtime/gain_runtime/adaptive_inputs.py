@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from array_api_compat import is_cupy_array
-
 from gain_core.errors import ArrayError
 from gain_runtime.adaptive_artifact import AdaptiveArtifact
+from gain_runtime.session import check_input
 
 __all__ = ["check_inputs"]
 
@@ -20,7 +18,6 @@ def check_inputs(
     /,
     *,
     fixed_batch: int | None = None,
-    device_id: int | None = None,
 ) -> int:
     """Refuse a batch that the graph cannot read.
 
@@ -32,8 +29,6 @@ def check_inputs(
     artifact : AdaptiveArtifact
     fixed_batch : int, optional
         The only batch size the network takes.
-    device_id : int, optional
-        The CUDA device whose CuPy arrays are taken besides NumPy's; None takes NumPy's only.
 
     Returns
     -------
@@ -43,7 +38,7 @@ def check_inputs(
     Raises
     ------
     ArrayError
-        If the number of arrays, or an array's library, device, shape, dtype or layout is another.
+        If the number of arrays, or an array's library, shape, dtype or layout is another.
     """
     names = artifact.input_names
     if len(inputs) != len(names):
@@ -52,38 +47,6 @@ def check_inputs(
         )
     batch_size = fixed_batch
     for name, array, shape in zip(names, inputs, artifact.input_shapes, strict=True):
-        batch_size = _check(name, array, (batch_size, *shape), device_id=device_id)
+        batch_size = check_input(name, array, (batch_size, *shape))
     assert batch_size is not None
     return batch_size
-
-
-def _check(
-    name: str, array: Any, shape: tuple[int | None, ...], /, *, device_id: int | None
-) -> int:
-    """One array; None in `shape` is any batch size. Returns its own."""
-    sizes = ", ".join("B" if size is None else str(size) for size in shape)
-    place = "NumPy" if device_id is None else f"NumPy or cuda:{device_id} CuPy"
-    expected = f"a C-contiguous {place} array ({sizes}) float32"
-    on_device = device_id is not None and is_cupy_array(array)
-    if not (on_device or isinstance(array, np.ndarray)):
-        raise ArrayError(f"{name}: expected {expected}, got {type(array).__name__}")
-    if on_device and array.device.id != device_id:
-        raise ArrayError(
-            f"{name}: expected {expected}, got one on cuda:{array.device.id}; copy it to the "
-            "session's device"
-        )
-    fits = array.ndim == len(shape) and all(
-        size in (None, actual) for size, actual in zip(shape, array.shape, strict=True)
-    )
-    if not fits or array.dtype != np.float32:
-        raise ArrayError(
-            f"{name}: expected {expected}, got {array.shape} {array.dtype}; "
-            "prepare it as the artifact says"
-        )
-    if not array.flags.c_contiguous:
-        library = "cupy" if on_device else "numpy"
-        raise ArrayError(
-            f"{name}: expected {expected}, got strides {array.strides}; "
-            f"use {library}.ascontiguousarray"
-        )
-    return int(array.shape[0])

@@ -18,8 +18,6 @@ from gain_runtime.adaptive_artifact import PENDING, AdaptiveArtifact, load_adapt
 from gain_runtime.adaptive_binding import AdaptiveBinding
 from gain_runtime.adaptive_inputs import check_inputs
 from gain_runtime.closing import Closing
-from gain_runtime.device_buffers import DeviceArray, DeviceMemory
-from gain_runtime.onnx_cuda import cuda_memory
 from gain_runtime.onnx_native import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
@@ -86,9 +84,7 @@ class AdaptiveSession(Closing):
             artifact = load_adaptive(artifact)
         self._artifact = artifact
         check_provider(provider)
-        on_cuda = provider == CUDA_PROVIDER
-        memory = cuda_memory(needed=False) if on_cuda else None
-        options = cuda_options(memory, tf32=tf32) if on_cuda else None
+        options = cuda_options(tf32=tf32) if provider == CUDA_PROVIDER else None
         native = create_native(artifact.path, provider, num_threads, options=options)
         self._provider = provider
         self._frozen = False
@@ -96,11 +92,7 @@ class AdaptiveSession(Closing):
         self._frames = self._pending_frames = 0
         batch = native.get_inputs()[0].shape[0]
         self._fixed_batch: int | None = batch if isinstance(batch, int) else None
-        # Before what runs on its stream, and so released after it.
-        self._memory: DeviceMemory | None = memory
-        self._bound: AdaptiveBinding | None = AdaptiveBinding(
-            native, artifact, provider, memory=memory
-        )
+        self._bound: AdaptiveBinding | None = AdaptiveBinding(native, artifact, provider)
         logger.info("%s: running on %s", artifact.path.name, provider)
         log_placement(native, provider)
 
@@ -163,15 +155,14 @@ class AdaptiveSession(Closing):
         """Every state tensor by field, what waits included, copied to the host."""
         return self._read(item.field for item in self._artifact.state)
 
-    def predict(self, *inputs: Floats | DeviceArray) -> Prediction:
+    def predict(self, *inputs: Floats) -> Prediction:
         """Predict a batch; the state does not change.
 
         Parameters
         ----------
         *inputs : arrays, float32, C-contiguous
             `pixel_values` (B, 3, height_px, width_px); where the file has no network, `logits`
-            (B, K), and before them `features` (B, D) where the method reads these. Of NumPy or, on
-            CUDA with CuPy, of CuPy on the session's device.
+            (B, K), and before them `features` (B, D) where the method reads these.
 
         Returns
         -------
@@ -181,7 +172,7 @@ class AdaptiveSession(Closing):
         Raises
         ------
         ArrayError
-            If an input has another type, device, shape or layout.
+            If an input has another type, shape or layout.
         EngineError
             If the session is closed or ONNX Runtime fails; the state is untouched.
         NumericsError
@@ -189,7 +180,7 @@ class AdaptiveSession(Closing):
         """
         return self._run(inputs, update=False)
 
-    def step(self, *inputs: Floats | DeviceArray) -> Prediction:
+    def step(self, *inputs: Floats) -> Prediction:
         """Predict a batch, then learn from it, at once or when `update_every` frames wait.
 
         Parameters
@@ -258,19 +249,12 @@ class AdaptiveSession(Closing):
 
     def close(self) -> None:
         """Release network and state; may be called twice."""
-        try:
-            if self._bound is not None:
-                self._bound.synchronize()
-        finally:
-            self._bound = self._memory = None
+        self._bound = None
 
-    def _run(self, inputs: tuple[Floats | DeviceArray, ...], *, update: bool) -> Prediction:
+    def _run(self, inputs: tuple[Floats, ...], *, update: bool) -> Prediction:
         """One call of the graph; the state advances if it succeeds, is finite and `update`."""
         bound = self._open()
-        device_id = None if self._memory is None else self._memory.device_id
-        batch_size = check_inputs(
-            inputs, self._artifact, fixed_batch=self._fixed_batch, device_id=device_id
-        )
+        batch_size = check_inputs(inputs, self._artifact, fixed_batch=self._fixed_batch)
         if batch_size == 0:
             return self._empty()
         try:

@@ -1,21 +1,22 @@
-"""Memory and a stream on a CUDA device, by CuPy."""
+"""Memory and a stream on a CUDA device, by CuPy, for libraries that bring none of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gain_core._optional import require
 from gain_core.errors import BackendUnavailableError, EngineError
-from gain_runtime.device_buffers import DeviceArray
 
-__all__ = ["CudaMemory", "cuda_failures"]
+__all__ = ["CudaMemory", "DeviceArray", "cuda_failures"]
 
 Floats = npt.NDArray[np.float32]
+# A CuPy array, with what the array API's standard does not have: its address, copies to the host.
+DeviceArray: TypeAlias = Any
 
 # What CuPy raises for CUDA, its compiler and its libraries shares no base class of its own; where
 # it comes from tells it from others' exceptions.
@@ -50,7 +51,7 @@ def cuda_failures(cupy: Any, where: str, /) -> Iterator[None]:
 
 
 class CudaMemory:
-    """Memory of the current CUDA device, by CuPy, and a stream of its own.
+    """Memory of the current CUDA device, and a stream of its own.
 
     Raises
     ------
@@ -58,74 +59,51 @@ class CudaMemory:
         If CuPy is not installed or finds no usable device.
     """
 
-    device_type = "cuda"
-
     def __init__(self) -> None:
         self._cupy: Any = require("cupy", extra="cuda12")
         cuda = self._cupy.cuda
         try:
             self._device = cuda.Device()
             self.stream: Any = cuda.Stream(non_blocking=True)
-            self._before, self._after = (cuda.Event(disable_timing=True) for _ in range(2))
         except cuda.runtime.CUDARuntimeError as err:
             raise BackendUnavailableError(
                 f"cupy: no usable NVIDIA driver or GPU here ({err}); install or update the driver, "
                 "or use the device cpu"
             ) from err
 
-    @property
-    def device_id(self) -> int:
-        """The CUDA device's number."""
-        return int(self._device.id)
-
     @contextmanager
-    def ordered(self) -> Iterator[None]:
-        """See `DeviceMemory`; the host waits for nothing.
+    def in_use(self) -> Iterator[None]:
+        """The device and the stream are the current ones.
 
         Raises
         ------
         EngineError
             If CUDA reports a failure, which may be an earlier one.
         """
-        with self._failures(), self._device:
-            outside = self._cupy.cuda.get_current_stream()
-            if outside.ptr == self.stream.ptr:
-                yield
-                return
-            outside.record(self._before)
-            self.stream.wait_event(self._before)
-            try:
-                with self.stream:
-                    yield
-            finally:
-                self.stream.record(self._after)
-                outside.wait_event(self._after)
+        with cuda_failures(self._cupy, f"cuda:{self._device.id}"), self._device, self.stream:
+            yield
 
     def empty(self, shape: tuple[int, ...], /) -> DeviceArray:
-        """See `DeviceMemory`.
+        """A C-contiguous float32 array of any values, aligned as TensorRT wants it.
 
         Raises
         ------
         EngineError
             If the device has no room for it.
         """
-        with cuda_failures(self._cupy, f"buffers of {shape} float32 on cuda:{self.device_id}"):
+        with self.in_use():
             return self._cupy.empty(shape, np.float32)
 
-    def holds(self, array: DeviceArray, /) -> bool:
-        """See `DeviceMemory`."""
-        return isinstance(array, self._cupy.ndarray) and array.device == self._device
-
     def address(self, array: DeviceArray, /) -> int:
-        """See `DeviceMemory`."""
+        """Where it lies on the device."""
         return int(array.data.ptr)
 
     def upload(self, host: Floats, target: DeviceArray, /) -> None:
-        """See `DeviceMemory`; returns once pageable memory may be written again."""
+        """Queue a copy; returns once `host` may be written again."""
         target.set(host, stream=self.stream)
 
     def download(self, arrays: Sequence[DeviceArray], /) -> list[Floats]:
-        """See `DeviceMemory`."""
+        """Fresh NumPy arrays of the values; returns when they have arrived."""
         copies = [array.get(stream=self.stream) for array in arrays]
         self.stream.synchronize()
         return copies
@@ -138,9 +116,5 @@ class CudaMemory:
         EngineError
             If it failed.
         """
-        with self._failures():
+        with self.in_use():
             self.stream.synchronize()
-
-    def _failures(self) -> AbstractContextManager[None]:
-        """CuPy's errors as ours."""
-        return cuda_failures(self._cupy, f"cuda:{self.device_id}")

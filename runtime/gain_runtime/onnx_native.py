@@ -21,8 +21,6 @@ except ImportError as err:
         "built for; where both are installed uninstall both first, they hold the same files"
     ) from err
 
-from gain_runtime.device_buffers import DeviceMemory
-
 __all__ = [
     "CPU_PROVIDER",
     "CUDA_PROVIDER",
@@ -32,7 +30,6 @@ __all__ = [
     "cuda_options",
     "log_placement",
     "one_line",
-    "run_without_waiting",
 ]
 
 logger = logging.getLogger(__name__)
@@ -56,14 +53,11 @@ NATIVE_ERRORS: tuple[type[Exception], ...] = (
 _Native: TypeAlias = "onnxruntime.InferenceSession"
 
 
-def cuda_options(memory: DeviceMemory | None = None, /, *, tf32: bool = False) -> dict[str, str]:
+def cuda_options(*, tf32: bool = False) -> dict[str, str]:
     """The CUDA provider's options.
 
     Parameters
     ----------
-    memory : DeviceMemory, optional
-        The device to run on and the stream to run on; None is the first device and a stream of
-        ONNX Runtime's own.
     tf32 : bool, optional
         Whether matrix products of float32 may be rounded to ten bits of mantissa.
 
@@ -71,15 +65,7 @@ def cuda_options(memory: DeviceMemory | None = None, /, *, tf32: bool = False) -
     -------
     dict
     """
-    options = {"use_tf32": str(int(tf32))}
-    if memory is not None:
-        # ONNX Runtime takes a stream's address in decimal, and none that is 0.
-        options |= {
-            "device_id": str(memory.device_id),
-            "user_compute_stream": str(memory.stream.ptr),
-            "do_copy_in_default_stream": "1",
-        }
-    return options
+    return {"use_tf32": str(int(tf32))}
 
 
 def check_provider(provider: str, /) -> None:
@@ -176,18 +162,6 @@ def _preload_cuda() -> None:
         preload()
     if said.getvalue():
         logger.debug("preload_dlls: %s", said.getvalue().strip())
-
-
-def run_without_waiting() -> Any:
-    """Options of a run that returns when it is queued; the caller orders the rest by the stream.
-
-    Returns
-    -------
-    onnxruntime.RunOptions
-    """
-    options = onnxruntime.RunOptions()
-    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    return options
 
 
 def log_placement(session: _Native, provider: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
@@ -33,8 +33,6 @@ class _Options:
     """How a session is opened, on whichever device."""
 
     num_threads: int | None
-    device_outputs: bool
-    ring: int
     allow_host_code: bool
 
 
@@ -44,8 +42,6 @@ def open_session(
     *,
     device: Device = "cpu",
     num_threads: int | None = None,
-    device_outputs: bool = False,
-    ring: int = 3,
     allow_host_code: bool = False,
 ) -> Session:
     """Open an artifact on a device.
@@ -59,11 +55,6 @@ def open_session(
         which, and why not those before it. The others are never replaced.
     num_threads : int, optional
         CPU threads within one operator; None lets the library choose.
-    device_outputs : bool, optional
-        On a GPU, leave the outputs there: see `Session.stream`. Where `auto` ends at the CPU, or
-        finds no CuPy, they are in host memory and `stream` is None.
-    ring : int, optional
-        With `device_outputs`: calls after which an output is overwritten.
     allow_host_code : bool, optional
         Take version-compatible engines: see `TensorRTSession`.
 
@@ -79,35 +70,23 @@ def open_session(
     BackendUnavailableError
         If the device cannot be used.
     ConfigError
-        If the device is unknown, `num_threads` or `ring` is below 1, or `device_outputs` is set
-        for the device `cpu`.
+        If the device is unknown or `num_threads` is below 1.
     EngineError
         If the graph cannot be loaded, or the engine is missing, stale or foreign.
     """
     _check_device(device)
     if not isinstance(artifact, Artifact):
         artifact = load_artifact(artifact)
-    options = _Options(
-        num_threads=num_threads,
-        device_outputs=device_outputs,
-        ring=ring,
-        allow_host_code=allow_host_code,
-    )
+    options = _Options(num_threads=num_threads, allow_host_code=allow_host_code)
     if device == "tensorrt":
         return _open_tensorrt(artifact, options)
     if device != "auto":
         return _open_onnx(artifact, device, options)
-    on_host = replace(options, device_outputs=False)
     openers: dict[str, Callable[[], Session]] = {
         "tensorrt": lambda: _tried(_open_tensorrt(artifact, options)),
         "cuda": lambda: _tried(_open_onnx(artifact, "cuda", options)),
+        "cpu": lambda: _open_onnx(artifact, "cpu", options),
     }
-    if device_outputs:
-        # ONNX Runtime needs no CuPy for the forward pass itself.
-        openers["cuda with outputs on the host"] = lambda: _tried(
-            _open_onnx(artifact, "cuda", on_host)
-        )
-    openers["cpu"] = lambda: _open_onnx(artifact, "cpu", on_host)
     return first_that_opens(openers)
 
 
@@ -187,12 +166,7 @@ def _open_tensorrt(artifact: Artifact, options: _Options) -> TensorRTSession:
     """A session on the engine beside the artifact."""
     from gain_runtime.tensorrt_session import TensorRTSession
 
-    return TensorRTSession(
-        artifact,
-        device_outputs=options.device_outputs,
-        ring=options.ring,
-        allow_host_code=options.allow_host_code,
-    )
+    return TensorRTSession(artifact, allow_host_code=options.allow_host_code)
 
 
 def _open_onnx(artifact: Artifact, device: str, options: _Options) -> OnnxSession:
@@ -205,8 +179,6 @@ def _open_onnx(artifact: Artifact, device: str, options: _Options) -> OnnxSessio
         artifact,
         provider=CUDA_PROVIDER if device == "cuda" else CPU_PROVIDER,
         num_threads=options.num_threads,
-        device_outputs=options.device_outputs,
-        ring=options.ring,
     )
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import to_device
 
-from gain_core._typing import Array
 from gain_core.errors import ArrayError, ConfigError, EngineError, GainError
 from gain_runtime.artifact import Artifact
 from gain_runtime.closing import Closing
@@ -34,8 +31,8 @@ class SharedSession:
 
     Whatever is asked during a forward pass shares the next one. Where the last pass was shared,
     the first stream that asks waits up to `wait_s` for the others, but no longer than until all
-    have asked: cameras that are never ready together wait for nobody. Each gets its own rows, on
-    the host. Where the network takes no larger batch, the streams take turns, which is said once.
+    have asked: cameras that are never ready together wait for nobody. Each gets its own rows. Where
+    the network takes no larger batch, the streams take turns, which is said once.
 
     Parameters
     ----------
@@ -79,11 +76,6 @@ class SharedSession:
     def provider(self) -> str:
         """The execution provider really in use."""
         return self._session.provider
-
-    @property
-    def stream(self) -> None:
-        """None: results come to the host, also those of a device, whose buffers are reused."""
-        return None
 
     @property
     def passes(self) -> int:
@@ -221,11 +213,11 @@ class SharedSession:
             request.answer = err
 
     def _run(self, pixel_values: npt.NDArray[np.float32]) -> Features:
-        """One counted pass; what lies on a device is copied before a later pass overwrites it."""
-        features, logits = self._session.infer(pixel_values)
+        """One counted pass."""
+        result = self._session.infer(pixel_values)
         self._passes += 1
         self._rows += len(pixel_values)
-        return Features(None if features is None else _to_host(features), _to_host(logits))
+        return result
 
 
 class StreamSession(Closing):
@@ -251,11 +243,6 @@ class StreamSession(Closing):
         """The execution provider really in use."""
         return self._provider
 
-    @property
-    def stream(self) -> None:
-        """None: results are on the host."""
-        return None
-
     def infer(self, pixel_values: npt.NDArray[np.float32], /) -> Features:
         """As `SharedSession.infer`.
 
@@ -275,11 +262,6 @@ class StreamSession(Closing):
         shared, self._shared = self._shared, None
         if shared is not None:
             shared.leave()
-
-
-def _to_host(array: Array) -> npt.NDArray[Any]:
-    """The array where it is NumPy's already, else a copy."""
-    return np.asarray(to_device(array, "cpu"))
 
 
 class _Request:

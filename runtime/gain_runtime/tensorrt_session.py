@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gain_core.errors import ArrayError, BackendUnavailableError, ConfigError, EngineError
+from gain_core.errors import ArrayError, BackendUnavailableError, EngineError
 from gain_runtime.artifact import Artifact, load_artifact
 from gain_runtime.atomic_file import write_atomically
 from gain_runtime.closing import Closing
-from gain_runtime.cuda_memory import CudaMemory
-from gain_runtime.device_buffers import DeviceArray, InputBuffer, OutputRing
+from gain_runtime.cuda_memory import CudaMemory, DeviceArray
 from gain_runtime.engine_file import Engine, engine_path, read_engine
-from gain_runtime.pixel_values import check_pixel_values
-from gain_runtime.session import Features, as_features
+from gain_runtime.session import Features, as_features, check_input, no_features, pixel_shape
 from gain_runtime.tensorrt_library import (
     EXTRAS,
     cache_file,
@@ -34,6 +32,8 @@ __all__ = ["TensorRTSession"]
 
 logger = logging.getLogger(__name__)
 
+Floats = npt.NDArray[np.float32]
+
 # What the CUDA runtime says where the driver is missing or too old, or there is no device.
 _NO_DRIVER = re.compile(r"cudaError (35|100)\b[^)]*")
 
@@ -47,12 +47,6 @@ class TensorRTSession(Closing):
         A path is loaded and checked first.
     engine : str or Path, optional
         Defaults to the `.engine` file beside the artifact.
-    device_outputs : bool, optional
-        Leave the outputs on the device, as CuPy arrays on the session's `stream`. No array
-        crosses to the host then, and nothing is waited for.
-    ring : int, optional
-        With `device_outputs`: sets of output arrays. What a call returned is overwritten `ring`
-        calls later.
     allow_host_code : bool, optional
         Take version-compatible engines, whose plans bring code that runs on the host: only where
         nobody else can write the file.
@@ -63,8 +57,6 @@ class TensorRTSession(Closing):
         If the path is no artifact.
     BackendUnavailableError
         If the library, CuPy or a usable NVIDIA driver is missing.
-    ConfigError
-        If `ring` is below 1.
     EngineError
         If the engine is missing, damaged, stale, made for another GPU or library version, brings
         host code that is not allowed, or cannot be loaded. Only an engine whose header has this
@@ -77,12 +69,8 @@ class TensorRTSession(Closing):
         /,
         *,
         engine: str | Path | None = None,
-        device_outputs: bool = False,
-        ring: int = 3,
         allow_host_code: bool = False,
     ) -> None:
-        if ring < 1:
-            raise ConfigError(f"ring: expected at least 1 set of outputs, got {ring}")
         if not isinstance(artifact, Artifact):
             artifact = load_artifact(artifact)
         self._artifact = artifact
@@ -95,9 +83,8 @@ class TensorRTSession(Closing):
         self._memory = CudaMemory()
         self._check_tensors(loaded.path)
         self._context, self._cache = self._create_context()
-        self._device_outputs = device_outputs
-        self._buffers: tuple[InputBuffer, OutputRing] | None
-        self._buffers = self._make_buffers(ring if device_outputs else 1)
+        # The input and the outputs, as long as the largest batch.
+        self._buffers: list[DeviceArray] | None = self._make_buffers()
         logger.info("%s: running on %s", artifact.path.name, self.provider)
 
     @property
@@ -110,46 +97,42 @@ class TensorRTSession(Closing):
         """The library in use, by its module's name."""
         return str(self._library.__name__)
 
-    @property
-    def stream(self) -> Any | None:
-        """The session's CuPy stream where its outputs stay on the device, else None; `Session`."""
-        return self._memory.stream if self._device_outputs else None
-
-    def infer(self, pixel_values: npt.NDArray[np.float32] | DeviceArray, /) -> Features:
+    def infer(self, pixel_values: Floats, /) -> Features:
         """Run the network on one batch.
 
         Parameters
         ----------
         pixel_values : array, (B, 3, height_px, width_px) float32
-            C-contiguous, of NumPy or of CuPy on the session's device; B may be 0, or lie within
-            the engine's profile.
+            C-contiguous, of NumPy's; B may be 0, or lie within the engine's profile.
 
         Returns
         -------
         Features
-            `features` (B, D) float32 and `logits` (B, K) float32: fresh NumPy arrays, or with
-            `device_outputs` CuPy arrays on `stream` that are overwritten `ring` calls later.
 
         Raises
         ------
         ArrayError
-            If the array has another type, device, shape or layout, or B is outside the profile.
+            If the array has another type, shape or layout, or B is outside the profile.
         EngineError
-            If the session is closed or TensorRT fails. With `device_outputs` what fails on the
-            device later is raised where it is waited for, by CuPy.
+            If the session is closed or TensorRT fails.
         """
         if self._buffers is None:
             raise EngineError(
                 f"{self._artifact.path}: the session is closed; open it again before use"
             )
-        self._check_input(pixel_values)
-        inputs, ring = self._buffers
-        with self._memory.ordered():
-            outputs = ring.next(len(pixel_values))
-            if len(pixel_values):
-                self._enqueue(inputs.hold(pixel_values), outputs)
-            if self._device_outputs:
-                return as_features(outputs)
+        manifest, (least, _, most) = self._artifact.manifest, self._profile
+        count = check_input("pixel_values", pixel_values, pixel_shape(manifest.preprocess))
+        if count == 0:
+            return no_features(manifest)
+        if not least <= count <= most:
+            raise ArrayError(
+                f"pixel_values: expected {least} to {most} images as the engine was built for, got "
+                f"{count}; use smaller batches or build with --max-batch {count}"
+            )
+        with self._memory.in_use():
+            source, *outputs = (buffer[:count] for buffer in self._buffers)
+            self._memory.upload(pixel_values, source)
+            self._enqueue(source, outputs)
             return as_features(self._memory.download(outputs))
 
     def warm_up(self, batch_size: int | None = None, /) -> None:
@@ -168,7 +151,6 @@ class TensorRTSession(Closing):
         size = self._artifact.manifest.preprocess
         count = self._profile[0] if batch_size is None else batch_size
         self.infer(np.zeros((count, 3, size.height_px, size.width_px), dtype=np.float32))
-        self._memory.synchronize()
 
     def close(self) -> None:
         """Release the engine and its buffers, and keep the kernels compiled for it; idempotent."""
@@ -183,18 +165,7 @@ class TensorRTSession(Closing):
             self._context = self._cache = self._engine = self._runtime = None
             self._buffers = None
 
-    def _check_input(self, pixel_values: npt.NDArray[np.float32] | DeviceArray) -> None:
-        """The array is what the engine takes."""
-        size, (least, _, most) = self._artifact.manifest.preprocess, self._profile
-        check_pixel_values(pixel_values, size, device_id=self._memory.device_id)
-        count = len(pixel_values)
-        if count and not least <= count <= most:
-            raise ArrayError(
-                f"pixel_values: expected {least} to {most} images as the engine was built for, got "
-                f"{count}; use smaller batches or build with --max-batch {count}"
-            )
-
-    def _enqueue(self, pixel_values: DeviceArray, outputs: tuple[DeviceArray, ...]) -> None:
+    def _enqueue(self, pixel_values: DeviceArray, outputs: list[DeviceArray]) -> None:
         """Put one forward pass on the stream."""
         manifest, context = self._artifact.manifest, self._context
         names = (manifest.input_name, *(name for name, _ in manifest.outputs))
@@ -247,15 +218,14 @@ class TensorRTSession(Closing):
             )
         return context
 
-    def _make_buffers(self, ring: int) -> tuple[InputBuffer, OutputRing]:
-        """Device buffers that are as long as the largest batch."""
+    def _make_buffers(self) -> list[DeviceArray]:
+        """Device memory for the input and the outputs of the largest batch."""
         manifest, most = self._artifact.manifest, self._profile[-1]
-        size = manifest.preprocess
-        widths = tuple(width for _, width in manifest.outputs)
-        return (
-            InputBuffer(self._memory, (3, size.height_px, size.width_px), rows=most),
-            OutputRing(self._memory, widths, length=ring, rows=most),
-        )
+        shapes = [
+            pixel_shape(manifest.preprocess)[1:],
+            *((width,) for _, width in manifest.outputs),
+        ]
+        return [self._memory.empty((most, *shape)) for shape in shapes]
 
 
 def _load_library_of(engine: Engine) -> Any:
