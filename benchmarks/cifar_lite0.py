@@ -5,8 +5,8 @@
     python benchmarks/cifar_lite0.py TRAIN.npz TEST.npz --tail 10 --out cifar_tailed.npz
 
 The features are those of ImageNet weights at 128 px, the head a logistic regression on 4,000 clean
-photographs; the dump holds 1,500 others, clean and under the fifteen corruptions at severity 3. Such
-a head sits on features with a large common mean and is surer of itself than it should be. With
+photographs; the dump holds 1,500 others, clean and under the fifteen corruptions at severity 3.
+Such a head sits on features with a large common mean and is surer of itself than it should be. With
 `--tail 10` it learns from a long tail, ten times as many photographs of the first class as of the
 last: its logits lean towards the classes it saw more of, on clean photographs of all classes too.
 """

@@ -1,4 +1,4 @@
-"""Train the second test network: a ViT on 20,000 real 32 x 32 photographs, and write its feature dump.
+"""Train the second test network, a ViT on 20,000 real 32 x 32 photographs, and dump its features.
 
 Another architecture than the road-sign model, so that nothing is tuned to one network: pre-norm
 blocks, four register tokens, mean pooling, head with bias. The dump is an `.npz` for `gain-eval`:

@@ -62,7 +62,7 @@ def test_foa_shift_moves_the_target_mean_to_the_source_mean():
 
 
 def test_foa_shift_without_a_source_mean_is_refused():
-    with pytest.raises(ConfigError, match=r"foa-shift: .*--source-data"):
+    with pytest.raises(ConfigError, match=r"foa-shift: .*--source-images"):
         FoaShift(Head(weight=HEAD.weight, bias=HEAD.bias))
 
 

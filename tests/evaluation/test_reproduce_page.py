@@ -20,7 +20,7 @@ from PIL import Image
 from gain_apps import evaluate, export
 from gain_apps.corruptions import CORRUPTIONS
 from gain_apps.evaluation.methods.registry import describe_method, parse_method
-from gain_apps.evaluation.trees import DOMAINS_3DCC
+from gain_apps.evaluation.datasets import DOMAINS_3DCC
 from gain_runtime.artifact import write_metadata
 from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
 

@@ -30,7 +30,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -552,12 +552,12 @@ def _check(suite: Suite, path: Path) -> None:
         unknown = sorted(set(each.streams or ()) - known)
         if unknown:
             raise ConfigError(f"{path}: input {each.name}: no stream {', '.join(unknown)}")
-    lists = [suite.methods, *(each.methods for each in (*suite.inputs, *suite.streams))]
-    for text in (name for names in lists for name in names or ()):
+    lists = [each.methods for each in suite.inputs] + [each.methods for each in suite.streams]
+    for text in (name for names in (suite.methods, *lists) for name in names or ()):
         parse_method(text)
 
 
 def folders_of(text: str | None, /) -> list[Path]:
     """Folders named on the command line or in `GAIN_BEDS`, divided as in PATH."""
-    given = text if text is not None else os.environ.get("GAIN_BEDS", "")
-    return [Path(part) for part in cast(str, given).split(os.pathsep) if part]
+    given = os.environ.get("GAIN_BEDS", "") if text is None else text
+    return [Path(part) for part in given.split(os.pathsep) if part]
