@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from gain_apps.evaluation.datasets import open_data
-from gain_apps.evaluation.datasets import DOMAINS_3DCC
+from gain_apps.evaluation.datasets import DOMAINS_3DCC, open_data
 from gain_core.errors import ArtifactError, ConfigError
 
 NAMES = ("red", "green", "blue")

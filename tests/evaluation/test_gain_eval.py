@@ -33,7 +33,12 @@ def run(tmp_path, capsys):
 
 def test_dump_scores_every_method(run, colour_dump):
     result, said = run(
-        colour_dump, "--methods", "shift,neo,foa-shift,paper:rule=full", "--diagnose", "--batch-size", "16"
+        colour_dump,
+        "--methods",
+        "shift,neo,foa-shift,paper:rule=full",
+        "--diagnose",
+        "--batch-size",
+        "16",
     )
     assert list(result["methods"]) == [
         "source",

@@ -28,7 +28,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -462,14 +462,12 @@ def _open_input(
             f"{each.model}: expected the input {each.name} in {places}, found none; name its "
             "folder with --inputs, or run other inputs with --only"
         )
-    settings = InputSettings(
-        **{
-            item.name: getattr(each.settings, item.name)
-            for item in fields(InputSettings)
-            if item.name != "cache"
-        },
-        cache=cache,
-    )
+    files = {
+        name: Path(located(str(getattr(each.settings, name))))
+        for name in ("class_file", "image_list")
+        if getattr(each.settings, name) is not None
+    }
+    settings = replace(each.settings, cache=cache, **files)
     data = tuple(name if "://" in name else located(name) for name in each.data)
     return open_for_stream(model, data or None, stream.stream, settings, on_images=on_images)
 
@@ -489,6 +487,8 @@ def _input(table: Mapping[str, Any], *, where: str) -> SuiteInput:
             "normalise": str,
             "source_images": str,
             "class_subset": str,
+            "class_file": str,
+            "image_list": str,
         },
         where=where,
     )
@@ -498,6 +498,9 @@ def _input(table: Mapping[str, Any], *, where: str) -> SuiteInput:
         record["data"] = (record["data"],)
     if "severities" in settings:
         settings["severities"] = tuple(map(float, settings["severities"]))
+    for key in ("class_file", "image_list"):
+        if key in settings:
+            settings[key] = Path(settings[key])
     return SuiteInput(**record, settings=InputSettings(**settings))
 
 
