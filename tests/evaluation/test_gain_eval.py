@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import numpy as np
+import onnx
 import pytest
 
 from gain_apps.evaluate import main
@@ -134,6 +135,29 @@ def test_images_corrupted_on_the_way(run, artifact, colours, tmp_path):
     again, _ = run(*arguments)
     assert [path.stat().st_mtime_ns for path in entries] == times
     assert again["methods"]["shift"]["runs"] == result["methods"]["shift"]["runs"]
+
+
+def test_an_artifact_with_logits_only_takes_the_default_and_no_method_on_features(
+    run, artifact, colours, tmp_path
+):
+    model = onnx.load(artifact)
+    del model.graph.output[0]
+    kept = {"gain.features_name", "gain.feature_dim", "gain.head"}
+    items = [(item.key, item.value) for item in model.metadata_props if item.key not in kept]
+    onnx.helper.set_model_props(model, dict(items))
+    bare = tmp_path / "logits.onnx"
+    onnx.save(model, bare)
+    folder = colours.folders(tmp_path / "data", per_class=20)
+    flags = ("--cache", tmp_path / "cache", "--domains", "contrast", "--batch-size", "8")
+    result, _ = run(bare, folder, *flags, "--methods", "shift")
+    whole, _ = run(artifact, folder, *flags, "--methods", "shift")
+    assert result["methods"]["source"]["accuracy"] == whole["methods"]["source"]["accuracy"]
+    assert result["methods"]["shift"]["accuracy"] == pytest.approx(
+        whole["methods"]["shift"]["accuracy"], abs=2.0
+    )
+    for method in ("paper", "neo", "lame"):
+        _, said = run(bare, folder, *flags, "--methods", method, status=1)
+        assert f"{method}: needs features, and the network has logits only" in said.err
 
 
 def test_ramp_needs_every_severity(run, artifact, colours, tmp_path):

@@ -462,12 +462,16 @@ def _open_input(
             f"{each.model}: expected the input {each.name} in {places}, found none; name its "
             "folder with --inputs, or run other inputs with --only"
         )
-    files = {
-        name: Path(located(str(getattr(each.settings, name))))
-        for name in ("class_file", "image_list")
-        if getattr(each.settings, name) is not None
-    }
-    settings = replace(each.settings, cache=cache, **files)
+
+    def file(path: Path | None) -> Path | None:
+        return None if path is None else Path(located(str(path)))
+
+    settings = replace(
+        each.settings,
+        cache=cache,
+        class_file=file(each.settings.class_file),
+        image_list=file(each.settings.image_list),
+    )
     data = tuple(name if "://" in name else located(name) for name in each.data)
     return open_for_stream(model, data or None, stream.stream, settings, on_images=on_images)
 
