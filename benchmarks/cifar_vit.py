@@ -1,10 +1,10 @@
-"""Train the second test network: a ViT on 20,000 real 32 x 32 photographs, and write its test bed.
+"""Train the second test network, a ViT on 20,000 real 32 x 32 photographs, and dump its features.
 
 Another architecture than the road-sign model, so that nothing is tuned to one network: pre-norm
-blocks, four register tokens, mean pooling, head with bias. The bed is an `.npz` for `gain-eval`:
+blocks, four register tokens, mean pooling, head with bias. The dump is an `.npz` for `gain-eval`:
 frozen features of 2,000 test photographs, clean and under the fifteen corruptions. Some 45 minutes
 on two idle cores. A seed fixes the network on one machine only: another rounds otherwise, and its
-bed has scores of its own, by a point or two.
+dump has scores of its own, by a point or two.
 
     python benchmarks/cifar_vit.py TRAIN.npz TEST.npz --out cifar_vit.npz
 """
@@ -33,7 +33,7 @@ class PhotoViT(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         patches = (SIZE_PX // PATCH_PX) ** 2
-        self.embed = nn.Conv2d(3, WIDTH, PATCH_PX, PATCH_PX)
+        self.emdump = nn.Conv2d(3, WIDTH, PATCH_PX, PATCH_PX)
         self.position = nn.Parameter(0.02 * torch.randn(1, patches, WIDTH))
         self.registers = nn.Parameter(0.02 * torch.randn(1, REGISTERS, WIDTH))
         self.blocks = nn.ModuleList(
@@ -53,7 +53,7 @@ class PhotoViT(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Pre-logits features (B, D) of normalised (B, 3, 32, 32) images."""
-        tokens = self.embed(images).flatten(2).transpose(1, 2) + self.position
+        tokens = self.emdump(images).flatten(2).transpose(1, 2) + self.position
         tokens = torch.cat([self.registers.expand(len(images), -1, -1), tokens], dim=1)
         for block in self.blocks:
             tokens = block(tokens)
@@ -66,7 +66,7 @@ class PhotoViT(nn.Module):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train, then write the bed."""
+    """Train, then write the dump."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     network = train(images, labels, epochs=args.epochs)
     with np.load(args.test) as data:
         images, labels = data["images"][: args.num_images], data["labels"].astype(np.int64)
-    write_bed(network, images, labels[: args.num_images], severity=args.severity, path=args.out)
+    write_dump(network, images, labels[: args.num_images], severity=args.severity, path=args.out)
     return 0
 
 
@@ -144,7 +144,7 @@ def features_of(network: PhotoViT, images: np.ndarray) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def write_bed(
+def write_dump(
     network: PhotoViT, images: np.ndarray, labels: np.ndarray, *, severity: int, path: Path
 ) -> None:
     """Write head, labels and features, clean and of every corruption."""

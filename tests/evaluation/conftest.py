@@ -20,7 +20,7 @@ SHARED = Path(__file__).resolve().parents[3] / "shared"
 
 
 @pytest.fixture(scope="session")
-def beds_dir() -> Path:
+def dumps_dir() -> Path:
     """Frozen features of two networks, beside the checkout."""
     path = SHARED / "data" / "beds"
     if not path.is_dir():
@@ -176,13 +176,13 @@ def colour_image(label: int, number: int, size: tuple[int, int] = (40, 48)) -> n
 
 
 @pytest.fixture
-def colour_bed(tmp_path: Path) -> Path:
-    """A bed of three classes and two domains besides clean."""
+def colour_dump(tmp_path: Path) -> Path:
+    """A feature dump of three classes and two domains besides clean."""
     rng = np.random.default_rng(5)
     weight = rng.normal(size=(3, 6)).astype(np.float32)
     labels = np.arange(90) % 3
     clean = weight[labels] + rng.normal(scale=0.5, size=(90, 6))
-    path = tmp_path / "bed.npz"
+    path = tmp_path / "dump.npz"
     np.savez(
         path,
         weight=weight,

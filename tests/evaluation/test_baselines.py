@@ -62,7 +62,7 @@ def test_foa_shift_moves_the_target_mean_to_the_source_mean():
 
 
 def test_foa_shift_without_a_source_mean_is_refused():
-    with pytest.raises(ConfigError, match=r"foa-shift: .*--source-data"):
+    with pytest.raises(ConfigError, match=r"foa-shift: .*--source-images"):
         FoaShift(Head(weight=HEAD.weight, bias=HEAD.bias))
 
 
@@ -178,17 +178,17 @@ def test_every_method_gives_probabilities_and_forgets_on_reset(name, world):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("neu", "method: expected one of source, tracked"),
+        ("neu", "method: expected one of source, shift"),
         ("neo:rate=0.1", "neo:rate=0.1: unknown option rate; neo has warm_up"),
         ("neo-continual:rate=2", r"rate: expected a number in \(0, 1\], got 2"),
         ("neo-continual:rate", "expected NAME:key=value:key=value, got 'rate'"),
         ("neo-continual:rate=0.1:rate=0.2", "rate is given more than once"),
         ("neo-continual:rate=fast", "an option is of the wrong type"),
-        ("tracked:kappa=3", "unknown option kappa"),
-        ("tracked:rule=always", "rule: expected one of gain, retention"),
-        ("tracked:half_life=fast", "an option is of the wrong type"),
-        ("tracked:role=evaluator:rule=full", "role evaluator: sets no strength"),
-        ("tracked:rule=full:update_every=4", "ablations learn after every batch"),
+        ("shift:kappa=3", "unknown option kappa"),
+        ("paper:rule=always", "rule: expected one of gain, retention"),
+        ("shift:half_life=fast", "an option is of the wrong type"),
+        ("paper:role=evaluator:rule=full", "role evaluator: sets no strength"),
+        ("shift:update_every=0.5", "update_every: expected a whole number of frames"),
         ("source:rate=1", "unknown option rate; source has none"),
     ],
 )

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from gain_apps.evaluation.datasets import open_data
-from gain_apps.evaluation.trees import DOMAINS_3DCC
+from gain_apps.evaluation.datasets import DOMAINS_3DCC, open_data
 from gain_core.errors import ArtifactError, ConfigError
 
 NAMES = ("red", "green", "blue")
@@ -47,7 +46,7 @@ def test_class_list_may_lie_elsewhere(tmp_path, colours):
     colours.class_list(tmp_path / "lists")
     for wnid, label in WNIDS.items():
         colours.save(tmp_path / "data" / wnid / "a.png", label, 0)
-    with pytest.raises(ArtifactError, match=r"3 of 3 class names are none .* --classes"):
+    with pytest.raises(ArtifactError, match=r"3 of 3 class names are none .* --class-file"):
         open_data(str(tmp_path / "data"), NAMES)
     data = open_data(str(tmp_path / "data"), NAMES, class_file=tmp_path / "lists" / "classes.tsv")
     assert_array_equal(data.labels, [0, 1, 2])
@@ -159,18 +158,28 @@ def test_bad_arrays_are_refused(tmp_path, arrays, message):
         open_data(str(tmp_path / "a.npz"), NAMES)
 
 
-def test_test_source_with_truth():
+def test_test_source_with_truth(tmp_path):
     labels = [f"class {index}" for index in range(60)]
-    data = open_data("test://drive?frames=12&conditions=clear,fog", labels)
+    data = open_data("test://drive?frames=12&conditions=clear,fog", labels, cache=tmp_path)
     assert len(data.labels) == 12
     assert data.recorded is not None
     assert len(set(data.recorded)) == 2
-    assert data.load(0, "clean", 0.0).dtype == np.uint8
+    image = data.load(0, "clean", 0.0)
+    assert image.dtype == np.uint8
+    # The second time labels and conditions are known, and a frame is drawn when it is asked for.
+    again = open_data("test://drive?frames=12&conditions=clear,fog", labels, cache=tmp_path)
+    assert again.recorded == data.recorded
+    assert_array_equal(again.labels, data.labels)
+    assert_array_equal(again.load(0, "clean", 0.0), image)
+    (facts,) = tmp_path.glob("*.recording.json")
+    facts.write_text("{}")
+    with pytest.raises(ArtifactError, match="damaged cache file"):
+        open_data("test://drive?frames=12&conditions=clear,fog", labels, cache=tmp_path)
 
 
-def test_test_source_without_truth_is_refused():
+def test_test_source_without_truth_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="frame 0 has no truth"):
-        open_data("test://pattern?frames=2", NAMES)
+        open_data("test://pattern?frames=2", NAMES, cache=tmp_path)
 
 
 @pytest.mark.parametrize(

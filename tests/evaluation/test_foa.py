@@ -175,12 +175,12 @@ def test_other_weights_than_the_artifacts_are_refused(build, batches):
         logits=batches[0].logits + 5.0,
         pixel_values=batches[0].pixel_values,
     )
-    with pytest.raises(ParityError, match="--torch-model: its logits differ"):
+    with pytest.raises(ParityError, match="--torch: its logits differ"):
         build("foa:population=4").predict(wrong)
 
 
 def test_without_source_images_it_says_what_to_give(source):
-    with pytest.raises(ConfigError, match=r"foa: expected uncorrupted images .* --source-data$"):
+    with pytest.raises(ConfigError, match=r"foa: expected uncorrupted images .* --source-images$"):
         make_method("foa", None, network=lambda: TorchNetwork(lambda: copy.deepcopy(source)))
 
 

@@ -1,4 +1,4 @@
-"""Every command of `docs/reproduce.md`, run on tiny stand-ins for the data sets it names.
+"""The paper's suite and the commands of `docs/reproduce.md`, on tiny stand-ins for the data sets.
 
 Commands that need a checkpoint of ViT-B/16 (the export, and those that train the network in torch)
 are checked by their parsers only.
@@ -19,8 +19,9 @@ from PIL import Image
 
 from gain_apps import evaluate, export
 from gain_apps.corruptions import CORRUPTIONS
-from gain_apps.evaluation.methods.registry import describe_method, parse_method
-from gain_apps.evaluation.trees import DOMAINS_3DCC
+from gain_apps.evaluation.datasets import DOMAINS_3DCC
+from gain_apps.evaluation.methods.registry import parse_method
+from gain_apps.evaluation.suite import load_suite, suite_path
 from gain_runtime.artifact import write_metadata
 from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
 
@@ -31,11 +32,6 @@ FEATURE_DIM = 12
 # ImageNet's indices of a handful of classes.
 WNIDS = {"n01440764": 0, "n01443537": 1, "n01484850": 2, "n02099601": 207, "n15075141": 999}
 PER_CLASS = 2
-RECORD = {
-    *("schema", "command", "model", "data", "stream", "severities", "seeds", "counting", "bins"),
-    *("versions", "machine", "methods"),
-}
-SCORES = {"accuracy", "ece", "nll", "brier"}
 
 
 def page_commands() -> list[list[str]]:
@@ -50,18 +46,7 @@ def option(command: list[str], name: str, default: str = "") -> str:
     return command[command.index(name) + 1] if name in command else default
 
 
-def is_parsed_only(command: list[str]) -> bool:
-    """Whether a command needs a checkpoint."""
-    return command[0] == "gain-export" or "--torch-weights" in command
-
-
-def kind(command: list[str]) -> str:
-    """First word after the program: a subcommand, or the artifact's path."""
-    return command[1] if command[1] in ("compare", "report") else "run"
-
-
 COMMANDS = page_commands()
-EXPERIMENTS = [c for c in COMMANDS if kind(c) == "run" and not is_parsed_only(c)]
 
 
 def write_artifact(path: Path) -> None:
@@ -150,7 +135,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_list(root / folder)
     variant = root / "imagenetv2-matched-frequency-format-val"
     save_classes(variant, {str(index): index for index in WNIDS.values()}, shift=0)
-    (root / "results").mkdir()
     return root
 
 
@@ -161,93 +145,50 @@ def in_world(world: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return world
 
 
-def name_of(command: list[str]) -> str:
-    return Path(option(command, "--json")).stem
+def command(*words: str) -> list[str]:
+    """The one command of the page with these words, without the program's name."""
+    (found,) = [c[1:] for c in COMMANDS if set(words) <= set(c)]
+    return found
 
 
-@pytest.mark.parametrize("command", EXPERIMENTS, ids=name_of)
-def test_experiment_runs_and_writes_its_result(in_world, command, capsys):
-    assert evaluate.main(command[1:]) == 0, capsys.readouterr().err
-    result = json.loads(Path(option(command, "--json")).read_text(encoding="utf-8"))
-    assert set(result) == RECORD
-    methods = option(command, "--methods").split(",")
-    assert list(result["methods"]) == ["source", *methods]
-    severities = option(command, "--severity", "5").split(",")
-    seeds = int(option(command, "--seeds", "1"))
-    for method, record in result["methods"].items():
-        assert set(record) >= SCORES | {"domains", "runs", "cost", "step_ms", "whole_stream"}
-        assert len(record["runs"]) == len(severities) * seeds
-        assert ("gain" in record) == (
-            method.startswith(("paper", "tracked")) and "--no-diagnosis" not in command
-        )
-    assert result["model"]["normalise"] == option(command, "--normalise", "timm")
-    assert result["data"]["images"] == len(WNIDS) * PER_CLASS
-    assert result["stream"]["kind"] == option(command, "--stream", "csc")
-    assert result["stream"]["batch_size"] == int(option(command, "--batch-size", "64"))
-    check_domains(command, result)
+# Pairs that between them read every layout; the rest are more streams and methods of the same.
+ONLY = "ImageNet-R,ImageNet-V2,ImageNet-Sketch,CSC,MDS,batch size 16"
 
 
-def check_domains(command: list[str], result: dict) -> None:
-    """The data set's own domains, in its list's order where it has one."""
-    expected = {"imagenet-c": CORRUPTIONS, "imagenet-3dcc": DOMAINS_3DCC}.get(command[2])
-    assert result["stream"]["domains"] == list(expected or ("clean",))
-    assert result["stream"]["order"] == ("list" if expected else "shuffled")
-    if option(command, "--stream") == "lha":
-        assert len(result["methods"]["paper"]["rounds"]) == 10
-    subset = "--class-subset" in command
-    assert result["model"]["num_classes"] == (len(WNIDS) if subset else NUM_CLASSES)
+def test_the_suite_runs_on_every_layout(in_world, capsys):
+    flags = ("--only", ONLY, "--seeds", "1")
+    assert evaluate.main([*command("suite"), *flags]) == 0, capsys.readouterr().err
+    cells = json.loads(Path("imagenet.json").read_text(encoding="utf-8"))["cells"]
+    suite = load_suite(suite_path("imagenet"))
+    pairs = list(suite.pairs(ONLY.split(",")))
+    assert list(cells) == [f"{each.name}, {stream.name}" for each, stream in pairs]
+    assert {each.name for each, _ in pairs} == {each.name for each in suite.inputs}
+    for each, stream in pairs:
+        cell = cells[f"{each.name}, {stream.name}"]
+        assert list(cell) == ["source", *(stream.methods or suite.methods)]
+    assert cells["ImageNet-C, CSC"] != cells["ImageNet-C normalised as trained, CSC"]
+    assert "| CSC |" in Path("imagenet.md").read_text(encoding="utf-8")
 
 
-def test_gain_and_its_realisation_are_correlated_somehow(in_world):
-    (command,) = [c for c in EXPERIMENTS if name_of(c) == "gain"]
-    assert evaluate.main(command[1:]) == 0
-    gain = json.loads(Path("results/gain.json").read_text())["methods"]["paper"]["gain"]
-    assert -1 <= gain["pearson"] <= 1
-    assert -1 <= gain["spearman"] <= 1
-
-
-def test_report_and_comparison_take_earlier_results(in_world, capsys):
-    later = [c for c in COMMANDS if kind(c) != "run"]
-    assert [kind(c) for c in later] == ["report", "compare"]
-    for name in ("gain", "c-csc", "c-csc-timm"):
-        (command,) = [c for c in EXPERIMENTS if name_of(c) == name]
-        assert evaluate.main(command[1:]) == 0
-    report, compare = later
-    assert evaluate.main(compare[1:]) == 0
+def test_gain_report_and_comparison(in_world, capsys):
+    assert evaluate.main(command("--diagnose")) == 0, capsys.readouterr().err
+    gain = json.loads(Path("gain.json").read_text(encoding="utf-8"))
+    assert -1 <= gain["methods"]["paper"]["gain"]["pearson"] <= 1
+    assert gain["stream"]["domains"] == list(CORRUPTIONS)
+    Path("efficiency.json").write_bytes(Path("gain.json").read_bytes())
+    assert evaluate.main(command("compare")) == 0
     assert "source" in capsys.readouterr().out
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    assert evaluate.main(report[1:]) == 0
-    assert "data:image/png;base64," in Path("results/gain.html").read_text(encoding="utf-8")
+    assert evaluate.main(command("report")) == 0
+    assert "data:image/png;base64," in Path("gain.html").read_text(encoding="utf-8")
 
 
 def test_commands_that_need_a_checkpoint_are_parsed():
-    parsed_only = [c for c in COMMANDS if is_parsed_only(c)]
-    assert [c[0] for c in parsed_only] == ["gain-export", "gain-eval", "gain-eval"]
-    exported = export.build_parser().parse_args(parsed_only[0][1:])
-    for command in parsed_only[1:]:
-        args = evaluate.build_parser().parse_args(command[1:])
-        assert str(args.torch_weights) == option(parsed_only[0], "--weights")
-        assert args.model == "vit_b16.onnx"
-        for method in args.methods:
-            assert describe_method(parse_method(method))["name"] in method
+    exported = export.build_parser().parse_args(command("--weights"))
     assert "vit_b16.onnx" in map(str, vars(exported).values())
-
-
-def test_the_page_names_the_network_of_its_alias():
-    tag = option(next(c for c in COMMANDS if "--torch-model" in c), "--torch-model")
+    args = evaluate.build_parser().parse_args(command("--torch"))
+    tag, weights = args.torch
+    assert str(weights) == option(command("--weights"), "--weights")
     aliases = (PAGE.parents[1] / "models" / "vit.toml").read_text(encoding="utf-8")
     assert f'[vit_b16]\nmodel = "{tag}"' in aliases
-
-
-def test_every_flag_of_the_page_exists():
-    parsers = (evaluate.build_parser(), export.build_parser(), evaluate._report_parser())
-    known = {flag for parser in parsers for flag in parser._option_string_actions}
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE.read_text(encoding="utf-8")))
-    assert len(named) > 10
-    assert named <= known
-
-
-def test_every_result_is_written_once():
-    names = [option(c, "--json") for c in COMMANDS if "--json" in c]
-    assert len(names) == len(set(names))
-    assert all(name.startswith("results/") for name in names)
+    assert [parse_method(method).name for method in args.methods] == list(args.methods)

@@ -14,7 +14,7 @@ from gain_apps.evaluation.scores import (
     round_scores,
     score,
 )
-from gain_apps.evaluation.trace import GainTrace, Trace, run_method
+from gain_apps.evaluation.trace import GainTrace, Trace, run_methods
 from gain_core.errors import ConfigError, NumericsError
 from gain_core.metrics import (
     accuracy,
@@ -68,7 +68,7 @@ def test_scores_are_those_of_the_core(num_bins, world):
     class Store:
         labels = np.concatenate(world.labels)
 
-        def batch(self, item, *, with_pixels):
+        def batch(self, item, *, with_pixels, noise):
             return world.batches[int(item.domains[0])]
 
     class Item:
@@ -76,8 +76,9 @@ def test_scores_are_those_of_the_core(num_bins, world):
             self.domains = np.full(20, number)
             self.rounds = np.zeros(20, dtype=np.int64)
             self.images = np.arange(20) + 20 * number
+            self.scored = True
 
-    trace = run_method(Fixed(), [Item(number) for number in range(12)], Store())
+    trace = run_methods({"x": Fixed()}, [Item(number) for number in range(12)], Store())["x"]
     scores = score(trace, num_bins=num_bins)
     log_probs = np.concatenate([Fixed().predict(batch) for batch in world.batches])
     labels, probs = np.concatenate(world.labels), np.exp(log_probs)
@@ -151,11 +152,12 @@ def test_what_is_no_distribution_is_refused(bad, world):
     class Store:
         labels = world.labels[0]
 
-        def batch(self, item, *, with_pixels):
+        def batch(self, item, *, with_pixels, noise):
             return world.batches[0]
 
     class Item:
         domains = rounds = images = np.arange(20)
+        scored = True
 
     with pytest.raises(NumericsError, match=r"Broken: expected probabilities .* in batch 0"):
-        run_method(Broken(), [Item()], Store())
+        run_methods({"x": Broken()}, [Item()], Store())

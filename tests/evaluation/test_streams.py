@@ -8,12 +8,22 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from gain_apps.evaluation.orders import RUN_FRAMES, image_order
-from gain_apps.evaluation.streams import RAMP, StreamPlan, cdc_segments, make_stream
+from gain_apps.evaluation.streams import (
+    RAMP,
+    RUN_FRAMES,
+    StreamPlan,
+    cdc_segments,
+    image_order,
+)
+from gain_apps.evaluation.streams import make_stream as make_any_stream
 from gain_core.errors import ConfigError
 
 LABELS = np.repeat(np.arange(5), 40)
 CSC = StreamPlan(kind="csc", num_domains=3, batch_size=64)
+
+
+def make_stream(plan, labels):
+    return make_any_stream(plan, labels, num_classes=5)
 
 
 def _column(stream, name):
@@ -165,7 +175,7 @@ def test_the_tail_differs_by_seed_and_no_class_is_left_out():
 
 
 def test_one_class_without_images_is_refused():
-    with pytest.raises(ConfigError, match="only-class: expected a class with images, got 9"):
+    with pytest.raises(ConfigError, match="class: expected a class with images, got 9"):
         make_stream(replace(CSC, order="one-class", only_class=9), LABELS)
 
 

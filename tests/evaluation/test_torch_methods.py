@@ -202,7 +202,7 @@ def test_eata_is_held_near_the_source(build, batches):
 
 
 def test_eata_without_source_images_says_what_to_give(source):
-    with pytest.raises(ConfigError, match=r"eata: .* got none; give --source-data, or eata:fish"):
+    with pytest.raises(ConfigError, match=r"eata: .* got none; give --source-images, or eata:fish"):
         make_method("eata", None, network=lambda: TorchNetwork(lambda: copy.deepcopy(source)))
 
 
@@ -319,7 +319,7 @@ def test_other_weights_than_the_artifacts_are_refused(build, batches):
         logits=batches[0].logits + 1.0,
         pixel_values=batches[0].pixel_values,
     )
-    with pytest.raises(ParityError, match=r"--torch-model: its logits differ .* exported from"):
+    with pytest.raises(ParityError, match=r"--torch: its logits differ .* exported from"):
         build("tent").predict(wrong)
 
 
@@ -329,9 +329,9 @@ def test_network_without_layer_norms_is_refused():
         make_method("tent", None, network=lambda: TorchNetwork(lambda: copy.deepcopy(plain)))
 
 
-def test_beds_have_no_pixels(colour_bed, capsys):
-    assert main([str(colour_bed), "--methods", "tent"]) == 1
-    assert "give --torch-model and --torch-weights" in capsys.readouterr().err
+def test_beds_have_no_pixels(colour_dump, capsys):
+    assert main([str(colour_dump), "--methods", "tent"]) == 1
+    assert "give --torch NAME=WEIGHTS" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -357,7 +357,7 @@ def test_artifact_and_its_timm_model_in_one_run(tmp_path, colours, capsys):
         [
             *(str(artifact), str(folder), "--cache", str(tmp_path / "cache"), "--json", "-"),
             *("--domains", "contrast", "--methods", "torch-source,tent,sar,cotta:num_augmented=2"),
-            *("--torch-model", "test_vit", "--torch-weights", str(weights), "--batch-size", "8"),
+            *("--torch", f"test_vit={weights}", "--batch-size", "8"),
         ]
     )
     said = capsys.readouterr()

@@ -44,7 +44,7 @@ def test_every_class_has_enough_pictures() -> None:
 
 
 def test_no_other_set_of_the_project_has_its_seed() -> None:
-    # models/roadsigns/train.py and evaluate.py, benchmarks/roadsigns_adaptation.py.
+    # models/roadsigns/train.py and evaluate.py, benchmarks/torch_baselines.py.
     assert FIRST_SEED not in (0, 1_000_003, 2_000_003, 3_000_017)
 
 

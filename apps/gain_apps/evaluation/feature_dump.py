@@ -103,6 +103,7 @@ def measured_head(
     *,
     clean: Floats | None,
     skewness: tuple[float, float] | None = None,
+    logits_only: bool = False,
 ) -> Head:
     """The frozen head with what clean images say of it.
 
@@ -114,12 +115,14 @@ def measured_head(
         Features of uncorrupted images; None where there are none.
     skewness : pair of float, optional
         As the artifact has it; measured on `clean` where it is None.
+    logits_only : bool
+        See `Head`.
 
     Returns
     -------
     Head
     """
-    head = Head(weight=weight, bias=bias, skewness=skewness)
+    head = Head(weight=weight, bias=bias, skewness=skewness, logits_only=logits_only)
     if clean is None:
         return head
     if skewness is None:

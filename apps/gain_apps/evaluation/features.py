@@ -130,8 +130,10 @@ class FeatureMaker:
                 ]
             )
             result = self.session.infer(pixel_values)
-            features.append(np.asarray(result.features))
             logits.append(np.asarray(result.logits))
+            # Where there are logits only they stand in the features' place.
+            found = logits[-1] if result.features is None else np.asarray(result.features)
+            features.append(found)
         made = np.concatenate(features), np.concatenate(logits)
         if not all(np.isfinite(array).all() for array in made):
             raise NumericsError(

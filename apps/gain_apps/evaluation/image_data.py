@@ -182,6 +182,6 @@ class ClassNames:
         except BackendUnavailableError as err:
             raise ConfigError(
                 f"{where}: folders named by WordNet id and fewer than 1000 of them; name a "
-                "classes.tsv with --class-file, or pip install 'gain-edge[eval]', which has the list"
+                "classes.tsv with --class-file, or pip install 'gain-edge[eval]', which lists them"
             ) from err
         return {name: index for index, name in enumerate(info.label_names())}

@@ -26,7 +26,7 @@ from gain_apps.evaluation.image_data import CLEAN, ImageData
 from gain_apps.evaluation.methods.protocol import Floats
 from gain_apps.evaluation.methods.torch_network import SourcePixels, TorchNetwork, timm_network
 from gain_core.errors import ConfigError
-from gain_runtime.artifact import Artifact, load_artifact, require_head
+from gain_runtime.artifact import Artifact, load_artifact
 from gain_runtime.open_session import open_session
 from gain_runtime.session import Session
 
@@ -88,12 +88,13 @@ def open_images(
     labels = np.tile(np.concatenate([each.labels for each in sets]), settings.views)
     columns, labels = _subset(settings.class_subset, labels, artifact.manifest.num_classes)
     rows = slice(None) if columns is None else columns
-    weight, bias = require_head(artifact, what="gain-eval")
+    weight, bias = _head(artifact)
     head = measured_head(
         weight[rows],
         bias[rows],
         clean=clean,
         skewness=artifact.skewness if columns is None else None,
+        logits_only=artifact.head_weight is None,
     )
     names = [name for each in sets for name in each.recorded or ()]
     return EvalInput(
@@ -167,11 +168,19 @@ def _open(settings: InputSettings, location: str, artifact: Artifact) -> ImageDa
     )
 
 
+def _head(artifact: Artifact) -> tuple[Floats, Floats]:
+    """The head; where there are logits only they take the place of features, and it is 1."""
+    if artifact.head_weight is None or artifact.head_bias is None:
+        num_classes = artifact.manifest.num_classes
+        return np.eye(num_classes, dtype=np.float32), np.zeros(num_classes, dtype=np.float32)
+    return artifact.head_weight, artifact.head_bias
+
+
 def _maker(settings: InputSettings, session: Session, data: ImageData) -> FeatureMaker:
     manifest = session.artifact.manifest
     cache = FeatureCache(
         folder=settings.cache or default_cache_dir(),
-        feature_dim=require_head(session.artifact, what="gain-eval")[0].shape[1],
+        feature_dim=_head(session.artifact)[0].shape[1],
         num_classes=manifest.num_classes,
     )
     return FeatureMaker(session=session, data=data, cache=cache, normalise=settings.normalise)

@@ -28,9 +28,9 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -462,13 +462,15 @@ def _open_input(
             f"{each.model}: expected the input {each.name} in {places}, found none; name its "
             "folder with --inputs, or run other inputs with --only"
         )
-    settings = InputSettings(
-        **{
-            item.name: getattr(each.settings, item.name)
-            for item in fields(InputSettings)
-            if item.name != "cache"
-        },
+
+    def file(path: Path | None) -> Path | None:
+        return None if path is None else Path(located(str(path)))
+
+    settings = replace(
+        each.settings,
         cache=cache,
+        class_file=file(each.settings.class_file),
+        image_list=file(each.settings.image_list),
     )
     data = tuple(name if "://" in name else located(name) for name in each.data)
     return open_for_stream(model, data or None, stream.stream, settings, on_images=on_images)
@@ -489,6 +491,8 @@ def _input(table: Mapping[str, Any], *, where: str) -> SuiteInput:
             "normalise": str,
             "source_images": str,
             "class_subset": str,
+            "class_file": str,
+            "image_list": str,
         },
         where=where,
     )
@@ -498,6 +502,9 @@ def _input(table: Mapping[str, Any], *, where: str) -> SuiteInput:
         record["data"] = (record["data"],)
     if "severities" in settings:
         settings["severities"] = tuple(map(float, settings["severities"]))
+    for key in ("class_file", "image_list"):
+        if key in settings:
+            settings[key] = Path(settings[key])
     return SuiteInput(**record, settings=InputSettings(**settings))
 
 
@@ -552,12 +559,12 @@ def _check(suite: Suite, path: Path) -> None:
         unknown = sorted(set(each.streams or ()) - known)
         if unknown:
             raise ConfigError(f"{path}: input {each.name}: no stream {', '.join(unknown)}")
-    lists = [suite.methods, *(each.methods for each in (*suite.inputs, *suite.streams))]
-    for text in (name for names in lists for name in names or ()):
+    lists = [each.methods for each in suite.inputs] + [each.methods for each in suite.streams]
+    for text in (name for names in (suite.methods, *lists) for name in names or ()):
         parse_method(text)
 
 
 def folders_of(text: str | None, /) -> list[Path]:
     """Folders named on the command line or in `GAIN_BEDS`, divided as in PATH."""
-    given = text if text is not None else os.environ.get("GAIN_BEDS", "")
-    return [Path(part) for part in cast(str, given).split(os.pathsep) if part]
+    given = os.environ.get("GAIN_BEDS", "") if text is None else text
+    return [Path(part) for part in given.split(os.pathsep) if part]

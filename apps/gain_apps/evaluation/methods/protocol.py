@@ -25,12 +25,15 @@ class Head:
         Mean of the features of uncorrupted images.
     skewness : pair of float, or None
         Of their logits, within a class and over all; None also where it tells nothing.
+    logits_only : bool
+        Whether the network gives no features: then its logits stand in their place, D = K.
     """
 
     weight: Floats
     bias: Floats
     source_mean: Floats | None = None
     skewness: tuple[float, float] | None = None
+    logits_only: bool = False
 
     @property
     def num_classes(self) -> int:

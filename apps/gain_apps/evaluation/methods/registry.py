@@ -23,6 +23,7 @@ from gain_core import (
     WARMUP_FRAMES,
     Config,
     PaperConfig,
+    ShiftConfig,
     config_to_dict,
     preset,
 )
@@ -146,6 +147,10 @@ def make_method(
     if spec.name == "source":
         _check_options(spec, frozenset())
         return Source()
+    if head.logits_only and not isinstance(PRESETS.get(spec.name), ShiftConfig):
+        raise ConfigError(
+            f"{spec.text}: needs features, and the network has logits only; use shift"
+        )
     if spec.name in PRESETS:
         return _make_gain(spec, head)
     if spec.name in _WITH_TORCH:
@@ -210,7 +215,8 @@ def _make_gain(spec: MethodSpec, head: Head) -> Method:
         raise ConfigError(f"{spec.text}: measured: expected true or false, got {measured!r}")
     if isinstance(config, PaperConfig) and not ablation.is_neutral:
         return GainMethod(AblatedPaper(head.weight, config, ablation), **waits)
-    method = make_gain(head.weight, config, skewness=head.skewness if measured else None)
+    of = head.num_classes if head.logits_only else head.weight
+    method = make_gain(of, config, skewness=head.skewness if measured else None)
     return GainMethod(method, **waits)
 
 

@@ -1,10 +1,10 @@
 """GAIN against the methods that train the network or search prompts for it, in one run on a CPU.
 
-    OMP_NUM_THREADS=1 python benchmarks/torch_rivals.py ARTIFACT --json RESULT.json
+    OMP_NUM_THREADS=1 python benchmarks/torch_baselines.py ARTIFACT --json RESULT.json
 
 ARTIFACT is `models/roadsigns/roadsigns.onnx` after `gain-export`; the network in torch is built
 anew from the weights in the former. The stream is every second of the fifteen corruptions, in
-order, on a few still signs, in batches of the paper's 64, without a reset. Rivals are timed with
+order, on a few still signs, in batches of the paper's 64, without a reset. They are timed with
 their own forward passes, so GAIN's time is its step and the frozen network's pass in torch: the
 ratio is `cotta / (torch-source + GAIN)`. CoTTA averages over augmented copies where the source is
 unsure; its authors' threshold for a thousand classes (0.1) and for a hundred (0.72) are both run.
@@ -19,6 +19,7 @@ import copy
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,9 @@ from onnx import numpy_helper
 from threadpoolctl import threadpool_limits
 
 from gain_apps.corruptions import CORRUPTIONS
-from gain_apps.evaluate import build_parser as build_eval_parser
-from gain_apps.evaluation.experiment import run_experiment
+from gain_apps.evaluation import InputSettings, open_input
+from gain_apps.evaluation import evaluate as evaluate_methods
 from gain_apps.evaluation.methods.torch_network import TorchNetwork
-from gain_apps.evaluation.results import make_results
-from gain_apps.evaluation.settings import make_experiment
-from gain_apps.evaluation.subject import open_subject
 from gain_apps.roadsigns.designs import LABELS
 from gain_apps.roadsigns.sample import render_labelled
 from gain_core import PRESETS
@@ -71,7 +69,7 @@ def main() -> int:
         results = evaluate(args, Path(folder))
     rows = {name: row_of(results["methods"][name]) for name in results["methods"]}
     report = {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/torch_rivals.py ARTIFACT --json RESULT",
+        "command": "OMP_NUM_THREADS=1 python benchmarks/torch_baselines.py ARTIFACT --json RESULT",
         "threads": 1,
         "images_per_corruption": args.images,
         "severity": args.severity,
@@ -95,25 +93,21 @@ def evaluate(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     signs = folder / "signs.npz"
     pixels, labels = draw_signs(args.images, seed=STILL_SEED)
     np.savez(signs, images=pixels, labels=labels)
-    given = [str(args.artifact), str(signs), "--methods", args.methods, "--no-diagnosis"]
-    given += ["--domains", ",".join(DOMAINS)]
-    given += ["--severity", str(args.severity), "--cache", str(folder), "--num-threads", "1"]
-    settings = build_eval_parser().parse_args(given)
-    subject = open_subject(settings)
-    experiment = make_experiment(settings, subject)
+    settings = InputSettings(
+        domains=DOMAINS, severities=(float(args.severity),), cache=folder, num_threads=1
+    )
+    opened = open_input(args.artifact, signs, settings)
     source, _ = draw_signs(NUM_SOURCE, seed=SOURCE_SEED)
     values = np.ascontiguousarray(np.moveaxis(source, 3, 1), dtype=np.float32) / 127.5 - 1.0
     network = load_network(MODEL / "roadsigns.onnx")
-    runs = run_experiment(
-        experiment,
-        subject.store,
+    in_torch = replace(
+        opened,
         network=lambda: TorchNetwork(
             lambda: copy.deepcopy(network), source=lambda count: values[:count]
         ),
-        on_method=announce,
     )
-    return make_results(
-        experiment, runs, domains=subject.store.domains, subject=subject.record, command=""
+    return evaluate_methods(
+        in_torch, methods=args.methods.split(","), settings=settings, on_task=announce
     )
 
 
@@ -170,15 +164,15 @@ def row_of(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def speeds(rows: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """How many times as fast as each rival a GAIN preset with its forward pass is."""
+    """How many times as fast as each method a GAIN preset with its forward pass is."""
     if "torch-source" not in rows:
         return {}
     forward = rows["torch-source"]["step_ms"]["mean"]
-    rivals = [name for name in rows if name in METHODS and name not in (*GAIN, "neo")]
+    trained = [name for name in rows if name in METHODS and name not in (*GAIN, "neo")]
     return {
         preset: {
             name: round(rows[name]["step_ms"]["mean"] / (forward + row["step_ms"]["mean"]), 2)
-            for name in rivals
+            for name in trained
         }
         for preset, row in rows.items()
         if preset in GAIN
