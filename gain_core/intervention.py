@@ -121,8 +121,8 @@ def _root(source_log_probs: Array, evidence: Array, *, gain: Array, xp: Namespac
     """Where E_p(lambda)[xi] = G, for rows that have such a place between 0 and 1.
 
     With r the evidence scaled to [0, 1], the log-odds of E[r] are nearly linear in lambda, and
-    exactly so for two classes; a step that leaves the bracket, or follows one that did not halve
-    what is missing, is replaced by the bracket's middle.
+    exactly so for two classes. A step that leaves the bracket for good, or follows one that did
+    not halve what is missing, is replaced by the bracket's middle.
     """
     low, high = xp.min(evidence, axis=1), xp.max(evidence, axis=1)
     span = xp.maximum(high - low, xp.ones_like(low) * EPS)
@@ -142,9 +142,10 @@ def _root(source_log_probs: Array, evidence: Array, *, gain: Array, xp: Namespac
         # d log-odds / d lambda = span var(r) (1 / mean + 1 / rest)
         rate = span * variance * (mean + rest) / (mean * rest)
         step = strength + missing / xp.maximum(rate, xp.ones_like(rate) * EPS)
-        size = xp.abs(missing)
-        works = (step >= left) & (step <= right) & ((size <= 0.5 * before) | (size <= CLOSE))
-        new = xp.where(works, step, 0.5 * (left + right))
+        step, size = xp.clip(step, 0.0, 1.0), xp.abs(missing)
+        near = xp.minimum(xp.maximum(step, left), right)
+        works = ((step == near) & (size <= 0.5 * before)) | (size <= CLOSE)
+        new = xp.where(works, near, 0.5 * (left + right))
         moved, strength, before = new - strength, new, size
         if is_numpy_namespace(xp) and abs(moved).max() < TOLERANCE:
             break
