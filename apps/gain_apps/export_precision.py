@@ -38,7 +38,8 @@ def add_precision_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--calibration",
         choices=_CALIBRATIONS,
-        help="how int8 ranges come from the images of --calibrate (default: minmax)",
+        help="how int8 ranges come from the images of --calibrate (default: minmax, and "
+        "percentile where that misses the bar)",
     )
     group.add_argument(
         "--allow-drift",
@@ -142,7 +143,7 @@ def write_precision(
             artifact_path,
             args.precision,
             calibration_images=calibration_images,
-            calibration=args.calibration or "minmax",
+            calibration=args.calibration,
             verify_images=args.verify_images,
             allow_drift=bool(args.allow_drift),
         )
@@ -150,7 +151,7 @@ def write_precision(
         artifact_path,
         args.precision,
         calibration_images=calibration_images,
-        calibration=args.calibration or "minmax",
+        calibration=args.calibration,
         verify_images=args.verify_images,
         allow_drift=bool(args.allow_drift),
         force=args.force,
