@@ -54,11 +54,12 @@ examples:
   gain-export mine.onnx --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --crop-pct 1 --interpolation bilinear
   gain-export mine.onnx --like resnet50.a1_in1k    the file exists: written to mine.gain.onnx
   gain-export vit_b16.onnx --adaptive --update-every 16    and vit_b16.adaptive.onnx beside it
-  gain-export vit_b16.gain.onnx --calibrate photos/    an artifact: adds its fitness report
-  gain-export vit_b16.gain.onnx --precision fp16 --verify-images photos/
-  gain-export vit_b16.gain.onnx --precision int8 --calibrate photos/    vit_b16.int8.gain.onnx
-  gain-export vit_b16.gain.onnx --engine --max-batch 16    an artifact: builds vit_b16.gain.engine
-  gain-export vit_b16.gain.onnx --precision fp16 --engine --verify-images photos/    both, verified
+  gain-export mine.onnx --output-name probs --input-range 0 255 --crop-pct 1 --interpolation bilinear
+  gain-export vit_b16.onnx --calibrate photos/    an artifact: adds its fitness report
+  gain-export vit_b16.onnx --precision fp16 --verify-images photos/
+  gain-export vit_b16.onnx --precision int8 --calibrate photos/    vit_b16.int8.gain.onnx
+  gain-export vit_b16.onnx --engine --max-batch 16    an artifact: builds vit_b16.engine
+  gain-export vit_b16.onnx --precision fp16 --engine --verify-images photos/    both, verified
 """
 
 # Flags that only one of the two roads takes.
@@ -232,6 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 written, 1 refused (one line says why), 130 interrupted; 2 is argparse's own.
     """
     args = build_parser().parse_args(argv)
+    written: list[str] = []
     try:
         with _logging(debug=args.debug):
             check_calibration(args.calibrate)
@@ -244,21 +246,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 check_engine_settings(args)
             report = None if finished else _export(args)
+            if report is not None:
+                written.append(str(report.path))
             with calibration_folder(args.calibrate) as images:
                 path = args.target if report is None else report.path
                 fitness = None if images is None else write_fitness(path, images)
+                if fitness is not None:
+                    written.append(f"the fitness report in {path}")
                 if report is not None and fitness is not None:
                     report = _as_it_is_now(report)
                 precision = _lower(args, report, images)
+                if precision is not None and precision.written:
+                    written.append(str(precision.path))
                 adaptive = _adapt(args, report, precision)
+                if adaptive is not None:
+                    written.append(str(adaptive.path))
                 engine = _build_engine(args, report, precision, images)
     except GainError as err:
         if args.debug:
             traceback.print_exc()
-        print(f"gain-export: {err}", file=sys.stderr)
+        before = f" (written before: {', '.join(written)})" if written else ""
+        print(f"gain-export: {err}{before}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("gain-export: interrupted; nothing was written", file=sys.stderr)
+        before = f"written before: {', '.join(written)}" if written else "nothing was written"
+        print(f"gain-export: interrupted; {before}", file=sys.stderr)
         return 130
     show = print_json if args.json else print_text
     show(Written(report, fitness, precision, adaptive, engine))

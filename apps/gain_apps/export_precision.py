@@ -39,7 +39,8 @@ def add_precision_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--calibration",
         choices=_CALIBRATIONS,
-        help="how int8 ranges come from the images of --calibrate (default: minmax)",
+        help="how int8 ranges come from the images of --calibrate (default: minmax, and "
+        "percentile where that misses the bar)",
     )
     group.add_argument(
         "--allow-drift",
@@ -143,7 +144,7 @@ def write_precision(
             artifact_path,
             args.precision,
             calibration_images=calibration_images,
-            calibration=args.calibration or "minmax",
+            calibration=args.calibration,
             verify_images=args.verify_images,
             allow_drift=bool(args.allow_drift),
         )
@@ -151,7 +152,7 @@ def write_precision(
         artifact_path,
         args.precision,
         calibration_images=calibration_images,
-        calibration=args.calibration or "minmax",
+        calibration=args.calibration,
         verify_images=args.verify_images,
         allow_drift=bool(args.allow_drift),
         force=args.force,

@@ -137,6 +137,11 @@ def read_input(
     if layout is not None and found not in (None, layout):
         raise ConfigError(f"--layout {layout}: {where} is {found} ({how}); leave the flag out")
     chosen = layout or found
+    if chosen is None and None not in (sizes[1], sizes[3]):
+        raise ArtifactError(
+            f"{where}: expected 3 colour channels, or 1 of grey, got ({written}); "
+            "only RGB, BGR and grey classifiers can be exported"
+        )
     if chosen is None:
         raise ConfigError(
             f"{where}: its shape ({written}) does not say where the channels are; give --layout "

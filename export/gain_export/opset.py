@@ -162,9 +162,7 @@ def lower_opset(model: onnx.ModelProto, opset: int, /, *, path: str) -> onnx.Mod
     }
     if unknown:
         try:
-            model = inliner.inline_selected_functions(
-                model, [("", name) for name in sorted(unknown)], inline_schema_functions=True
-            )
+            model = _spelt_out(model, sorted(unknown))
         except (TypeError, *_CONVERTER_ERRORS) as err:
             logger.debug("%s: %s", path, _one_line(err))
     _write_as_before(model, opset)
@@ -176,6 +174,21 @@ def lower_opset(model: onnx.ModelProto, opset: int, /, *, path: str) -> onnx.Mod
             f"uses it; {remedy}"
         )
     return _relabelled(model, opset)
+
+
+def _spelt_out(model: onnx.ModelProto, operators: list[str]) -> onnx.ModelProto:
+    """The graph with operators replaced by their definitions."""
+    typed = onnx.shape_inference.infer_shapes(model)
+    # The definitions depend on types, which are looked for among the noted values only.
+    typed.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in typed.graph.initializer
+    )
+    made = inliner.inline_selected_functions(
+        typed, [("", name) for name in operators], inline_schema_functions=True
+    )
+    del made.graph.value_info[:]
+    return made
 
 
 def _write_as_before(model: onnx.ModelProto, opset: int) -> None:

@@ -47,9 +47,11 @@ def test_an_onnx_file_is_exported(classifier, saved, capsys):
     assert main([str(path), *FLAGS]) == 0
     captured = capsys.readouterr()
     assert captured.out == ""
+    assert "labels     none known: numbered" in captured.err
     assert "net.gain.onnx" in captured.err
     assert "bilinear, center crop 1" in captured.err
-    assert "top-1 100.0%" in captured.err
+    assert "top-1 100.0% (" in captured.err
+    assert "verified   against the output of net.onnx" in captured.err
     assert load_artifact(path.with_name("net.gain.onnx")).manifest.feature_dim == 6
 
 
@@ -95,6 +97,7 @@ def test_an_unknown_name_lists_the_aliases(tmp_path, capsys):
         (["--random-weights"], "--random-weights: belongs to the export of a timm model"),
         (["--classes", "3"], "--classes: belongs to"),
         (["--opset", "18"], "--opset: belongs to"),
+        (["--no-ema"], "--ema: belongs to"),
         (["--img-size", "1", "2", "3"], "one number or H W, got 3"),
     ],
 )
@@ -118,9 +121,10 @@ def test_candidates_are_listed_and_chosen(classifier, saved, capsys):
     ]
     path = saved(classifier.model(nodes, {"w": classifier.weight}, outputs=("main", "aux")))
     line = refused(capsys, path, *FLAGS)
-    assert "/main/Gemm" in line
-    assert "/aux/Gemm" in line
-    assert main([str(path), *FLAGS, "--head", "/aux/Gemm", "--json"]) == 0
+    assert "'main' (5, no activation)" in line
+    assert "'aux' (5, no activation)" in line
+    assert main([str(path), *FLAGS, "--output-name", "aux", "--json"]) == 0
+    assert main([str(path), *FLAGS, "--head", "/aux/Gemm", "--json", "--force"]) == 0
 
 
 def test_like_takes_the_preprocessing_of_an_alias(classifier, saved, capsys):
@@ -233,5 +237,6 @@ def test_without_torch_the_extra_is_named(classifier, saved, arguments):
 def test_every_step_is_announced(classifier, saved, spec):
     steps: list[str] = []
     report = export_onnx(saved(classifier.plain()), preprocess=spec, on_step=steps.append)
-    assert steps == list(report.seconds) == ["read", "run original", "surgery", "verify", "write"]
+    expected = ["read", "run original", "settle", "surgery", "verify", "write"]
+    assert steps == list(report.seconds) == expected
     assert all(seconds >= 0.0 for seconds in report.seconds.values())

@@ -178,8 +178,10 @@ def more_forms(w: np.ndarray, b: np.ndarray) -> dict[str, tuple[list[onnx.NodePr
             both | wide,
         ),
         "einsum": (
-            [node("Einsum", ["hidden", "w"], ["x"], equation="bd,kd->bk")]
-            + [node("Add", ["x", "b"], ["out"])],
+            [
+                node("Einsum", ["hidden", "w"], ["x"], equation="bd,kd->bk"),
+                node("Add", ["x", "b"], ["out"]),
+            ],
             both,
         ),
         "einsum-weight-first": (

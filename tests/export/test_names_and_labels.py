@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+from pathlib import Path
 
+import onnx
 import pytest
 
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.aliases import Alias, load_aliases
-from gain_export.labels import choose_labels, imagenet_labels, read_labels
+from gain_export.labels import (
+    Labels,
+    choose_labels,
+    imagenet_labels,
+    names_in_onnx,
+    read_labels,
+)
 from gain_export.preprocessing import PreprocessOverrides, complete, from_timm_config
 
 KNOWN = {
@@ -99,11 +107,44 @@ def test_labels_keep_their_order_and_drop_windows_endings(tmp_path):
 
 
 def test_without_a_file_classes_are_numbered_with_a_warning(caplog):
-    assert choose_labels(None, num_classes=2) == ("class 0", "class 1")
-    assert "no --labels FILE" in caplog.text
+    assert choose_labels(None, num_classes=2).names == ("class 0", "class 1")
+    assert "give --labels FILE" in caplog.text
+
+
+def test_imagenets_names_are_taken_only_where_it_is_known_to_be_that(caplog):
+    unknown = choose_labels(None, num_classes=1000)
+    assert unknown.names[0] == "class 0"
+    assert "or --labels imagenet" in caplog.text
     caplog.clear()
-    assert choose_labels(None, num_classes=1000)[0] == "tench"
+    known = choose_labels(None, num_classes=1000, imagenet=True)
+    asked = choose_labels(Path("imagenet"), num_classes=1000)
+    assert known.names[0] == asked.names[0] == "tench"
+    assert (known.source, asked.source) == ("ImageNet's", "ImageNet's, as --labels says")
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        pytest.param("names", "{0: 'cat', 1: 'dog'}", id="ultralytics"),
+        pytest.param("id2label", '{"1": "dog", "0": "cat"}', id="hugging-face"),
+        pytest.param("class_names", '["cat", "dog"]', id="list"),
+        pytest.param("classes", "cat, dog", id="commas"),
+        pytest.param("labels", "cat\ndog\n", id="lines"),
+    ],
+)
+def test_names_in_the_metadata_of_a_file_are_read(tmp_path, key, text):
+    model = onnx.ModelProto()
+    model.metadata_props.add(key=key, value=text)
+    found = names_in_onnx(model, tmp_path / "net.onnx")
+    assert found == Labels(names=("cat", "dog"), source=f"the file's own ({key})")
+    assert choose_labels(None, num_classes=2, own=found) == found
+
+
+def test_names_of_another_number_of_classes_are_not_used(caplog):
+    own = Labels(names=("cat", "dog"), source="the file's own (names)")
+    assert choose_labels(None, num_classes=3, own=own).names[0] == "class 0"
+    assert "has 2 names for 3 classes" in caplog.text
 
 
 def test_given_settings_win_over_known_ones():

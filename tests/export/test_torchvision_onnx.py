@@ -11,7 +11,6 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from gain_core.errors import ArtifactError
 from gain_export import PreprocessOverrides, export_onnx
 from gain_runtime.onnx_session import OnnxSession
 
@@ -74,7 +73,8 @@ def test_a_plain_export_becomes_an_artifact(tmp_path, name, dynamo):
     path = torch_export(model, tmp_path / "net.onnx", dynamo=dynamo)
     report = export_onnx(path, preprocess=SPEC)
     assert report.num_classes == 7
-    assert report.verification["logits_max_abs_diff"] < 1e-3
+    assert report.verification["output_max_abs_diff"] < 1e-3
+    assert report.feature_dim is not None
     assert_same_logits(model, report.path)
 
 
@@ -97,14 +97,17 @@ def test_a_model_ending_in_softmax_gives_logits(tmp_path):
     assert_same_logits(model, export_onnx(path, preprocess=SPEC).path)
 
 
-def test_a_convolution_before_a_nonlinear_pooling_is_refused(tmp_path):
-    path = torch_export(network("squeezenet1_1"), tmp_path / "net.onnx", dynamo=True)
-    with pytest.raises(ArtifactError, match="averaged"):
-        export_onnx(path, preprocess=SPEC)
-    assert not (tmp_path / "net.gain.onnx").exists()
+def test_a_convolution_before_a_nonlinear_pooling_gives_logits_only(tmp_path):
+    model = network("squeezenet1_1")
+    path = torch_export(model, tmp_path / "net.onnx", dynamo=True)
+    report = export_onnx(path, preprocess=SPEC)
+    assert report.feature_dim is None
+    assert any("no features: " in note and "Relu" in note for note in report.notes)
+    assert_same_logits(model, report.path)
 
 
-def test_a_fixed_vision_transformer_is_refused_with_the_remedy(tmp_path):
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_a_vision_transformer_of_one_batch_size_is_freed(tmp_path, dynamo):
     model = models.VisionTransformer(
         image_size=SIDE,
         patch_size=32,
@@ -115,8 +118,7 @@ def test_a_fixed_vision_transformer_is_refused_with_the_remedy(tmp_path):
         num_classes=7,
     )
     torch.nn.init.normal_(model.heads.head.weight)
-    path = torch_export(model.eval(), tmp_path / "net.onnx", dynamo=True, dynamic=False)
-    with pytest.raises(ArtifactError, match=r"fixed to batches of 2.*dynamic_shapes"):
-        export_onnx(path, preprocess=SPEC)
-    path = torch_export(model.eval(), tmp_path / "net.onnx", dynamo=True)
-    assert_same_logits(model, export_onnx(path, preprocess=SPEC).path)
+    path = torch_export(model.eval(), tmp_path / "net.onnx", dynamo=dynamo, dynamic=False)
+    report = export_onnx(path, preprocess=SPEC)
+    assert "changed: batches of 2 to any" in report.notes
+    assert_same_logits(model, report.path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx
 import pytest
@@ -11,11 +9,13 @@ from onnx import numpy_helper
 
 from gain_core.errors import ArtifactError, ParityError
 from gain_export import export_onnx
+from gain_export.ending import activate
 from gain_export.photographs import read_photographs
 from gain_export.synthetic import synthetic_images
-from gain_export.verify import Expected, Reference, verify
+from gain_export.verify import Reference, verify
 from gain_runtime.artifact import load_artifact
 from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.preprocess import preprocess_batch
 
 
 @pytest.fixture
@@ -23,66 +23,81 @@ def artifact(classifier, saved, spec):
     return load_artifact(export_onnx(saved(classifier.plain()), preprocess=spec).path)
 
 
-def check(artifact, change):
-    """Verify against the artifact itself, its outputs changed by `change`."""
-
-    def run(pixel_values):
-        with OnnxSession(artifact) as session:
-            features, logits = session.infer(pixel_values)
-        return change(Expected(features=features, logits=logits))
-
-    return verify(
-        artifact,
-        Reference(name="the original", run=run),
-        images=synthetic_images(4),
-        image_source="synthetic",
+def check(artifact, change, activation="none"):
+    """Verify against the artifact's own logits, changed by `change`."""
+    pixel_values = preprocess_batch(synthetic_images(12), artifact.manifest.preprocess)
+    with OnnxSession(artifact) as session:
+        logits = session.infer(pixel_values).logits
+    reference = Reference(
+        name="the original",
+        pixel_values=pixel_values,
+        output=change(logits),
+        activation=activation,
     )
+    return verify(artifact, reference, images=12, image_source="synthetic")
 
 
 def test_identical_networks_pass(artifact):
-    numbers = check(artifact, lambda expected: expected)
-    assert numbers["logits_max_abs_diff"] < 1e-5
+    numbers = check(artifact, lambda logits: logits)
+    assert numbers["verified"] == "yes"
+    assert numbers["output_max_abs_diff"] < 1e-5
     assert numbers["top1_agreement"] == 1.0
-    assert numbers["logits_cosine_min"] > 0.999999
-    assert numbers["images"] == 4
+    assert numbers["classes_seen"] > 1
+    assert numbers["output_cosine_min"] > 0.999999
+    assert numbers["confidence"] == pytest.approx(numbers["reference_confidence"], abs=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["softmax", "log_softmax", "sigmoid"])
+def test_the_activation_of_the_original_is_applied_to_the_logits(artifact, activation):
+    numbers = check(artifact, lambda logits: activate(logits, activation), activation)
+    assert numbers["verified"] == "yes"
+    with pytest.raises(ParityError):
+        check(artifact, lambda logits: activate(logits * 1.01, activation), activation)
+
+
+def test_saturated_probabilities_do_not_hide_other_logits(classifier, saved, spec):
+    """Probabilities of 1 and 1e-20 look alike whatever the logits behind them are."""
+    classifier.weight *= 200.0
+    artifact = load_artifact(export_onnx(saved(classifier.plain()), preprocess=spec).path)
+    with pytest.raises(ParityError, match="log_output"):
+        check(artifact, lambda logits: activate(logits * 1.01, "softmax"), "softmax")
 
 
 @pytest.mark.parametrize(
     ("change", "failure"),
     [
         pytest.param(
-            lambda e: dataclasses.replace(e, logits=e.logits + np.float32(0.01)),
-            "logits: largest difference 0.01",
-            id="offset",
+            lambda logits: logits + np.float32(0.01), "output: largest difference 0.01", id="offset"
         ),
+        pytest.param(lambda logits: logits[:, ::-1], "smallest cosine", id="class-order"),
         pytest.param(
-            lambda e: dataclasses.replace(e, features=e.features * np.float32(1.01)),
-            "features: largest difference",
-            id="scale",
+            lambda logits: np.full_like(logits, np.nan), "NaN or infinity in the orig", id="nan"
         ),
+        pytest.param(lambda logits: logits[:, :-1], "expected shape", id="shape"),
         pytest.param(
-            lambda e: dataclasses.replace(e, logits=e.logits[:, ::-1]),
-            "smallest cosine",
-            id="class-order",
-        ),
-        pytest.param(
-            lambda e: dataclasses.replace(e, logits=np.full_like(e.logits, np.nan)),
-            "NaN or infinity in the reference",
-            id="nan",
-        ),
-        pytest.param(
-            lambda e: dataclasses.replace(e, logits=e.logits[:, :-1]), "expected shape", id="shape"
-        ),
-        pytest.param(
-            lambda e: dataclasses.replace(e, output=e.logits * np.float32(0.5)),
-            "output: largest difference",
-            id="output",
+            lambda logits: logits * np.float32(0.5), "output: largest difference", id="scale"
         ),
     ],
 )
 def test_a_difference_is_a_failure(artifact, change, failure):
     with pytest.raises(ParityError, match=failure):
         check(artifact, change)
+
+
+def test_where_only_the_class_is_known_only_that_is_compared(artifact):
+    numbers = check(artifact, lambda logits: logits.argmax(axis=1), "class_number")
+    assert numbers["verified"] == "class"
+    assert "output_max_abs_diff" not in numbers
+    with pytest.raises(ParityError, match="top-1"):
+        check(artifact, lambda logits: logits.argmin(axis=1), "class_number")
+
+
+def test_a_network_that_answers_always_the_same_is_not_called_verified(classifier, saved, spec):
+    classifier.weight *= 0.0
+    report = export_onnx(saved(classifier.plain()), preprocess=spec)
+    assert report.verification["verified"] == "no"
+    assert "same for every image" in report.verification["reason"]
+    assert load_artifact(report.path).manifest.verification["verified"] == "no"
 
 
 def test_a_head_that_is_not_the_graphs_own_is_a_failure(artifact, tmp_path):
@@ -97,7 +112,7 @@ def test_a_head_that_is_not_the_graphs_own_is_a_failure(artifact, tmp_path):
     path = tmp_path / "wrong.onnx"
     onnx.save(model, path)
     with pytest.raises(ParityError, match="head: logits differ from features"):
-        check(load_artifact(path), lambda expected: expected)
+        check(load_artifact(path), lambda logits: logits)
 
 
 def test_synthetic_images_are_structured_varied_and_repeatable():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import pickle
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gain_core.errors import ArtifactError
@@ -52,6 +55,81 @@ def test_every_form_of_a_checkpoint_is_read(tmp_path, state, name, wrap):
     assert source.weights_sha256 == weights.hash_weights(source.model)
 
 
+class Settings:
+    """What a training program keeps of its own beside the weights."""
+
+    def __init__(self):
+        self.rate = 0.1
+
+
+def trainer_checkpoints(state):
+    """What timm's train.py, torchvision's references, Lightning and others write."""
+    averaged = {key: value + 1 for key, value in state.items()}
+    return {
+        "timm": (
+            {
+                "epoch": 3,
+                "arch": "test_vit",
+                "args": argparse.Namespace(lr=0.1, out=Path("out")),
+                "state_dict": state,
+                "state_dict_ema": averaged,
+                "metric": np.float64(71.2),
+            },
+            "'state_dict_ema', averaged over training; --no-ema takes the last ones",
+        ),
+        "torchvision": (
+            {
+                "model": state,
+                "model_ema": {"n_averaged": torch.tensor(9)}
+                | {f"module.{key}": value for key, value in averaged.items()},
+                "args": Settings(),
+            },
+            "'model_ema', averaged over training; --no-ema takes the last ones",
+        ),
+        "lightning": (
+            {
+                "state_dict": {f"model.{key}": value for key, value in state.items()}
+                | {"criterion.weight": torch.ones(7)},
+                "hyper_parameters": Settings(),
+                "pytorch-lightning_version": "2.5",
+            },
+            "1 tensors outside 'model.' left out (criterion.weight, ...)",
+        ),
+        "net": ({f"net.{k}": v.half() for k, v in state.items()}, "stored in float16, computed in"),
+        "nested": (
+            {"state_dict": {f"module.encoder.net.{k}": v for k, v in state.items()}},
+            "names without 'module.encoder.net.'",
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["timm", "torchvision", "lightning", "net", "nested"])
+def test_checkpoints_of_trainers_are_read_and_said(tmp_path, state, kind):
+    written, note = trainer_checkpoints(state)[kind]
+    torch.save(written, tmp_path / "a.ckpt")
+    source = build(Alias(model=TINY), weights=tmp_path / "a.ckpt")
+    assert source.model.num_classes == 7
+    assert any(note in said for said in source.notes), source.notes
+    averages = kind in ("timm", "torchvision")
+    for key, value in source.model.state_dict().items():
+        want = state[key] + 1 if averages else state[key]
+        torch.testing.assert_close(value, want, rtol=1e-3, atol=1e-3)
+    if averages:
+        last = build(Alias(model=TINY), weights=tmp_path / "a.ckpt", ema=False)
+        assert same(last.model, state)
+    else:
+        with pytest.raises(ArtifactError, match="--ema: expected weights averaged"):
+            build(Alias(model=TINY), weights=tmp_path / "a.ckpt", ema=True)
+
+
+def test_messages_of_torch_lose_their_colours(tmp_path):
+    pickled = pickle.dumps({"a": Settings()}, protocol=2)
+    (tmp_path / "a.pth").write_bytes(pickled)
+    with pytest.raises(ArtifactError) as caught:
+        weights.read_checkpoint(tmp_path / "a.pth")
+    assert "\x1b" not in str(caught.value)
+
+
 class Sneaky:
     """Runs code when it is unpickled."""
 
@@ -59,11 +137,13 @@ class Sneaky:
         return (print, ("code was run",))
 
 
-def test_a_checkpoint_never_runs_code(tmp_path, capsys):
+def test_a_checkpoint_never_runs_code(tmp_path, capsys, state):
     path = tmp_path / "evil.pth"
+    torch.save({"state_dict": state, "optimizer": Sneaky()}, path)
+    assert len(weights.read_checkpoint(path).state) == len(state)
     path.write_bytes(pickle.dumps({"state_dict": Sneaky()}))
     with pytest.raises(ArtifactError, match=r"evil\.pth: expected a torch state dict"):
-        weights.read_weights(path)
+        weights.read_checkpoint(path)
     assert "code was run" not in capsys.readouterr().out
 
 
@@ -79,20 +159,20 @@ def test_a_corrupt_file_is_one_line(tmp_path, name, data):
     path = tmp_path / name
     path.write_bytes(data)
     with pytest.raises(ArtifactError) as caught:
-        weights.read_weights(path)
+        weights.read_checkpoint(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ArtifactError, match="found none"):
-        weights.read_weights(tmp_path / "a.pth")
+        weights.read_checkpoint(tmp_path / "a.pth")
 
 
 def test_a_file_without_tensors_is_refused(tmp_path):
     torch.save([1, 2], tmp_path / "a.pth")
-    with pytest.raises(ArtifactError, match="expected a dict of tensors, got list"):
-        weights.read_weights(tmp_path / "a.pth")
+    with pytest.raises(ArtifactError, match="expected a dict of tensors, got list without any"):
+        weights.read_checkpoint(tmp_path / "a.pth")
 
 
 def test_a_mismatch_lists_the_first_few_names(tmp_path, state):
@@ -122,6 +202,7 @@ def test_a_position_embedding_is_resampled_to_the_image_size(tmp_path, state):
     before, after = state["pos_embed"], source.model.state_dict()["pos_embed"]
     assert after.shape[1] < before.shape[1]
     assert torch.equal(source.model.state_dict()["head.weight"], state["head.weight"])
+    assert any("pos_embed resampled" in note and "--img-size" in note for note in source.notes)
 
 
 def test_tensors_can_be_matched_in_order(state):

@@ -10,10 +10,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gain_core import ShiftConfig, prepare_prototypes
-from gain_core.errors import ArtifactError
+from gain_core import GainConfig, prepare_prototypes
+from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime import models_dir
-from gain_runtime.artifact import artifact_prototypes, load_artifact, write_metadata
+from gain_runtime.artifact import (
+    artifact_prototypes,
+    load_artifact,
+    require_head,
+    write_metadata,
+)
 from gain_runtime.fitness import Fitness
 from gain_runtime.manifest import HeadLocation
 
@@ -87,7 +92,7 @@ def test_prototypes_are_the_whole_head_where_it_is_wanted(tiny_model, tmp_path):
         mixed_asymmetry=0.3,
     )
     artifact = load_artifact(tiny_model.relabel(fitness=fitness).write(tmp_path / "a.onnx"))
-    config = ShiftConfig()
+    config = GainConfig()
     expected = prepare_prototypes(
         tiny_model.weight, config, bias=tiny_model.bias, asymmetry=(-0.1, 0.3)
     )
@@ -142,10 +147,34 @@ def test_plain_onnx_is_sent_to_the_export(tiny_model, tmp_path):
     assert "gain.* metadata" in message
 
 
+def test_a_file_of_the_schema_before_is_read(tiny_model, tmp_path):
+    set_metadata(tiny_model.model, "gain.schema", "1")
+    for key in ("activation", "labels_source", "notes"):
+        entries = tiny_model.model.metadata_props
+        position = next(i for i, entry in enumerate(entries) if entry.key == f"gain.{key}")
+        del entries[position]
+    artifact = load_artifact(tiny_model.write(tmp_path / "a.onnx"))
+    manifest = artifact.manifest
+    assert (manifest.activation, manifest.labels_source, manifest.notes) == ("none", "", ())
+    np.testing.assert_array_equal(artifact.head_weight, tiny_model.weight)
+
+
+def test_a_head_without_features_is_no_manifest(tiny_model):
+    with pytest.raises(ConfigError, match="all of them, or none"):
+        replace(tiny_model.manifest, features_name=None)
+
+
+def test_what_needs_features_is_refused_for_logits_only(tiny_model, tmp_path):
+    only = tiny_model.relabel(features_name=None, feature_dim=None, head=None)
+    artifact = load_artifact(only.write(tmp_path / "a.onnx"))
+    with pytest.raises(ConfigError, match=r"logits only, and the preset paper needs features"):
+        require_head(artifact, what="the preset paper")
+
+
 def test_other_schema_is_refused(tiny_model, tmp_path):
     set_metadata(tiny_model.model, "gain.schema", "99")
     message = refusal(tiny_model.write(tmp_path / "a.onnx"))
-    assert "schema 1" in message
+    assert "schema 1 or 2" in message
     assert "99" in message
 
 

@@ -21,6 +21,7 @@ from gain_runtime.artifact import load_artifact
 from gain_runtime.onnx_native import CPU_PROVIDER, CUDA_PROVIDER, cuda_options
 from gain_runtime.onnx_session import OnnxSession
 from gain_runtime.open_session import open_session
+from gain_runtime.shared_session import SharedSession
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cuda.md"
 
@@ -108,13 +109,33 @@ def test_warm_up_runs_the_network_at_the_given_batch_size(session, monkeypatch):
     assert sizes == [(5, 3, 16, 16), (1, 3, 16, 16)]
 
 
-def test_fixed_batch_size_is_named(make_model, tmp_path):
-    with OnnxSession(make_model(batch=2).write(tmp_path / "a.onnx")) as session:
-        assert session.infer(batch_of(2)).logits.shape == (2, 5)
-        assert session.infer(batch_of(0)).logits.shape == (0, 5)
-        with pytest.raises(ArrayError, match=r"expected \(2, 3, 16, 16\).*dynamic batch axis"):
-            session.infer(batch_of(3))
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 5])
+def test_batches_are_cut_and_filled_for_a_network_of_one_size(make_model, tmp_path, rows):
+    tiny = make_model(batch=2)
+    pixel_values = batch_of(rows)
+    with OnnxSession(tiny.write(tmp_path / "a.onnx")) as session:
+        features, logits = session.infer(pixel_values)
         session.warm_up()
+    want_features, want_logits = tiny.forward(pixel_values)
+    np.testing.assert_allclose(features, want_features, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logits, want_logits, rtol=1e-5, atol=1e-5)
+
+
+def test_an_artifact_of_logits_only_has_no_features(make_model, tmp_path):
+    tiny = make_model()
+    only = tiny.relabel(features_name=None, feature_dim=None, head=None)
+    del only.model.graph.output[0]
+    assert only.model.graph.output[0].name == "logits"
+    with OnnxSession(only.write(tmp_path / "a.onnx")) as session:
+        assert (session.artifact.head_weight, session.artifact.head_bias) == (None, None)
+        features, logits = session.infer(batch_of(3))
+        assert session.infer(batch_of(0)).logits.shape == (0, 5)
+        shared = SharedSession(session)
+        again = shared.join().infer(batch_of(3))
+    assert features is None
+    assert again.features is None
+    np.testing.assert_array_equal(again.logits, logits)
+    np.testing.assert_allclose(logits, tiny.forward(batch_of(3))[1], rtol=1e-5, atol=1e-5)
 
 
 def test_failure_while_running_carries_the_librarys_message(tiny_model, tmp_path):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +34,9 @@ _LOW_TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 # The key of a manifest's verification that says what its network was lowered to.
 MARK = "precision"
 _LARGEST_FP16 = 65504.0
+# The drift, and what of it is accepted.
+Checked = tuple[Drift | None, tuple[str, ...]]
+_CALIBRATIONS: tuple[CalibrationMethod, ...] = ("minmax", "percentile")
 _EMULATED = "emulated: float32 on values rounded to bf16"
 
 
@@ -105,7 +109,7 @@ def convert_precision(
     /,
     *,
     calibration_images: str | Path | None = None,
-    calibration: CalibrationMethod = "minmax",
+    calibration: CalibrationMethod | None = None,
     verify_images: str | Path | None = None,
     allow_drift: bool = False,
     force: bool = False,
@@ -120,7 +124,8 @@ def convert_precision(
     calibration_images : str or Path, optional
         Folder of images; `int8` needs it.
     calibration : {"minmax", "percentile"}, optional
-        How int8 ranges come from them, see `measure_ranges`.
+        How int8 ranges come from them, see `measure_ranges`. Without it minmax, and percentile
+        where that misses the bar.
     verify_images : str or Path, optional
         Folder to verify on; the calibration images without it, drawn ones without both.
     allow_drift : bool, optional
@@ -150,24 +155,37 @@ def convert_precision(
     folder = verify_images or calibration_images
     images = choose_images(None if folder is None else Path(folder))
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".gain-export-") as scratch:
+        check = partial(
+            _verified,
+            candidate=Path(scratch) / output.name,
+            reference=reference,
+            images=images,
+            precision=precision,
+        )
         if precision == "int8":
             assert calibration_images is not None
-            calibrated = read_photographs(Path(calibration_images))
-            _to_int8(model, reference, calibrated, method=calibration, scratch=Path(scratch))
+            model, calibration, (drift, accepted) = _calibrated(
+                model,
+                reference,
+                read_photographs(Path(calibration_images)),
+                methods=_CALIBRATIONS if calibration is None else (calibration,),
+                check=partial(check, allow_drift=allow_drift),
+                scratch=Path(scratch),
+            )
         else:
             if precision == "fp16":
                 _check_overflow(model, reference, images, scratch=Path(scratch))
             lower(model, _LOW_TYPES[precision])
-        candidate = Path(scratch) / output.name
-        drift, accepted = _verified(
-            model, candidate, reference, images, precision=precision, allow_drift=allow_drift
-        )
+            drift, accepted = check(model, allow_drift=allow_drift)
     numbers = _numbers(reference, precision, images, drift) | {
         "images_drawn": "yes" if folder is None else "no"
     }
     if precision == "int8":
         assert calibration_images is not None
-        numbers |= {"calibration": calibration, "calibration_source": Path(calibration_images).name}
+        numbers |= {
+            "calibration": str(calibration),
+            "calibration_source": Path(calibration_images).name,
+        }
     write_metadata(model, replace(reference.manifest, verification=numbers))
     data = bytes(model.SerializeToString())
     try:
@@ -262,6 +280,28 @@ def _check_overflow(
         )
 
 
+def _calibrated(
+    model: onnx.ModelProto,
+    artifact: Artifact,
+    images: Sequence[npt.NDArray[np.uint8]],
+    /,
+    *,
+    methods: Sequence[CalibrationMethod],
+    check: Callable[[onnx.ModelProto], Checked],
+    scratch: Path,
+) -> tuple[onnx.ModelProto, CalibrationMethod, Checked]:
+    """The int8 model of the first method that passes, with that; the last one's refusal if none."""
+    for method in methods:
+        lowered = onnx.ModelProto()
+        lowered.CopyFrom(model)
+        _to_int8(lowered, artifact, images, method=method, scratch=scratch)
+        try:
+            return lowered, method, check(lowered)
+        except ParityError as err:
+            refusal = err
+    raise refusal
+
+
 def _to_int8(
     model: onnx.ModelProto,
     artifact: Artifact,
@@ -286,14 +326,14 @@ def _to_int8(
 
 def _verified(
     model: onnx.ModelProto,
+    /,
+    *,
     candidate: Path,
     reference: Artifact,
     images: VerifyImages,
-    /,
-    *,
     precision: Precision,
     allow_drift: bool,
-) -> tuple[Drift | None, tuple[str, ...]]:
+) -> Checked:
     """The drift measured, and what of it is accepted although it misses the bar."""
     # ONNX Runtime's CPU provider has no bfloat16 products.
     runnable = emulated(model, TensorProto.BFLOAT16) if precision == "bf16" else model
@@ -305,7 +345,7 @@ def _verified(
         if not allow_drift:
             raise EngineError(
                 f"{candidate.name}: {precision} cannot be verified, because ONNX Runtime's CPU "
-                f"provider cannot run it ({reason[:200]}); nothing was written; --allow-drift "
+                f"provider cannot run it ({reason[:200]}); it was not written; --allow-drift "
                 "writes it unverified for a device that can"
             ) from err
         return None, (f"not verified: {reason[:200]}",)
@@ -313,7 +353,7 @@ def _verified(
     if missed and not allow_drift:
         raise ParityError(
             f"{candidate.name}: {precision} is too far from float32 on {drift.images} images "
-            f"({images.source}): {'; '.join(missed)}; nothing was written; --allow-drift accepts it"
+            f"({images.source}): {'; '.join(missed)}; it was not written; --allow-drift accepts it"
         )
     return drift, tuple(missed)
 

@@ -22,7 +22,7 @@ def existing_precision(
     /,
     *,
     calibration_images: str | Path | None = None,
-    calibration: CalibrationMethod = "minmax",
+    calibration: CalibrationMethod | None = None,
     verify_images: str | Path | None = None,
     allow_drift: bool = False,
 ) -> PrecisionReport:
@@ -55,7 +55,8 @@ def existing_precision(
     found = load_artifact(precision_path(artifact_path, precision))
     wanted: dict[str, object] = {MARK: precision, "reference_sha256": reference.sha256}
     if precision == "int8":
-        wanted["calibration"] = calibration
+        if calibration is not None:
+            wanted["calibration"] = calibration
         if calibration_images is not None:
             wanted["calibration_source"] = Path(calibration_images).name
     images = verify_images or calibration_images

@@ -1,0 +1,439 @@
+"""What gain-export makes of the classifiers of five libraries: exported, refused or failed.
+
+    python benchmarks/export_table.py --minutes 40 --output benchmarks/results/export_table.json
+
+One model at a time in a child process with a limit of memory and time; the table is saved after
+each, and a model that is in it already is not run again. The weights are random, with the running
+means of batch norms settled on noise. Of every family the smallest member is taken. "Right" means
+that the artifact agrees with the library's own forward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import multiprocessing
+import os
+import resource
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+CLASSES = 20
+LIMIT_BYTES, LIMIT_S = 8 << 30, 240
+SMALL_PX = 160
+RTOL = 1e-3
+RESULTS = Path(__file__).parent / "results" / "export_table.json"
+TORCHVISION = [
+    "alexnet",
+    "convnext_tiny",
+    "densenet121",
+    "efficientnet_b0",
+    "efficientnet_v2_s",
+    "googlenet",
+    "inception_v3",
+    "maxvit_t",
+    "mnasnet0_5",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "regnet_x_400mf",
+    "regnet_y_400mf",
+    "resnet18",
+    "resnext50_32x4d",
+    "shufflenet_v2_x0_5",
+    "squeezenet1_1",
+    "swin_t",
+    "swin_v2_t",
+    "vgg11",
+    "vit_b_32",
+    "wide_resnet50_2",
+]
+KERAS = [
+    "ConvNeXtTiny",
+    "DenseNet121",
+    "EfficientNetB0",
+    "EfficientNetV2B0",
+    "InceptionResNetV2",
+    "InceptionV3",
+    "MobileNet",
+    "MobileNetV2",
+    "MobileNetV3Small",
+    "NASNetMobile",
+    "ResNet50",
+    "ResNet50V2",
+    "VGG16",
+    "Xception",
+]
+
+
+def settle(model: Any, size: tuple[int, int]) -> Any:
+    """Give batch norms running statistics, so that random networks answer differently."""
+    import torch
+
+    with torch.no_grad(), contextlib.suppress(RuntimeError, ValueError):
+        model.train()(torch.randn(2, 3, *size))
+    return model.eval()
+
+
+def torch_file(model: Any, size: tuple[int, int], path: Path) -> Path:
+    """What most people have: a file of torch's exporter for TorchScript."""
+    import torch
+
+    axes = {"x": {0: "batch"}, "y": {0: "batch"}}
+    with torch.no_grad():
+        torch.onnx.export(
+            model,
+            (torch.randn(2, 3, *size),),
+            path,
+            dynamo=False,
+            opset_version=17,
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_axes=axes,
+        )
+    return path
+
+
+def export_file(path: Path, *, normalised: bool = True) -> Any:
+    """gain-export FILE."""
+    from gain_export import PreprocessOverrides, export_onnx
+
+    mean = (0.5,) * 3 if normalised else None
+    spec = PreprocessOverrides(
+        img_size=None, mean=mean, std=mean, crop_fraction=1.0, interpolation="bilinear"
+    )
+    return export_onnx(path, preprocess=spec, force=True)
+
+
+def right(report: Any, run: Callable[[np.ndarray], np.ndarray], size: tuple[int, int]) -> float:
+    """Largest difference from the library's own forward pass, relative to its largest value."""
+    from gain_runtime.onnx_session import OnnxSession
+
+    pixels = np.random.default_rng(1).normal(size=(2, 3, *size)).astype(np.float32)
+    with OnnxSession(report.path) as session:
+        logits = np.asarray(session.infer(pixels).logits)
+    expected = run(pixels)
+    return float(np.abs(logits - expected).max() / np.abs(expected).max())
+
+
+def torch_run(model: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """A torch model as a function of arrays."""
+    import torch
+
+    def run(pixels: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return model(torch.from_numpy(pixels)).float().numpy()
+
+    return run
+
+
+def light(name: str, folder: Path) -> tuple[Any, float | None]:
+    """A model of the onnx wheel, its weights left out: constants in their place."""
+    import onnx
+
+    data = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"{name}.onnx"
+    path = folder / data.name
+    path.write_bytes(data.read_bytes())
+    # Its output is the same for every image, as every weight of a layer is.
+    return export_file(path), None
+
+
+def torchvision(name: str, folder: Path) -> tuple[Any, float | None]:
+    """A classifier of torchvision, by way of a file."""
+    import torchvision.models as models
+
+    size = (299, 299) if name == "inception_v3" else (224, 224)
+    extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
+    if extra:
+        extra["init_weights"] = False
+    model = settle(getattr(models, name)(weights=None, num_classes=CLASSES, **extra), size)
+    report = export_file(torch_file(model, size, folder / "net.onnx"))
+    return report, right(report, torch_run(model), size)
+
+
+def timm_model(name: str) -> tuple[Any, tuple[int, int]]:
+    """The smallest member of a family at a small size, where it takes one."""
+    import timm
+
+    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    size = tuple(config.input_size[1:]) if config else (224, 224)
+    if config and not config.fixed_input_size and min(size) > SMALL_PX:
+        size = (SMALL_PX, SMALL_PX)
+    return settle(timm.create_model(name, num_classes=CLASSES), size), size
+
+
+def timm_file(name: str, folder: Path) -> tuple[Any, float | None]:
+    """A timm model by way of a file, which does not say that it is timm's."""
+    import timm.layers
+
+    timm.layers.set_fused_attn(False)
+    model, size = timm_model(name)
+    report = export_file(torch_file(model, size, folder / "net.onnx"))
+    return report, right(report, torch_run(model), size)
+
+
+def timm_name(name: str, folder: Path) -> tuple[Any, float | None]:
+    """gain-export --model NAME --weights FILE."""
+    import timm
+    import torch
+
+    from gain_export import PreprocessOverrides, export_timm
+
+    model, size = timm_model(name)
+    torch.save({"state_dict": model.state_dict()}, folder / "weights.pth")
+    tags = timm.list_pretrained(f"{name}.*")
+    report = export_timm(
+        tags[0] if tags else name,
+        folder / "net.onnx",
+        weights=folder / "weights.pth",
+        preprocess=PreprocessOverrides(img_size=size),
+    )
+    return report, right(report, torch_run(model), size)
+
+
+def huggingface(name: str, folder: Path) -> tuple[Any, float | None]:
+    """An image classifier of transformers from its default configuration, two layers deep."""
+    import torch
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    config = transformers.CONFIG_MAPPING[name](num_labels=CLASSES)
+    if isinstance(getattr(config, "num_hidden_layers", None), int):
+        with contextlib.suppress(NotImplementedError, ValueError):
+            config.num_hidden_layers = 2
+    kind = modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES[name]
+    kind = kind[0] if isinstance(kind, tuple | list) else kind
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = getattr(transformers, kind)(config)
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x).logits
+
+    size = getattr(config, "image_size", None) or 224
+    size = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    model = settle(Logits(), size)
+    report = export_file(torch_file(model, size, folder / "net.onnx"))
+    return report, right(report, torch_run(model), size)
+
+
+def keras(name: str, folder: Path) -> tuple[Any, float | None]:
+    """A Keras application on torch, exported as its own documentation says."""
+    import keras as library
+
+    make = getattr(library.applications, name)
+    model = make(weights=None, classes=CLASSES)
+    path = folder / "net.onnx"
+    model.export(path, format="onnx", verbose=False)
+    shape = model.input_shape[1:3]
+    report = export_file(path, normalised=not shows_range(path))
+
+    def run(pixels: np.ndarray) -> np.ndarray:
+        images = pixels.transpose(0, 2, 3, 1)
+        probs = library.ops.convert_to_numpy(model(images, training=False))
+        return np.log(np.maximum(probs, 1e-37))
+
+    def logs(pixels: np.ndarray) -> np.ndarray:
+        return run(pixels)
+
+    from gain_runtime.onnx_session import OnnxSession
+
+    pixels = np.random.default_rng(1).normal(size=(2, 3, *shape)).astype(np.float32)
+    with OnnxSession(report.path) as session:
+        logits = np.asarray(session.infer(pixels).logits, dtype=np.float64)
+    logits -= np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+    logits -= logits.max(1, keepdims=True) - logs(pixels).max(1, keepdims=True)
+    expected = logs(pixels)
+    return report, float(np.abs(logits - expected).max() / np.abs(expected).max())
+
+
+def shows_range(path: Path) -> bool:
+    """Whether the file normalises its pixels itself."""
+    import onnx
+
+    from gain_export.input_form import read_input
+
+    return read_input(onnx.load(path), path=path).value_range is not None
+
+
+GROUPS: dict[str, Callable[[str, Path], tuple[Any, float | None]]] = {
+    "onnx wheel, light": light,
+    "torchvision": torchvision,
+    "timm, from a file": timm_file,
+    "Hugging Face": huggingface,
+    "Keras 3": keras,
+    "timm, by name": timm_name,
+}
+
+
+def members(group: str, smallest: Path) -> list[str]:
+    """The models of a group."""
+    if group == "onnx wheel, light":
+        import onnx
+
+        folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+        return sorted(path.stem for path in folder.glob("*.onnx"))
+    if group == "torchvision":
+        return TORCHVISION
+    if group == "Keras 3":
+        return KERAS
+    if group == "Hugging Face":
+        from transformers.models.auto import modeling_auto
+
+        return sorted(modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES)
+    return timm_families(smallest)
+
+
+def timm_families(cache: Path) -> list[str]:
+    """The member with the fewest parameters of every module of timm, smallest first."""
+    import timm
+    import torch
+    from timm.models import _registry
+
+    if not cache.exists():
+        best: dict[str, tuple[int, str]] = {}
+        for name in timm.list_models():
+            try:
+                with torch.device("meta"):
+                    model = timm.create_model(name, num_classes=CLASSES)
+            except (RuntimeError, NotImplementedError, ValueError, TypeError):
+                continue
+            count = sum(parameter.numel() for parameter in model.parameters())
+            family = _registry._model_to_module[name]
+            best[family] = min(best.get(family, (count, name)), (count, name))
+        cache.write_text(json.dumps([name for _, name in sorted(best.values())]))
+    names: list[str] = json.loads(cache.read_text())
+    return names
+
+
+def run_one(group: str, name: str, sender: Any) -> None:
+    """The child: one model, its outcome sent back."""
+    soft = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + LIMIT_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, soft))
+    import torch
+
+    from gain_core.errors import GainError
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    row: dict[str, object] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
+                report, difference = GROUPS[group](name, Path(folder))
+            fits = difference is None or difference <= RTOL
+            row = {
+                "outcome": "exported" if fits else "failed",
+                "reason": "" if fits else f"differs by {difference:.1e} from the library",
+                "feature_dim": report.feature_dim,
+                "verified": report.verification["verified"],
+                "difference": difference,
+                "notes": list(report.notes),
+            }
+        except GainError as err:
+            row = {"outcome": "refused", "reason": str(err).replace(folder + "/", "")[:400]}
+        except BaseException as err:  # noqa: BLE001  the table says what was raised
+            row = {"outcome": "failed", "reason": f"{type(err).__name__}: {err}"[:400]}
+            # What the library or torch's exporter cannot do is not this project's to export.
+            if "gain_" not in traceback_modules(err):
+                row["outcome"] = "no file"
+    sender.send(row)
+
+
+def traceback_modules(err: BaseException) -> str:
+    """Files of an exception's traceback, this one left out."""
+    import traceback
+
+    frames = traceback.extract_tb(err.__traceback__)
+    return " ".join(frame.filename for frame in frames if frame.filename != __file__)
+
+
+def measured(group: str, name: str) -> dict[str, object]:
+    """One row."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=run_one, args=(group, name, sender))
+    began = time.monotonic()
+    child.start()
+    sender.close()
+    try:
+        row = receiver.recv() if receiver.poll(LIMIT_S) else None
+    except EOFError:
+        row = {"outcome": "failed", "reason": f"the process ended, status {child.exitcode}"}
+    if row is None:
+        child.kill()
+        row = {"outcome": "not finished", "reason": f"more than {LIMIT_S} s"}
+    child.join()
+    spent = round(time.monotonic() - began, 1)
+    return {"group": group, "model": name, **row, "seconds": spent}
+
+
+def pending(table: dict[str, Any], smallest: Path, groups: list[str]) -> Iterator[tuple[str, str]]:
+    """What is not in the table yet."""
+    done = {(row["group"], row["model"]) for row in table["rows"]}
+    for group in groups:
+        yield from ((group, name) for name in members(group, smallest) if (group, name) not in done)
+
+
+def counts(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Outcomes by group."""
+    found: dict[str, dict[str, int]] = {}
+    for row in rows:
+        group = found.setdefault(row["group"], {})
+        group[row["outcome"]] = group.get(row["outcome"], 0) + 1
+        if row["outcome"] == "exported" and row.get("feature_dim") is None:
+            group["of these logits only"] = group.get("of these logits only", 0) + 1
+    return found
+
+
+def main() -> None:
+    """Fill the table until the time is up."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--minutes", type=float, default=40.0)
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    args = parser.parse_args()
+    import onnx
+    import onnxruntime
+    import timm
+    import torch
+
+    ends = time.monotonic() + 60.0 * args.minutes
+    smallest = Path(tempfile.gettempdir()) / f"timm-families-{timm.__version__}.json"
+    table: dict[str, Any] = {"rows": []}
+    if args.output.exists():
+        table = json.loads(args.output.read_text())
+    table["versions"] = {
+        module.__name__: module.__version__ for module in (torch, timm, onnx, onnxruntime)
+    }
+    for group, name in pending(table, smallest, args.groups):
+        if time.monotonic() > ends:
+            break
+        row = measured(group, name)
+        table["rows"].append(row)
+        table["counts"] = counts(table["rows"])
+        args.output.write_text(json.dumps(table, indent=1) + "\n")
+        print(f"{row['outcome']:>12} {row['seconds']:6.1f} s  {group}: {name}  {row['reason']}")
+    for group, outcome in table.get("counts", {}).items():
+        print(f"{group:>20}: {', '.join(f'{number} {kind}' for kind, number in outcome.items())}")
+
+
+if __name__ == "__main__":
+    main()
