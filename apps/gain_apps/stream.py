@@ -13,7 +13,13 @@ from typing import Any
 
 from gain_apps.defaults import UPDATE_EVERY
 from gain_apps.device_flags import add_device_flags
-from gain_apps.std_streams import finish_output, open_missing_streams, refuse_closed, say
+from gain_apps.std_streams import (
+    finish_output,
+    open_missing_streams,
+    refuse_closed,
+    say,
+    write_result,
+)
 from gain_core.errors import GainError
 
 __all__ = ["build_parser", "main"]
@@ -369,7 +375,7 @@ def _reporter(console: Any, as_json: bool) -> Callable[[dict[str, Any]], None]:
         with suppress(OSError):
             print_summary(summary, console)
         if as_json:
-            print(json.dumps(summary, allow_nan=False))
+            write_result(json.dumps(summary, allow_nan=False))
 
     return report
 
