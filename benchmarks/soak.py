@@ -50,10 +50,10 @@ NOTED = {
     "gain_reconnects_total": "reconnects",
     "gain_frames_learned": "learned",
     "gain_rate_hz": "rate_hz",
-    "gain_agreement": "agreement",
-    "gain_adaptation:guard_trips": "guard_trips",
-    "gain_adaptation:guard_hold_frames": "guard_hold_frames",
-    "gain_adaptation:shift_nats": "shift_nats",
+    "gain_agreement_ratio": "agreement",
+    "gain_adaptation_guard_trips": "guard_trips",
+    "gain_adaptation_guard_hold_frames": "guard_hold_frames",
+    "gain_adaptation_shift_nats": "shift_nats",
 }
 
 
@@ -123,7 +123,7 @@ class Soak:
                 if end_s - life_end_s < 60.0 * self._args.last_minutes - 1.0:
                     life_end_s = end_s
                 process = self._start(until_s=life_end_s)
-                viewer = viewer or open_viewer(self._url)
+                viewer = viewer or open_viewer(f"{self._url}/#/camera/camera")
                 self._report["viewer"] = viewer.kind
                 self._watch(process, viewer, until_s=life_end_s)
                 self._end(process, killed=life_end_s < end_s)
@@ -188,7 +188,7 @@ class Soak:
             life["notes"].append(
                 {
                     "at_s": self._now(),
-                    **_process_status(process.pid),
+                    **process_status(process.pid),
                     **self._metrics(),
                     "viewer": viewer.sees(),
                 }
@@ -229,8 +229,7 @@ class Soak:
         values = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                label = sample.labels.get("name")
-                name = NOTED.get(sample.name if label is None else f"{sample.name}:{label}")
+                name = NOTED.get(sample.name)
                 if name is not None:
                     values[name] = sample.value
         return values
@@ -249,7 +248,7 @@ class Soak:
         temporary.replace(self._args.json)
 
 
-def _process_status(pid: int) -> dict[str, float]:
+def process_status(pid: int) -> dict[str, float]:
     """Resident memory, threads, open files and processor seconds."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     status = dict(line.split(":", 1) for line in lines if ":" in line)

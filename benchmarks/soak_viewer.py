@@ -12,8 +12,9 @@ from contextlib import suppress
 from typing import Protocol
 
 PICTURE = """
-const image = document.getElementById('picture');
-if (!image.naturalWidth) return '';
+const pictures = [...document.querySelectorAll('#picture, .thumb img')];
+const image = pictures.find((one) => one.naturalWidth && one.checkVisibility());
+if (!image) return '';
 const canvas = document.createElement('canvas');
 canvas.width = 64; canvas.height = 48;
 canvas.getContext('2d').drawImage(image, 0, 0, 64, 48);
@@ -62,7 +63,6 @@ class ChromiumViewer:
         options.binary_location = browser
         for flag in FLAGS:
             options.add_argument(flag)
-        # A moving picture never finishes loading.
         options.page_load_strategy = "none"
         self._browser = webdriver.Chrome(service=Service(driver), options=options)
         self._browser.set_script_timeout(10)
@@ -76,7 +76,7 @@ class ChromiumViewer:
             picture = str(self._browser.execute_script(PICTURE))
             health = str(
                 self._browser.execute_script(
-                    "return document.getElementById('health')?.textContent ?? ''"
+                    "return document.getElementById('online')?.textContent ?? ''"
                 )
             )
         except WebDriverException as err:
@@ -95,7 +95,7 @@ class StreamViewer:
     kind = "HTTP client of the picture's stream"
 
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/") + "/picture.mjpg"
+        self._url = url.split("#")[0].rstrip("/") + "/cameras/camera/picture.mjpg"
         self._bytes = self._seen = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)

@@ -57,23 +57,24 @@ class CameraFile:
         ConfigError
             If the file cannot be read or written; it is as before then.
         """
-        self._change(lambda tables: tables.update({name: dict(settings)}))
+        self._change(lambda tables: tables.update({name: dict(settings)}) is None)
 
-    def set(self, name: str, key: str, value: Any, /) -> None:
-        """Change one setting of a camera that is in the file; nothing where it is not."""
+    def set(self, name: str, key: str, value: Any, /) -> bool:
+        """Change one setting of a camera; whether it stands in this file."""
 
-        def change(tables: Any) -> None:
+        def change(tables: Any) -> bool:
             if name in tables:
                 tables[name][key] = value
+            return name in tables
 
-        self._change(change)
+        return self._change(change)
 
-    def remove(self, name: str, /) -> None:
-        """Remove a camera's table, if there is one."""
-        self._change(lambda tables: tables.pop(name, None))
+    def remove(self, name: str, /) -> bool:
+        """Remove a camera's table; whether there was one."""
+        return self._change(lambda tables: tables.pop(name, None) is not None)
 
-    def _change(self, change: Callable[[Any], object]) -> None:
-        """Read the file anew, change it and replace it."""
+    def _change(self, change: Callable[[Any], bool]) -> bool:
+        """Read the file anew, change it and replace it where it changed."""
         toml = require("tomlkit", extra="serve")
         with self._lock:
             try:
@@ -83,9 +84,11 @@ class CameraFile:
                 if "cameras" not in document:
                     # Without a line of its own: only [cameras.NAME] is written.
                     document["cameras"] = toml.table(is_super_table=True)
-                change(document["cameras"])
+                if not change(document["cameras"]):
+                    return False
                 write_atomically(self._path, toml.dumps(document).encode(), mode=mode)
             except (OSError, ValueError) as err:
                 raise ConfigError(
                     f"{self._path}: the cameras cannot be kept there ({err}); check the file"
                 ) from err
+        return True

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from gain_runtime.uri import redact
+from gain_runtime.uri import redact, redact_to_host
 
 __all__ = ["hide_credentials"]
 
@@ -40,6 +40,9 @@ def hide_credentials(arguments: Sequence[str], /) -> None:
 def _shown(argument: str) -> str:
     """An argument without credentials, also as `--flag=URI`."""
     flag, equals, value = argument.partition("=")
-    if equals and flag.startswith("--"):
-        return f"{flag}={redact(value)}"
-    return redact(argument)
+    named = equals and flag.startswith("--")
+    text = value if named else argument
+    # The path of a webhook is its password, and nobody can tell from here what a URL is for.
+    web = text.lower().startswith(("http://", "https://"))
+    shown = redact_to_host(text) if web else redact(text)
+    return f"{flag}={shown}" if named else shown

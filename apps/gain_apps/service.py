@@ -289,9 +289,9 @@ class Service:
         """
         with self._lock:
             camera = self._found(name)
-            kept = self.kept_in
-            if kept is not None and self._file is not None:
-                self._file.remove(name)
+            kept = None
+            if self._file is not None and self._file.writable and self._file.remove(name):
+                kept = self._file.name
             del self._cameras[name]
             self._names.discard(name)
         camera.ask_to_end()
@@ -322,9 +322,9 @@ class Service:
                 camera.pause(f"by {who}")
             else:
                 camera.start()
-            if self._file is not None and self._file.writable:
-                self._file.set(name, "paused", action == "pause")
-                kept = self._file.name
+            file = self._file
+            if file is not None and file.writable and file.set(name, "paused", action == "pause"):
+                kept = file.name
             outcome = f"{'paused' if action == 'pause' else 'resumed'}, {_kept_words(kept)}"
         camera.board.note("command", outcome, who=who)
         return outcome

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from gain_core.errors import ConfigError, StreamError
 
-__all__ = ["finish_output", "open_missing_streams", "refuse_closed", "say"]
+__all__ = ["finish_output", "open_missing_streams", "refuse_closed", "say", "write_result"]
 
 NAMES = ("standard input", "standard output", "standard error")
 
@@ -54,6 +54,23 @@ def say(line: str, /) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def write_result(line: str, /) -> None:
+    """Write a line of results to standard output; as `finish_output` where that fails.
+
+    Raises
+    ------
+    StreamError
+        As `finish_output`.
+    """
+    try:
+        print(line)
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as err:
+        _drop_output()
+        raise _lost(err) from err
+
+
 def finish_output() -> None:
     """Write out what standard output holds; a reader that has gone (`| head`) is no error of ours.
 
@@ -68,9 +85,12 @@ def finish_output() -> None:
         _drop_output()
     except OSError as err:
         _drop_output()
-        raise StreamError(
-            f"standard output: cannot be written ({err.strerror}); the results are lost"
-        ) from err
+        raise _lost(err) from err
+
+
+def _lost(err: OSError) -> StreamError:
+    """The error for results that cannot be written."""
+    return StreamError(f"standard output: cannot be written ({err.strerror}); results are lost")
 
 
 def _drop_output() -> None:

@@ -12,7 +12,13 @@ from contextlib import suppress
 from typing import Any
 
 from gain_apps.device_flags import add_device_flags
-from gain_apps.std_streams import finish_output, open_missing_streams, refuse_closed, say
+from gain_apps.std_streams import (
+    finish_output,
+    open_missing_streams,
+    refuse_closed,
+    say,
+    write_result,
+)
 from gain_core import PRESETS, UPDATE_EVERY, WARMUP_FRAMES
 from gain_core.errors import GainError
 
@@ -387,7 +393,7 @@ def _reporter(console: Any, as_json: bool) -> Callable[[dict[str, Any]], None]:
             if logging.getLogger(PACKAGES[0]).level <= NOTE:
                 print_summary(summary, console)
         if as_json:
-            print(json.dumps(summary, allow_nan=False))
+            write_result(json.dumps(summary, allow_nan=False))
 
     return report
 

@@ -172,7 +172,8 @@ def _open_source(
         waits_at_start=host.waits,
     )
     source = stack.enter_context(open_input(config, artifact, watch=watch))
-    if board is not None and not source.info.live:
+    if board is not None and board.view().connection.state != "connected":
+        # Files and pictures made by code have no connection to lose.
         board.connect(Connection(state="connected"))
     return source
 

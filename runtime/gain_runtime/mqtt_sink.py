@@ -310,20 +310,33 @@ def _announcements(
             {"unit_of_measurement": "%", "state_class": "measurement"},
         ),
     )
+    signal = {
+        "name": "Signal",
+        "unique_id": f"{node}_signal",
+        "state_topic": f"{base}/signal",
+        "payload_on": "connected",
+        "payload_off": "reconnecting",
+        "device_class": "connectivity",
+        "availability_topic": publisher.status_topic,
+        "device": device,
+    }
     return [
-        (
-            f"{prefix}/sensor/{node}/{key}/config",
-            {
-                "name": name,
-                "unique_id": f"{node}_{key}",
-                "state_topic": f"{base}/state",
-                "value_template": template,
-                "availability_topic": publisher.status_topic,
-                "device": device,
-                **more,
-            },
-        )
-        for key, name, template, more in entities
+        (f"{prefix}/binary_sensor/{node}/signal/config", signal),
+        *(
+            (
+                f"{prefix}/sensor/{node}/{key}/config",
+                {
+                    "name": name,
+                    "unique_id": f"{node}_{key}",
+                    "state_topic": f"{base}/state",
+                    "value_template": template,
+                    "availability_topic": publisher.status_topic,
+                    "device": device,
+                    **more,
+                },
+            )
+            for key, name, template, more in entities
+        ),
     ]
 
 

@@ -16,7 +16,10 @@ TWO = ["test://pattern", "test://drive"]
 def test_one_input_is_taken_as_it_is(tmp_path: Path) -> None:
     rows = str(tmp_path / "rows.jsonl")
     for given in ("test://pattern", ["test://pattern"]):
-        (config,) = plan_streams({"input": given, "model": "m.onnx", "jsonl": rows})
+        plan = plan_streams({"input": given, "model": "m.onnx", "jsonl": rows})
+        assert (plan.is_service, plan.goes_on) == (False, False)
+        (config,) = plan.configs
+        assert config.reconnect == 300.0
         assert (config.input, config.name, config.jsonl) == ("test://pattern", None, rows)
     assert list(tmp_path.iterdir()) == []
 
@@ -37,7 +40,9 @@ def test_each_stream_writes_into_a_folder_of_its_own(tmp_path: Path) -> None:
         "serve": "127.0.0.1:8080",
         "update_every": 16,
     }
-    yard, door = plan_streams(settings)
+    plan = plan_streams(settings)
+    assert plan.is_service
+    yard, door = plan.configs
     assert [(c.name, c.input) for c in (yard, door)] == [("yard", TWO[0]), ("door", TWO[1])]
     assert yard.jsonl == str(tmp_path / "yard" / "rows.jsonl")
     assert door.output == str(tmp_path / "door" / "out.mp4")
@@ -45,29 +50,46 @@ def test_each_stream_writes_into_a_folder_of_its_own(tmp_path: Path) -> None:
     assert door.state_out == str(tmp_path / "door" / "s.safetensors")
     assert yard.snapshots == str(tmp_path / "kept" / "yard")
     assert yard.save_changed == str(tmp_path / "changed" / "yard")
-    assert [c.mqtt for c in (yard, door)] == [
-        "mqtt://broker/site/cams/yard",
-        "mqtt://broker/site/cams/door",
-    ]
-    assert [c.serve for c in (yard, door)] == ["127.0.0.1:8080", "127.0.0.1:8081"]
+    # One connection, one page; and a camera is waited for as long as it takes.
+    assert {c.mqtt for c in (yard, door)} == {"mqtt://broker/site/cams/"}
+    assert {c.serve for c in (yard, door)} == {"127.0.0.1:8080"}
+    assert {c.reconnect for c in (yard, door)} == {None}
     # What is only read, and what is no place, is the same for all.
     assert yard.state_in == door.state_in == "learned.safetensors"
     assert yard.update_every == door.update_every == 16
     assert sorted(path.name for path in tmp_path.iterdir()) == ["door", "yard"]
 
 
-@pytest.mark.parametrize(
-    ("serve", "expected"),
-    [
-        ("8080", ["127.0.0.1:8080", "127.0.0.1:8081"]),
-        ("0", ["127.0.0.1:0", "127.0.0.1:0"]),
-        ("[::1]:8080", ["[::1]:8080", "[::1]:8081"]),
-    ],
-)
-def test_pages_have_ports_one_after_another(serve: str, expected: list[str]) -> None:
-    configs = plan_streams({"input": TWO, "model": "m.onnx", "serve": serve})
-    assert [config.serve for config in configs] == expected
-    assert [config.name for config in configs] == ["stream-1", "stream-2"]
+def test_a_page_makes_a_service_of_a_single_stream(tmp_path: Path) -> None:
+    plan = plan_streams({"input": "test://pattern", "model": "m.onnx", "serve": "0"})
+    assert (plan.is_service, plan.goes_on) == (True, False)
+    (config,) = plan.configs
+    assert (config.name, config.reconnect) == (None, None)
+    given = {"input": "test://pattern", "model": "m.onnx", "serve": "0", "reconnect": 60.0}
+    assert plan_streams(given).configs[0].reconnect == 60.0
+
+
+def test_a_table_of_cameras_gives_each_its_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("YARD_PASSWORD", "sesame")
+    path = tmp_path / "cameras.toml"
+    path.write_text(
+        'model = "m.onnx"\nserve = "0"\nupdate-every = 16\n'
+        f'jsonl = "{tmp_path}/rows.jsonl"\nsnapshots = "{tmp_path}/kept"\n'
+        '[cameras.yard]\ninput = "rtsp://joe:${YARD_PASSWORD}@cam/1"\nupdate-every = 4\n'
+        f'[cameras.door]\ninput = "0"\npaused = true\nsnapshots = "{tmp_path}/elsewhere"\n'
+    )
+    plan = plan_streams(read_config_file(path))
+    assert (plan.is_service, plan.goes_on) == (True, True)
+    yard, door = plan.configs
+    assert (yard.name, yard.input, yard.update_every) == ("yard", "rtsp://joe:sesame@cam/1", 4)
+    assert (door.name, door.update_every, door.paused) == ("door", 16, True)
+    assert yard.jsonl == str(tmp_path / "yard" / "rows.jsonl")
+    assert yard.snapshots == str(tmp_path / "kept" / "yard")
+    # What a camera says for itself is a place of its own already.
+    assert door.snapshots == str(tmp_path / "elsewhere")
+    assert "sesame" not in str(yard.to_dict())
 
 
 @pytest.mark.parametrize(
@@ -90,7 +112,6 @@ def test_pages_have_ports_one_after_another(serve: str, expected: list[str]) -> 
         pytest.param(
             {"model": None, "adaptive": "a.onnx"}, "--adaptive: an adaptive file", id="adaptive"
         ),
-        pytest.param({"serve": "65535"}, "would need port 65536", id="no port left"),
         pytest.param({"model": None}, "--model: expected", id="no model"),
         pytest.param({"jsonl": "nowhere/rows.jsonl"}, "no such folder nowhere", id="no folder"),
         pytest.param({"batch": 0}, "--batch: expected at least 1", id="any other"),
@@ -116,7 +137,7 @@ def test_a_file_may_list_inputs_and_names(tmp_path: Path) -> None:
     path = tmp_path / "cams.toml"
     path.write_text('input = ["test://pattern", "0"]\nnames = ["a", "b"]\nmodel = "m.onnx"\n')
     settings = read_config_file(path)
-    assert [config.name for config in plan_streams(settings)] == ["a", "b"]
+    assert [config.name for config in plan_streams(settings).configs] == ["a", "b"]
     path.write_text('input = ["0", 1]\n')
     with pytest.raises(ConfigError, match="input: expected str, got 1"):
         read_config_file(path)

@@ -323,3 +323,40 @@ def test_a_disk_that_turns_read_only_stops_nothing(
             assert "Read-only file system" in caplog.text
         with pytest.raises(ArtifactError, match="Read-only file system"):
             SnapshotStore(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_snapshots_of_another_user_are_an_error_and_nothing_is_renamed(
+    make_adapter: Callable[..., Adapter], tmp_path: Path
+) -> None:
+    adapter = make_adapter()
+    with SnapshotStore(tmp_path) as store:
+        fill(store, adapter, 2)
+    tmp_path.chmod(0o777)
+    for path in store.folder.glob("snapshot-*"):
+        path.chmod(0o600)
+    for folder in tmp_path.parents:
+        if folder.stat().st_uid == 0 and "pytest" in str(folder):
+            folder.chmod(0o755)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        try:
+            with SnapshotStore(tmp_path) as store:
+                store.restore(adapter)
+            said = "restored"
+        except ArtifactError as err:
+            said = str(err)
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    assert "cannot be read (Permission denied; it belongs to user 0)" in said
+    assert "nothing was changed" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -10,16 +10,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gain_core import GainConfig, prepare_prototypes
 from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime import models_dir
 from gain_runtime.artifact import (
-    artifact_prototypes,
     load_artifact,
     require_head,
     write_metadata,
 )
-from gain_runtime.fitness import Fitness
 from gain_runtime.manifest import HeadLocation
 
 
@@ -76,38 +73,6 @@ def test_bias_axes_of_length_one_are_dropped(tiny_model, tmp_path, shape):
     set_initializer(tiny_model.model, "head.bias", tiny_model.bias.reshape(shape))
     artifact = load_artifact(tiny_model.write(tmp_path / "a.onnx"))
     np.testing.assert_array_equal(artifact.head_bias, tiny_model.bias)
-
-
-def test_prototypes_are_the_whole_head_where_it_is_wanted(tiny_model, tmp_path):
-    fitness = Fitness(
-        num_images=400,
-        num_classes=5,
-        feature_norm=1.0,
-        common_share=0.1,
-        alignment=0.5,
-        confidence=0.6,
-        effective_classes=4.0,
-        lda_agreement=None,
-        single_asymmetry=-0.1,
-        mixed_asymmetry=0.3,
-    )
-    artifact = load_artifact(tiny_model.relabel(fitness=fitness).write(tmp_path / "a.onnx"))
-    config = GainConfig()
-    expected = prepare_prototypes(
-        tiny_model.weight, config, bias=tiny_model.bias, asymmetry=(-0.1, 0.3)
-    )
-    placed = []
-
-    def place(array):
-        placed.append(array.shape)
-        return 2.0 * array
-
-    found = artifact_prototypes(artifact, config)
-    moved = artifact_prototypes(artifact, config, place=place)
-    for name in ("centered", "thresholds", "log_lengths", "asymmetry"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    assert placed == [(5, 7), (5,)]
-    np.testing.assert_allclose(moved.centered, 2.0 * expected.centered, rtol=1e-6)
 
 
 def test_missing_file_is_refused(tmp_path):

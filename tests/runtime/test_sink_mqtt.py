@@ -14,7 +14,7 @@ import pytest
 
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.frame import Frame
-from gain_runtime.mqtt_sink import MqttSink, MqttTarget
+from gain_runtime.mqtt_sink import MqttPublisher, MqttSink, MqttTarget
 from gain_runtime.result import FrameResult, Ranked
 
 CONNECT, CONNACK, PUBLISH, DISCONNECT = 1, b"\x20\x02\x00\x00", 3, 14
@@ -39,7 +39,8 @@ class Broker:
 
     def __init__(self) -> None:
         self.connects: list[bytes] = []
-        self.published: list[tuple[str, dict]] = []
+        self.published: list[tuple[str, object]] = []
+        self.retained: dict[str, str] = {}
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._serve)
@@ -63,7 +64,11 @@ class Broker:
                 elif head[0] >> 4 == PUBLISH:
                     size = int.from_bytes(body[:2], "big")
                     topic = body[2 : 2 + size].decode()
-                    self.published.append((topic, json.loads(body[2 + size :])))
+                    payload = body[2 + size :].decode()
+                    # The first bit asks the broker to keep it.
+                    self.retained.update({topic: payload} if head[0] & 1 else {})
+                    known = payload.startswith("{")
+                    self.published.append((topic, json.loads(payload) if known else payload))
                 elif head[0] >> 4 == DISCONNECT:
                     return
 
@@ -81,19 +86,59 @@ def serving() -> Iterator[Broker]:
         broker.close()
 
 
+def results_of(broker: Broker, topic: str) -> list[dict]:
+    return [payload for at, payload in broker.published if at == topic]  # type: ignore[misc]
+
+
+def owned(url: str) -> MqttSink:
+    return MqttSink(MqttPublisher(url), owned=True)
+
+
 def test_every_result_is_published() -> None:
     pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
     with serving() as broker:
-        sink = MqttSink(f"mqtt://joe:p%40ss@127.0.0.1:{broker.port}/kitchen/cam%201")
+        sink = owned(f"mqtt://joe:p%40ss@127.0.0.1:{broker.port}/kitchen/cam%201")
         for index in range(5):
             sink.write(make_result(index))
-        wait_until(lambda: len(broker.published) == 5)
+        wait_until(lambda: len(results_of(broker, "kitchen/cam 1")) == 5)
         sink.close()
         sink.close()
-    assert {topic for topic, _ in broker.published} == {"kitchen/cam 1"}
-    assert [record["index"] for _, record in broker.published] == list(range(5))
+    results = results_of(broker, "kitchen/cam 1")
+    assert [record["index"] for record in results] == list(range(5))
+    assert results[0]["utc"].endswith("Z")
     assert b"joe" in broker.connects[0]
     assert broker.connects[0].endswith(b"p@ss")
+    # The last will is part of the greeting; a goodbye in good order says the same.
+    assert b"kitchen/cam 1/status" in broker.connects[0]
+    assert broker.retained["kitchen/cam 1/status"] == "offline"
+    assert ("kitchen/cam 1/status", "online") in broker.published
+    assert json.loads(broker.retained["kitchen/cam 1/state"])["class"] == "a"
+
+
+def test_streams_share_a_connection_and_are_announced_and_forgotten() -> None:
+    pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
+    with serving() as broker:
+        publisher = MqttPublisher(f"mqtt://127.0.0.1:{broker.port}/site", discovery="homeassistant")
+        sinks = [MqttSink(publisher, name) for name in ("yard", "door")]
+        for sink in sinks:
+            sink.write(make_result(0))
+            sink.close()
+        publisher.publish("yard/signal", "connected", retain=True)
+        wait_until(lambda: "site/yard/signal" in broker.retained)
+        assert len(broker.connects) == 1
+        config = json.loads(broker.retained["homeassistant/sensor/gain_site_yard/class/config"])
+        assert config["state_topic"] == "site/yard/state"
+        assert config["availability_topic"] == "site/status"
+        assert config["unique_id"] == "gain_site_yard_class"
+        signal = broker.retained["homeassistant/binary_sensor/gain_site_door/signal/config"]
+        assert json.loads(signal)["device_class"] == "connectivity"
+        publisher.forget("yard")
+        wait_until(lambda: broker.retained["site/yard/state"] == "")
+        wait_until(
+            lambda: broker.retained["homeassistant/sensor/gain_site_yard/class/config"] == ""
+        )
+        assert broker.retained["site/door/state"]
+        publisher.close()
 
 
 def test_a_broker_that_is_away_stalls_nothing_and_is_said_once(
@@ -103,7 +148,7 @@ def test_a_broker_that_is_away_stalls_nothing_and_is_said_once(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         started = time.monotonic()
-        sink = MqttSink(f"mqtt://joe:secret@127.0.0.1:{taken.getsockname()[1]}/t")
+        sink = owned(f"mqtt://joe:secret@127.0.0.1:{taken.getsockname()[1]}/t")
         for index in range(500):
             sink.write(make_result(index))
         wait_until(lambda: bool(caplog.records))
@@ -122,17 +167,17 @@ def test_a_goodbye_that_fails_is_an_error_once_and_leaves_no_thread(
 ) -> None:
     pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
     with serving() as broker:
-        sink = MqttSink(f"mqtt://joe:secret@127.0.0.1:{broker.port}/t")
+        sink = owned(f"mqtt://joe:secret@127.0.0.1:{broker.port}/t")
         sink.write(make_result(0))
-        wait_until(lambda: len(broker.published) == 1)
+        wait_until(lambda: len(broker.published) >= 2)
         assert len(network_threads()) == 1
-        disconnect = sink._client.disconnect
+        disconnect = sink._publisher._client.disconnect
 
         def failing() -> None:
             disconnect()
             raise BrokenPipeError(32, "Broken pipe")
 
-        monkeypatch.setattr(sink._client, "disconnect", failing)
+        monkeypatch.setattr(sink._publisher._client, "disconnect", failing)
         with pytest.raises(StreamError, match=r"--mqtt .*127\.0\.0\.1.*\(Broken pipe\)") as caught:
             sink.close()
         assert "secret" not in str(caught.value)
@@ -144,16 +189,16 @@ def test_a_connection_that_is_made_after_closing_is_ended(monkeypatch: pytest.Mo
     pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
     monkeypatch.setattr("gain_runtime.background_sink.CLOSE_S", 0.01)
     connecting, closed = threading.Event(), threading.Event()
-    connect = MqttSink._connected
+    connect = MqttPublisher._connected
 
-    def slowly(sink: MqttSink) -> object:
+    def slowly(sink: MqttPublisher) -> object:
         connecting.set()
         assert closed.wait(10.0)
         return connect(sink)
 
-    monkeypatch.setattr(MqttSink, "_connected", slowly)
+    monkeypatch.setattr(MqttPublisher, "_connected", slowly)
     with serving() as broker:
-        sink = MqttSink(f"mqtt://127.0.0.1:{broker.port}/t")
+        sink = owned(f"mqtt://127.0.0.1:{broker.port}/t")
         sink.write(make_result(0))
         assert connecting.wait(10.0)
         sink.close()
@@ -162,8 +207,8 @@ def test_a_connection_that_is_made_after_closing_is_ended(monkeypatch: pytest.Mo
         wait_until(lambda: not broker._thread.is_alive())
         wait_until(lambda: network_threads() == [])
     assert len(broker.connects) == 1
-    assert broker.published == []
-    assert sink._client is None
+    assert results_of(broker, "t") == []
+    assert sink._publisher._client is None
 
 
 @pytest.mark.parametrize(
