@@ -207,6 +207,7 @@ class VideoDecoder(Closing):
 
     def _open(self) -> None:
         """Open the container, learn what it says, and decode its first frame."""
+        started = time.monotonic()
         with self._lock:
             try:
                 self._container = self._open_container()
@@ -215,7 +216,10 @@ class VideoDecoder(Closing):
             except av.error.FFmpegError as err:
                 is_url = isinstance(self._source, str) and "://" in self._source
                 what = "cannot be opened" if is_url else "expected a video, but it cannot be opened"
-                raise self._failure(err, what, waited_s=self._limits.open_s) from err
+                # Interrupted in the middle of an answer, RTSP says that the answer is invalid.
+                waited_s = time.monotonic() - started
+                cause = TimeoutError() if waited_s >= self._limits.open_s else err
+                raise self._failure(cause, what, waited_s=self._limits.open_s) from err
         if self.closed:
             self._release_if_idle()
 
