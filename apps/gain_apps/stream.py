@@ -103,6 +103,11 @@ def _add_adaptation(parser: argparse.ArgumentParser) -> None:
         help="adaptive file instead, made by gain-export --adaptive: its graph learns by itself",
     )
     add_device_flags(group)
+    group.add_argument(
+        "--fast-preprocess",
+        action=on_off,
+        help="scale on the host only what the crop keeps; within one level of timm's pixels",
+    )
     group.add_argument("--preset", help="tracked (default), balanced, paper or paper-l2")
     group.add_argument(
         "--half-life", type=float, metavar="FRAMES", help="how fast old frames are forgotten"

@@ -115,6 +115,8 @@ class StreamConfig:
     device : str
     device_preprocess : bool
         Resize, crop and normalise on the GPU, too.
+    fast_preprocess : bool
+        Scale on the host only what the crop keeps; within one level of the exact pixels.
     allow_host_code : bool
         Run an engine that brings code for the CPU.
     threads : int or None
@@ -175,6 +177,7 @@ class StreamConfig:
     top_k: int = 3
     device: Device = "cpu"
     device_preprocess: bool = False
+    fast_preprocess: bool = False
     allow_host_code: bool = False
     threads: int | None = None
     truth: str | None = None
@@ -314,6 +317,10 @@ class StreamConfig:
                 self.device_preprocess and (self.adaptive is not None or self.device == "cpu"),
                 "--device-preprocess: expected --model with --device cuda, tensorrt or auto, which "
                 "keep the frames on the GPU; leave it out",
+            ),
+            (
+                self.device_preprocess and self.fast_preprocess,
+                "--device-preprocess, --fast-preprocess: the second is for the host; leave one out",
             ),
             (
                 self.model is not None and self.adaptive is not None,

@@ -135,7 +135,10 @@ def _open_adapter(
         source = stack.enter_context(open_input(config, baked))
         graph = open_adaptive_session(baked, device=config.device, num_threads=config.threads)
         baked_in = AdaptiveAdapter(
-            stack.enter_context(graph), frozen=config.freeze, preprocess_threads=config.threads
+            stack.enter_context(graph),
+            frozen=config.freeze,
+            preprocess_threads=config.threads,
+            exact_preprocess=not config.fast_preprocess,
         )
         return source, stack.enter_context(baked_in)
     artifact = load_artifact(config.model or "") if session is None else session.artifact
@@ -159,6 +162,7 @@ def _open_adapter(
         frozen=config.freeze,
         device_preprocess=config.device_preprocess,
         preprocess_threads=preprocess_threads,
+        exact_preprocess=not config.fast_preprocess,
     )
     return source, stack.enter_context(adapter)
 

@@ -77,6 +77,8 @@ class Adapter(Closing):
     preprocess_threads : int or None, optional
         Threads of the host that take a frame of the batch each otherwise, bit for bit as one does;
         None is one for each core that this process may use.
+    exact_preprocess : bool, optional
+        As `exact` of `preprocess`, on the host.
 
     Raises
     ------
@@ -98,6 +100,7 @@ class Adapter(Closing):
         frozen: bool = False,
         device_preprocess: bool = False,
         preprocess_threads: int | None = 1,
+        exact_preprocess: bool = True,
     ) -> None:
         self._session = session
         self._lane = open_lane(
@@ -107,6 +110,7 @@ class Adapter(Closing):
             warmup_frames=warmup_frames,
             device_preprocess=device_preprocess,
             preprocess_threads=preprocess_threads,
+            exact_preprocess=exact_preprocess,
         )
         self._gain = self._lane.gain
         self._trips = TripLog(lambda: self.status().guard_hold_frames)

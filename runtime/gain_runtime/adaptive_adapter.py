@@ -39,7 +39,7 @@ class AdaptiveAdapter(Closing):
         warm-up are the file's.
     frozen : bool, optional
         Never learn.
-    preprocess_threads : int or None, optional
+    preprocess_threads, exact_preprocess : optional
         As for `Adapter`.
 
     Raises
@@ -57,6 +57,7 @@ class AdaptiveAdapter(Closing):
         *,
         frozen: bool = False,
         preprocess_threads: int | None = 1,
+        exact_preprocess: bool = True,
     ) -> None:
         if session.artifact.features_only:
             raise ArtifactError(
@@ -66,7 +67,9 @@ class AdaptiveAdapter(Closing):
         say_if_not_measured(session.artifact, session.config)
         self._session = session
         spec = session.artifact.manifest.preprocess
-        self._preprocessor = BatchPreprocessor(spec, threads=preprocess_threads)
+        self._preprocessor = BatchPreprocessor(
+            spec, threads=preprocess_threads, exact=exact_preprocess
+        )
         self._trips = TripLog(lambda: self.status().guard_hold_frames)
         self._update_every = session.update_every
         self._passed = 0

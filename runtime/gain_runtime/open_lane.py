@@ -75,6 +75,7 @@ def open_lane(
     warmup_frames: int = 1,
     device_preprocess: bool = False,
     preprocess_threads: int | None = 1,
+    exact_preprocess: bool = True,
 ) -> Lane:
     """Put the method behind a session.
 
@@ -90,6 +91,8 @@ def open_lane(
     preprocess_threads : int or None, optional
         Threads of the host that take a batch's frames otherwise, None as many as there are cores;
         `Lane.close` ends them.
+    exact_preprocess : bool, optional
+        As `exact` of `preprocess`, on the host.
 
     Returns
     -------
@@ -121,7 +124,7 @@ def open_lane(
             prototypes,
             gain,
             preprocessor=BatchPreprocessor(
-                artifact.manifest.preprocess, threads=preprocess_threads
+                artifact.manifest.preprocess, threads=preprocess_threads, exact=exact_preprocess
             ),
         )
     from gain_runtime.cuda.cuda_gain import CudaGain
@@ -137,7 +140,7 @@ def open_lane(
         preprocessor = (
             CudaPreprocessor(spec)
             if device_preprocess
-            else BatchPreprocessor(spec, threads=preprocess_threads)
+            else BatchPreprocessor(spec, threads=preprocess_threads, exact=exact_preprocess)
         )
         return DeviceLane(session, prototypes, fused, preprocessor=preprocessor)
 
