@@ -25,8 +25,8 @@ OPTIONS = {
     "mpeg4": {"qscale:v": "4", "threads": "1"},
     "mjpeg": {"qscale:v": "4", "threads": "1"},
 }
-# Noise costs as many bits as there are; so much must do. It is 1.6 Mbit/s for 720p at 30 Hz.
-MOST_BITS_PER_PX = 0.058
+# Noise costs as many bits as there are; so much must do: 2.8 Mbit/s for 720p at 30 Hz.
+MOST_BITS_PER_PX = 0.1
 BUFFER_S = 2.0
 # Exact for 24000/1001 and its relatives; MPEG-4 part 2 can count no finer than to 65535.
 UNIT, MPEG4_UNIT = Fraction(1, 120_000), Fraction(1, 60_000)

@@ -298,7 +298,7 @@ def _resize_and_crop(image: npt.NDArray[np.uint8], spec: Preprocess) -> Image.Im
     pillow = Image.fromarray(image)
     if pillow.size != (crop.width_px, crop.height_px):
         # No reducing_gap and no box: both are faster and neither gives the same pixels (a box is
-        # off by one level here and there; a gap, or a JPEG drafted smaller, by dozens).
+        # off by one level here and there; a gap, or a JPEG drafted smaller, by up to five).
         pillow = pillow.resize((crop.width_px, crop.height_px), _FILTERS[spec.interpolation])
     if pillow.size == (spec.width_px, spec.height_px):
         return pillow
