@@ -117,6 +117,11 @@ def _add_adaptation(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="FILE", help="artifact or adaptive file made by gain-export"
     )
     add_device_flags(group)
+    group.add_argument(
+        "--fast-preprocess",
+        action=on_off,
+        help="scale only what the crop keeps; within one level of timm's pixels",
+    )
     group.add_argument("--preset", metavar="NAME", help=f"one of {', '.join(PRESETS)}")
     group.add_argument(
         "--update-every",

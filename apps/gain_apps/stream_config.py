@@ -115,6 +115,8 @@ class StreamConfig:
     top_k : int
         Classes listed per frame.
     device : str
+    fast_preprocess : bool
+        Scale only what the crop keeps; within one level of the exact pixels.
     allow_host_code : bool
         Run an engine that brings code for the CPU.
     threads : int or None
@@ -176,6 +178,7 @@ class StreamConfig:
     seed: int = 0
     top_k: int = 3
     device: Device = "cpu"
+    fast_preprocess: bool = False
     allow_host_code: bool = False
     threads: int | None = None
     truth: str | None = None

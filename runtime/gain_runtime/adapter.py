@@ -88,6 +88,8 @@ class Adapter(Closing):
     preprocess_threads : int or None, optional
         Threads that take a frame of the batch each, bit for bit as one does; None is one for each
         core that this process may use.
+    exact_preprocess : bool, optional
+        As `exact` of `preprocess`.
 
     Raises
     ------
@@ -96,11 +98,18 @@ class Adapter(Closing):
     """
 
     def __init__(
-        self, engine: Engine, /, *, frozen: bool = False, preprocess_threads: int | None = 1
+        self,
+        engine: Engine,
+        /,
+        *,
+        frozen: bool = False,
+        preprocess_threads: int | None = 1,
+        exact_preprocess: bool = True,
     ) -> None:
         self._engine = engine
-        spec = engine.artifact.manifest.preprocess
-        self._preprocessor = BatchPreprocessor(spec, threads=preprocess_threads)
+        self._preprocessor = BatchPreprocessor(
+            engine.artifact.manifest.preprocess, threads=preprocess_threads, exact=exact_preprocess
+        )
         # A device computes while the host prepares the next batch; on the host both need its cores.
         on_host = engine.provider == CPU_PROVIDER
         self._worker = None if on_host else ThreadPoolExecutor(1, thread_name_prefix="adapter")

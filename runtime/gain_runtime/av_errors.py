@@ -13,9 +13,7 @@ __all__ = ["reason_of", "remedy_for"]
 CREDENTIALS = "put them into the URL: SCHEME://USER:PASSWORD@HOST/..."
 
 
-def reason_of(
-    err: BaseException, /, *, url: str = "", limits: tuple[float, float] = (0.0, 0.0)
-) -> str:
+def reason_of(err: BaseException, /, *, url: str = "", waited_s: float | None = None) -> str:
     """Why something could not be opened or read, in one clause.
 
     Parameters
@@ -25,8 +23,8 @@ def reason_of(
     url : str
         What was opened, empty for what is no URL; its host is looked up again where the error may
         mean that its name is unknown.
-    limits : (float, float)
-        Longest waits for opening and for data, in seconds.
+    waited_s : float or None
+        How long data was waited for, in seconds.
 
     Returns
     -------
@@ -36,8 +34,7 @@ def reason_of(
     host, port = _host(url)
     if isinstance(err, (av.error.ExitError, TimeoutError)):
         # FFmpeg was told to stop waiting.
-        seconds = limits[0] if "open" in _function(err) else limits[1]
-        return f"no data for {seconds:g} s" if seconds else "no data in time"
+        return "no data in time" if waited_s is None else f"no data for {waited_s:g} s"
     for kind, reason in (
         (av.error.HTTPUnauthorizedError, "the server wants other credentials (401 Unauthorized)"),
         (av.error.HTTPForbiddenError, "the server refuses these credentials (403 Forbidden)"),
@@ -59,7 +56,7 @@ def reason_of(
     if number in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN):
         return f"no route to {host}"
     if number == errno.EIO and host:
-        return f"no host is called {host} (DNS)" if _unknown(host) else "the connection broke off"
+        return f"no host is called {host} (DNS)" if _unknown(host) else "the other side hung up"
     return str(getattr(err, "strerror", None) or " ".join(str(err).split()) or type(err).__name__)
 
 
@@ -76,11 +73,6 @@ def remedy_for(err: BaseException, /, *, url: str = "") -> str:
     if isinstance(err, (av.error.ExitError, TimeoutError)) and url:
         return "check that the camera is on and reachable"
     return ""
-
-
-def _function(err: BaseException) -> str:
-    """Whether waiting failed while opening, as PyAV's errors tell by the name they carry."""
-    return "open" if getattr(err, "filename", None) is not None else "read"
 
 
 def _host(url: str) -> tuple[str, int | str]:

@@ -17,8 +17,7 @@ from gain_runtime.closing import Closing
 
 __all__ = ["AvWriter"]
 
-# One thread and a fast preset: the cores belong to the network. At this quality the demo's drive
-# through fog and noise takes 10 MB a minute.
+# One thread and a fast preset: the cores belong to the network.
 OPTIONS = {
     # Without B-frames a file is as long as its frames say, whatever the gaps between them.
     "libx264": {"preset": "veryfast", "crf": "25", "threads": "1", "bf": "0"},
@@ -26,6 +25,9 @@ OPTIONS = {
     "mpeg4": {"qscale:v": "4", "threads": "1"},
     "mjpeg": {"qscale:v": "4", "threads": "1"},
 }
+# Noise costs as many bits as there are; so much must do: 2.8 Mbit/s for 720p at 30 Hz.
+MOST_BITS_PER_PX = 0.1
+BUFFER_S = 2.0
 # Exact for 24000/1001 and its relatives; MPEG-4 part 2 can count no finer than to 65535.
 UNIT, MPEG4_UNIT = Fraction(1, 120_000), Fraction(1, 60_000)
 MOST_DENOMINATOR = 1001
@@ -74,9 +76,11 @@ class AvWriter(Closing):
             self._container = av.open(
                 str(path), "w", container_options=INDEX_FIRST if is_mp4 else None
             )
-            stream = self._container.add_stream(
-                encoder, rate=rate, options=dict(OPTIONS.get(encoder, {}))
-            )
+            options = dict(OPTIONS.get(encoder, {}))
+            if encoder == "libx264":
+                most = round(MOST_BITS_PER_PX * size[0] * size[1] * rate_hz)
+                options |= {"maxrate": str(most), "bufsize": str(round(BUFFER_S * most))}
+            stream = self._container.add_stream(encoder, rate=rate, options=options)
             stream.width, stream.height = size
             stream.pix_fmt = self._pixel_format
             context = stream.codec_context

@@ -27,6 +27,8 @@ class BatchPreprocessor(Closing):
     threads : int or None, optional
         At most so many, each begun when there is a frame for it; 1 works in the caller's thread,
         None is one for each core that this process may use.
+    exact : bool, optional
+        As for `preprocess`.
 
     Raises
     ------
@@ -34,12 +36,13 @@ class BatchPreprocessor(Closing):
         If `threads` is below 1.
     """
 
-    def __init__(self, spec: Preprocess, /, *, threads: int | None = 1) -> None:
+    def __init__(self, spec: Preprocess, /, *, threads: int | None = 1, exact: bool = True) -> None:
         if threads is None:
             threads = usable_cores()
         if threads < 1:
             raise ConfigError(f"preprocess_threads: expected at least 1, got {threads}")
         self._spec = spec
+        self._exact = exact
         self._executor: Executor | None = None
         if threads > 1:
             self._executor = ThreadPoolExecutor(threads, thread_name_prefix="preprocess")
@@ -59,7 +62,9 @@ class BatchPreprocessor(Closing):
             As `preprocess_batch`.
         """
         executor = self._executor if len(images) > 1 else None
-        return preprocess_batch(images, self._spec, regions=regions, executor=executor)
+        return preprocess_batch(
+            images, self._spec, regions=regions, executor=executor, exact=self._exact
+        )
 
     def close(self) -> None:
         """End the threads; what comes after is preprocessed in the caller's."""

@@ -37,6 +37,8 @@ _FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
+# Pixels of the result that the widest filter (lanczos) reaches, and one for rounding.
+REACH = 4.0
 # A sliver of a frame grows without bound when its shorter side is scaled up to the network's input.
 _MAX_RESIZED_PX = 2**26
 
@@ -60,7 +62,12 @@ class ResizedCrop:
 
 
 def preprocess(
-    image: npt.NDArray[np.uint8], spec: Preprocess, /, *, region: Region | None = None
+    image: npt.NDArray[np.uint8],
+    spec: Preprocess,
+    /,
+    *,
+    region: Region | None = None,
+    exact: bool = True,
 ) -> npt.NDArray[np.float32]:
     """Resize, crop, scale and normalise one frame.
 
@@ -72,6 +79,9 @@ def preprocess(
         As the artifact's manifest states it.
     region : (left, top, right, bottom) in px, optional
         The part of the frame to use, right and bottom exclusive; clipped to the frame.
+    exact : bool, optional
+        False scales only what the crop keeps: in half the time where it keeps half of a frame,
+        and equal to timm within one level of 255.
 
     Returns
     -------
@@ -90,7 +100,8 @@ def preprocess(
     settings: its sizes, roundings, filter and order of float32 operations are kept.
     """
     pixel_values = np.empty((3, spec.height_px, spec.width_px), dtype=np.float32)
-    _write(pixel_values, image, spec, region=region, table=normalised_levels(spec))
+    table = normalised_levels(spec)
+    _write(pixel_values, image, spec, region=region, table=table, exact=exact)
     return pixel_values
 
 
@@ -101,6 +112,7 @@ def preprocess_batch(
     *,
     regions: Sequence[Region | None] | None = None,
     executor: Executor | None = None,
+    exact: bool = True,
 ) -> npt.NDArray[np.float32]:
     """Preprocess several frames, whose sizes may differ, into one batch.
 
@@ -112,6 +124,8 @@ def preprocess_batch(
         One per image, see `preprocess`.
     executor : concurrent.futures.Executor, optional
         Of threads, which take a frame each; without it this thread takes them all.
+    exact : bool, optional
+        As for `preprocess`.
 
     Returns
     -------
@@ -129,7 +143,9 @@ def preprocess_batch(
     table = normalised_levels(spec)
 
     def write(row: int) -> None:
-        _write(pixel_values[row], images[row], spec, region=regions[row], table=table)
+        _write(
+            *(pixel_values[row], images[row], spec), region=regions[row], table=table, exact=exact
+        )
 
     # The first error in the frames' order is raised, whichever thread is first to find one.
     for _ in (map if executor is None else executor.map)(write, range(len(images))):
@@ -254,11 +270,13 @@ def _write(
     *,
     region: Region | None,
     table: npt.NDArray[np.float32],
+    exact: bool,
 ) -> None:
     """Preprocess one frame into `pixel_values`, (3, height_px, width_px)."""
     image = _checked(image)
     left, top, right, bottom = clipped_region(image.shape[0], image.shape[1], region)
-    levels = np.asarray(_resize_and_crop(image[top:bottom, left:right], spec))
+    resize = _resize_and_crop if exact else _resize_what_is_kept
+    levels = np.asarray(resize(image[top:bottom, left:right], spec))
     if spec.channel_order == "BGR":
         levels = levels[..., ::-1]
     for channel in range(3):
@@ -279,12 +297,36 @@ def _resize_and_crop(image: npt.NDArray[np.uint8], spec: Preprocess) -> Image.Im
     crop = resized_crop(image.shape[0], image.shape[1], spec)
     pillow = Image.fromarray(image)
     if pillow.size != (crop.width_px, crop.height_px):
-        # No reducing_gap and no box: both are faster and neither gives the same pixels.
+        # No reducing_gap and no box: both are faster and neither gives the same pixels (a box is
+        # off by one level here and there; a gap, or a JPEG drafted smaller, by up to five).
         pillow = pillow.resize((crop.width_px, crop.height_px), _FILTERS[spec.interpolation])
     if pillow.size == (spec.width_px, spec.height_px):
         return pillow
     right, bottom = crop.left_px + spec.width_px, crop.top_px + spec.height_px
     return pillow.crop((crop.left_px, crop.top_px, right, bottom))
+
+
+def _resize_what_is_kept(image: npt.NDArray[np.uint8], spec: Preprocess) -> Image.Image:
+    """Scale the part of a frame that the crop keeps; Pillow rounds its corners to float32."""
+    height, width = image.shape[:2]
+    crop = resized_crop(height, width, spec)
+    across, down = width / crop.width_px, height / crop.height_px
+    right, bottom = crop.left_px + spec.width_px, crop.top_px + spec.height_px
+    box = (crop.left_px * across, crop.top_px * down, right * across, bottom * down)
+    # The filter reaches beyond the part; what lies further out need not be copied.
+    x, y = (
+        max(math.floor(edge - REACH * max(by, 1.0)), 0)
+        for edge, by in ((box[0], across), (box[1], down))
+    )
+    far_x, far_y = (
+        min(math.ceil(edge + REACH * max(by, 1.0)), most)
+        for edge, by, most in ((box[2], across, width), (box[3], down, height))
+    )
+    return Image.fromarray(image[y:far_y, x:far_x]).resize(
+        (spec.width_px, spec.height_px),
+        _FILTERS[spec.interpolation],
+        box=(box[0] - x, box[1] - y, min(box[2] - x, far_x - x), min(box[3] - y, far_y - y)),
+    )
 
 
 def _resized_size(height: int, width: int, spec: Preprocess) -> tuple[int, int]:

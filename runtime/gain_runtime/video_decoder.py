@@ -207,6 +207,7 @@ class VideoDecoder(Closing):
 
     def _open(self) -> None:
         """Open the container, learn what it says, and decode its first frame."""
+        started = time.monotonic()
         with self._lock:
             try:
                 self._container = self._open_container()
@@ -215,7 +216,10 @@ class VideoDecoder(Closing):
             except av.error.FFmpegError as err:
                 is_url = isinstance(self._source, str) and "://" in self._source
                 what = "cannot be opened" if is_url else "expected a video, but it cannot be opened"
-                raise self._failure(err, what) from err
+                # Interrupted in the middle of an answer, RTSP says that the answer is invalid.
+                waited_s = time.monotonic() - started
+                cause = TimeoutError() if waited_s >= self._limits.open_s else err
+                raise self._failure(cause, what, waited_s=self._limits.open_s) from err
         if self.closed:
             self._release_if_idle()
 
@@ -308,7 +312,8 @@ class VideoDecoder(Closing):
                 # A recording that breaks off ends here.
                 if self._live or isinstance(err, (av.error.ExitError, TimeoutError)):
                     lost = f"signal lost after {self._num_decoded} frames"
-                    raise self._failure(err, lost if self._num_decoded else "no picture") from err
+                    what = lost if self._num_decoded else "cannot be opened"
+                    raise self._failure(err, what, waited_s=self._limits.read_s) from err
                 self._ended_by = reason_of(err)
                 yield None
                 return
@@ -369,6 +374,9 @@ class VideoDecoder(Closing):
         if transposed:
             width, height = height, width
         graph = av.filter.Graph()
+        # The decoder has threads already; more of them take a fifth more processor time.
+        if hasattr(graph, "threads"):
+            graph.threads = 1
         nodes = [
             graph.add_buffer(
                 width=frame.width,
@@ -388,10 +396,10 @@ class VideoDecoder(Closing):
         graph.configure()
         return graph
 
-    def _failure(self, err: BaseException, what: str) -> StreamError:
+    def _failure(self, err: BaseException, what: str, *, waited_s: float) -> StreamError:
         """The error of this source, in words."""
         url = self._source if isinstance(self._source, str) else ""
-        reason = reason_of(err, url=url, limits=(self._limits.open_s, self._limits.read_s))
+        reason = reason_of(err, url=url, waited_s=waited_s)
         remedy = remedy_for(err, url=url)
         return StreamError(f"{self._shown}: {what}: {reason}" + (f"; {remedy}" if remedy else ""))
 

@@ -22,7 +22,6 @@ from gain_apps.corruptions import (
     image_rng,
     video,
 )
-from gain_core.errors import BackendUnavailableError
 
 VIDEO = ("h264_crf", "h264_abr", "h265_crf", "h265_abr")
 RANDOM = ("low_light", "iso_noise", "bit_error", *VIDEO)
@@ -196,22 +195,16 @@ def test_the_clip_pans_towards_the_image() -> None:
     assert (rows.min(), columns.min()) == (26, 36)
 
 
-def test_video_without_pyav_names_the_extra(photo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(BackendUnavailableError, match=r"av: .*gain-edge\[video\]"):
-        corrupt(photo, "h264_crf", 3, rng=image_rng(0, 0, "h264_crf"))
-
-
-def test_all_but_video_need_only_the_base_install() -> None:
+def test_all_need_only_the_base_install() -> None:
     code = textwrap.dedent(
         """
         import sys
-        for name in ("torch", "timm", "scipy", "matplotlib", "av", "cupy"):
+        for name in ("torch", "timm", "scipy", "matplotlib", "cupy"):
             sys.modules[name] = None
         import numpy as np
         from gain_apps.corruptions import EXTRA_CORRUPTIONS, corrupt, image_rng
         image = np.full((32, 32, 3), 99, np.uint8)
-        for name in EXTRA_CORRUPTIONS[:4]:
+        for name in EXTRA_CORRUPTIONS:
             corrupt(image, name, 5, rng=image_rng(0, 0, name))
         """
     )

@@ -29,13 +29,13 @@ def write_many(sink: Sink) -> None:
         sink.write(make_result(index))
 
 
-@pytest.mark.parametrize("codecs", [None, ["mp4v"]], ids=["best codec", "mp4v"])
+@pytest.mark.parametrize("encoders", [None, ["mpeg4"]], ids=["best encoder", "mpeg4"])
 def test_a_video_that_does_not_fit_is_an_error_and_no_file(
-    small_disk: Callable, codecs: list[str] | None
+    small_disk: Callable, encoders: list[str] | None
 ) -> None:
     with small_disk(512) as folder:
         sink = VideoSink(
-            folder / "out.mp4", render=lambda result: result.frame.image, codecs=codecs
+            folder / "out.mp4", render=lambda result: result.frame.image, encoders=encoders
         )
         with pytest.raises(StreamError, match="disk full"), sink:
             write_many(sink)

@@ -229,3 +229,23 @@ def test_empty_batch_has_no_rows():
 def test_batch_with_too_few_regions_is_refused():
     with pytest.raises(ArrayError, match="regions: expected 2"):
         preprocess_batch([textured(9, 9)] * 2, spec(), regions=[None])
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(720, 1280), (1080, 1920), (480, 640), (97, 71), (300, 301)])
+@pytest.mark.parametrize(
+    "settings", [{}, {"crop_fraction": 0.95}, {"crop_mode": "squash"}], ids=str
+)
+def test_the_fast_way_is_within_one_level(interpolation, size, settings):
+    rng = np.random.default_rng(size[0])
+    coarse = rng.integers(0, 256, (size[0] // 8 + 1, size[1] // 8 + 1, 3), dtype=np.uint8)
+    image = np.asarray(Image.fromarray(coarse).resize(size[::-1], Image.Resampling.BICUBIC))
+    noisy = np.clip(image + rng.integers(-30, 30, image.shape), 0, 255).astype(np.uint8)
+    # One level is one unit of the result.
+    unit = spec(**settings, interpolation=interpolation, mean=(0.0,) * 3, std=(1 / 255,) * 3)
+    for region in (None, (3, 2, size[1] - 7, size[0] - 11)):
+        exact = preprocess(noisy, unit, region=region)
+        fast = preprocess(noisy, unit, region=region, exact=False)
+        difference = np.abs(exact - fast).round()
+        assert difference.max() <= 1.0
+        assert (difference > 0).mean() < 0.02

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
+import os
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +17,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
 from gain_core.errors import ArtifactError, StreamError
+from gain_runtime import image_file, image_folder
 from gain_runtime.class_list import class_list_from_names, read_class_list
 from gain_runtime.image_file import load_image
 from gain_runtime.sources import open_source
@@ -450,3 +455,245 @@ def test_the_sample_photographs_all_have_a_truth() -> None:
     assert [frame.truth for frame in frames] == list(range(40))
     assert names[0] == "tench"
     assert len({frame.image.shape for frame in frames}) > 1
+
+
+def exif_with(orientation: int, *, make_as_rational: bool) -> bytes:
+    """An EXIF block by hand: Pillow would write Make as the text that it should be."""
+    entries = [(0x0112, 3, 1, orientation << 16)]
+    extra = b""
+    if make_as_rational:
+        entries.insert(0, (0x010F, 5, 1, 8 + 2 + 12 * 2 + 4))
+        extra = struct.pack(">II", 1, 2)
+    ifd = struct.pack(">H", len(entries))
+    for tag, kind, count, value in entries:
+        ifd += struct.pack(">HHII", tag, kind, count, value)
+    return b"Exif\0\0" + b"MM\0*" + struct.pack(">I", 8) + ifd + struct.pack(">I", 0) + extra
+
+
+@pytest.mark.parametrize("make_as_rational", [False, True], ids=["plain", "make-is-a-number"])
+def test_orientation_is_read_from_its_own_tag_alone(tmp_path: Path, make_as_rational: bool) -> None:
+    """Pillow's `exif_transpose` writes all tags again, and raises on those that are broken."""
+    image = Image.new("RGB", (40, 20), RED)
+    image.paste(BLUE, (0, 0, 20, 20))
+    data = exif_with(6, make_as_rational=make_as_rational)
+    image.save(tmp_path / "a.jpg", exif=data, quality=95)
+    pixels = load_image(tmp_path / "a.jpg")
+    assert pixels.shape == (40, 20, 3)
+    np.testing.assert_allclose(pixels[5, 10], BLUE, atol=12)
+    np.testing.assert_allclose(pixels[35, 10], RED, atol=12)
+
+
+def test_whatever_a_decoder_raises_skips_one_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        photo(tmp_path / f"{number}.png")
+    real = image_file._to_rgb
+    calls = iter(range(9))
+
+    def fails(image: Image.Image) -> Image.Image:
+        if next(calls) == 1:
+            raise ZeroDivisionError("in a plug-in")
+        return real(image)
+
+    monkeypatch.setattr(image_file, "_to_rgb", fails)
+    with open_source(str(tmp_path)) as source:
+        assert [frame.source_id for frame in source] == ["0.png", "2.png"]
+        assert source.skipped == 1
+    assert "1.png: expected a readable image (in a plug-in)" in caplog.text
+
+
+def test_mutated_tiffs_are_skipped_without_a_word_of_the_library(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    for kind in ("tiff_lzw", "jpeg", "tiff_deflate", "packbits"):
+        buffer = io.BytesIO()
+        noise = Image.fromarray(rng.integers(0, 255, (48, 48, 3), dtype=np.uint8))
+        noise.save(buffer, "tiff", compression=kind)
+        for number in range(25):
+            data = bytearray(buffer.getvalue())
+            for at in rng.integers(8, len(data), 12):
+                data[at] = rng.integers(0, 256)
+            (tmp_path / f"{kind}-{number}.tif").write_bytes(data[: rng.integers(200, len(data))])
+    photo(tmp_path / "z.png")
+    program = (
+        "import sys, logging\n"
+        "from gain_runtime.sources import open_source\n"
+        "logging.disable()\n"
+        "with open_source(sys.argv[1]) as source:\n"
+        "    print(sum(1 for _ in source) + source.skipped)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "101\n", "")
+
+
+def test_links_to_folders_above_do_not_go_round(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    (folder / "a").mkdir(parents=True)
+    (folder / "b").mkdir()
+    photo(folder / "a" / "one.png")
+    (folder / "loop").symlink_to(folder)
+    (folder / "a" / "up").symlink_to(folder / "b")
+    (folder / "b" / "down").symlink_to(folder / "a")
+    with open_source(f"{folder}/**/*.png") as source:
+        assert len(list(source)) == 1
+    # Depth does not matter, nor where the stars are.
+    with open_source(f"{tmp_path}/**/a/*.png") as source:
+        assert len(list(source)) == 1
+
+
+def test_folders_that_cannot_be_listed_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    photo(tmp_path / "a" / "one.png")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuses(path: Path) -> object:
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(path)
+
+    # As root, every folder can be listed.
+    monkeypatch.setattr(image_folder.os, "scandir", refuses)
+    with open_source(f"{tmp_path}/**/*.png") as source:
+        assert len(list(source)) == 1
+    assert "the folder" in caplog.text
+    assert "closed (Permission denied)" in caplog.text
+
+
+def test_a_pipe_among_pictures_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    photo(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "x.png")
+    with open_source(str(tmp_path)) as source:
+        assert len(list(source)) == 1
+    assert "1 named pipes (read one with: gain-stream - < PIPE)" in caplog.text
+    with pytest.raises(StreamError, match=r"got a named pipe; read it with: gain-stream - <"):
+        load_image(tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        pytest.param("x" * 300, "the name is longer", id="too-long"),
+        pytest.param("loop", "a link that leads back to itself", id="loop"),
+        pytest.param("closed/a.png", "permission denied", id="closed"),
+    ],
+)
+def test_paths_that_cannot_be_looked_at_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, named: str
+) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    stat = Path.stat
+
+    def refuses(self: Path, **rest: object) -> object:
+        if "closed" in self.parts:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(self, **rest)  # type: ignore[arg-type]
+
+    # As root, no folder is closed.
+    monkeypatch.setattr(Path, "stat", refuses)
+    with pytest.raises(StreamError, match=named) as caught:
+        open_source(str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_files_are_told_by_their_bytes_and_what_is_left_out_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 20), RED).save(buffer, "jpeg", exif=exif_with(6, make_as_rational=False))
+    for name in ("a.jfif", "b.JPG_large", "c", "d.heic"):
+        (tmp_path / name).write_bytes(buffer.getvalue())
+    (tmp_path / "e.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(99))
+    (tmp_path / "f.mp4").write_bytes(b"\0\0\0\x18ftypisom\0\0\2\0isomiso2" + bytes(99))
+    (tmp_path / "g.nef").write_bytes(b"MM\0*" + bytes(99))
+    (tmp_path / "notes.txt").write_text("of today\n")
+    with open_source(str(tmp_path)) as source:
+        frames = list(source)
+    assert [frame.source_id for frame in frames] == ["a.jfif", "b.JPG_large", "c", "d.heic"]
+    assert {frame.image.shape for frame in frames} == {(40, 20, 3)}
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "4 pictures; left out: 1 HEIC (convert with" in line
+    for part in ("1 other files", "1 raw camera files", "1 videos"):
+        assert part in line
+    # One by one, the same: by the bytes, with the reason.
+    with open_source(str(tmp_path / "a.jfif")) as source:
+        assert next(iter(source)).image.shape == (40, 20, 3)
+    for name, reason in (("e.heic", "HEIC"), ("g.nef", "raw data of a camera")):
+        with pytest.raises(StreamError, match="expected at least one readable image"):
+            open_source(str(tmp_path / name))
+        assert reason in caplog.text
+
+
+def test_a_raw_file_is_refused_although_pillow_reads_its_thumbnail(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    tags[50706] = b"\1\4\0\0"
+    tags.tagtype[50706] = 1
+    Image.new("RGB", (16, 12), RED).save(buffer, "tiff", tiffinfo=tags)
+    (tmp_path / "a.tif").write_bytes(buffer.getvalue())
+    assert Image.open(io.BytesIO(buffer.getvalue())).size == (16, 12)
+    with pytest.raises(StreamError, match="raw data of a camera"):
+        load_image(tmp_path / "a.tif")
+
+
+def test_of_animated_files_the_first_picture_is_used_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    frames = [Image.new("RGB", (16, 12), colour) for colour in (RED, BLUE)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / "b.tif", save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / "c.webp", save_all=True, append_images=frames[1:], lossless=True)
+    with open_source(str(tmp_path)) as source:
+        for frame in source:
+            np.testing.assert_allclose(frame.image[6, 8], RED, atol=6)
+    messages = [record.getMessage() for record in caplog.records]
+    assert "a.gif: animated or of several pages; its first picture is used" in messages[0]
+    assert "3 files are animated or of several pages" in messages[1]
+    assert len(messages) == 2
+
+
+def test_pictures_up_to_the_limit_are_read_and_larger_ones_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Pillow warns above half of its limit and refuses above the whole.
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    monkeypatch.setattr(image_file, "MOST_PIXELS", 1000)
+    for name, width in (("a", 20), ("b", 45), ("c", 60)):
+        Image.new("RGB", (width, 20), RED).save(tmp_path / f"{name}.png")
+    with open_source(str(tmp_path)) as source:
+        assert [frame.source_id for frame in source] == ["a.png", "b.png"]
+        assert source.skipped == 1
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert "c.png: expected a readable image (more than 1,000 pixels" in message
+
+
+def test_the_pointer_of_git_lfs_says_how_to_get_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"
+    photo(tmp_path / "a.jpg")
+    (tmp_path / "b.jpg").write_bytes(pointer)
+    (tmp_path / "clip.mp4").write_bytes(pointer)
+    with open_source(str(tmp_path)) as source:
+        assert len(list(source)) == 1
+    assert "b.jpg: expected a readable image (the pointer that Git LFS left" in caplog.text
+    with pytest.raises(StreamError, match="git lfs pull"):
+        open_source(str(tmp_path / "clip.mp4"))
+
+
+def test_a_class_list_of_the_folder_is_read_only_where_nothing_was_said(tmp_path: Path) -> None:
+    photo(tmp_path / "a.jpg")
+    (tmp_path / "classes.tsv").write_text("")
+    with pytest.raises(ArtifactError):
+        open_source(str(tmp_path))
+    with open_source(str(tmp_path), own_classes=False) as source:
+        assert [frame.truth for frame in source] == [None]

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
+import struct
 import subprocess
 import sys
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
 
+import av
 import cv2
 import numpy as np
 import pytest
@@ -14,7 +21,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gain_core.errors import StreamError
-from gain_runtime.pipe_source import JpegSplitter, PipeSource
+from gain_runtime.pipe_reader import PipeReader
+from gain_runtime.pipe_source import JpegSplitter, PipeSource, open_pipe
+from gain_runtime.sources import open_source
+from gain_runtime.uri import parse_uri
 
 
 def jpeg(shade: int, *, thumbnail: bool = False) -> bytes:
@@ -99,3 +109,137 @@ def test_the_standard_input_is_a_source() -> None:
         [sys.executable, "-c", code], input=jpeg(40) * 5, capture_output=True, check=True
     )
     assert done.stdout.decode().split() == ["stdin", "5"]
+
+
+def clip(path: Path, container: str) -> bytes:
+    """Ten frames of a video, each 20 levels brighter."""
+    with av.open(str(path), "w", format=container) as writer:
+        stream = writer.add_stream("mpeg4" if container == "mpegts" else "ffv1", rate=10)
+        stream.width, stream.height = 64, 48
+        stream.pix_fmt = "yuv420p"
+        for number in range(10):
+            image = np.full((48, 64, 3), 20 * number + 30, dtype=np.uint8)
+            writer.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        writer.mux(stream.encode(None))
+    return path.read_bytes()
+
+
+def feed(path: Path, data: bytes) -> threading.Thread:
+    """Write to a pipe as another program does."""
+
+    def write() -> None:
+        with path.open("wb") as stream, suppress(BrokenPipeError):
+            stream.write(data)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    return thread
+
+
+def test_a_header_of_an_impossible_size_is_one_unreadable_picture(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    huge = bytearray(jpeg(90))
+    at = huge.index(b"\xff\xc0") + 5
+    huge[at : at + 4] = struct.pack(">HH", 65_500, 65_500)
+    with PipeSource(io.BytesIO(jpeg(40) + bytes(huge) + jpeg(200))) as source:
+        frames = list(source)
+        assert source.skipped == 1
+    assert [frame.index for frame in frames] == [0, 2]
+    assert "picture 1: expected a readable image (more than" in caplog.text
+
+
+@pytest.mark.parametrize("container", ["mpegts", "matroska"])
+def test_a_video_is_read_from_a_named_pipe(tmp_path: Path, container: str) -> None:
+    data = clip(tmp_path / "a.bin", container)
+    pipe = tmp_path / "x.png"
+    os.mkfifo(pipe)
+    thread = feed(pipe, data)
+    with open_source(str(pipe)) as source:
+        levels = [float(frame.image.mean()) for frame in source]
+        assert not source.info.live
+    thread.join(10.0)
+    np.testing.assert_allclose(levels, 20.0 * np.arange(10) + 30.0, atol=3.0)
+
+
+def test_jpegs_are_read_from_a_named_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "p"
+    os.mkfifo(pipe)
+    thread = feed(pipe, jpeg(40) + jpeg(90))
+    with open_source(str(pipe)) as source:
+        assert len(list(source)) == 2
+    thread.join(10.0)
+
+
+def test_only_a_character_device_is_a_camera(tmp_path: Path) -> None:
+    """Shells hand over the output of a command as `/dev/fd/63`."""
+    data = clip(tmp_path / "a.bin", "mpegts")
+    reader, writer = os.pipe()
+    # Small enough for the pipe's own buffer.
+    os.write(writer, data[: 188 * 200])
+    os.close(writer)
+    assert parse_uri(f"/dev/fd/{reader}").kind == "path"
+    assert parse_uri("/dev/null").kind == "camera"
+    assert parse_uri("/dev/video97").kind == "camera"
+    with open_source(f"/dev/fd/{reader}") as source:
+        assert source.info.width_px == 64
+        assert len(list(source)) == 10
+    os.close(reader)
+
+
+def test_a_file_on_a_memory_disk_is_a_file() -> None:
+    shm = Path("/dev/shm")
+    if not os.access(shm, os.W_OK):
+        pytest.skip("this system has no /dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm) as folder:
+        path = Path(folder) / "clip.mkv"
+        clip(path, "matroska")
+        with open_source(str(path)) as source:
+            assert len(list(source)) == 10
+
+
+@pytest.mark.parametrize("begun", [b"", jpeg(40)[:30], b"\x47\x40"], ids=["nothing", "jpeg", "ts"])
+def test_close_ends_a_read_that_waits(begun: bytes) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, begun)
+    pipe = PipeReader(reader, shown="pipe")
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            open_pipe(pipe)
+        except StreamError as err:
+            failures.append(err)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive(), "nothing came yet"
+    pipe.close()
+    thread.join(10.0)
+    assert not thread.is_alive()
+    assert len(failures) == 1
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_signal_ends_the_wait_for_the_first_byte() -> None:
+    """As `gain-stream -` waits before anything was piped into it."""
+    program = (
+        "import signal, sys\n"
+        "def stop(*args):\n"
+        "    raise SystemExit(143)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "from gain_runtime.sources import open_source\n"
+        "print('waiting', flush=True)\n"
+        "open_source('-')\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.terminate()
+    # A busy machine may take its time; before, the pipe was waited for for ever.
+    assert process.wait(30.0) == 143
+    process.communicate()

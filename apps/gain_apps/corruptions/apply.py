@@ -107,8 +107,6 @@ def corrupt(
     ------
     ConfigError
         If the name is unknown, severity or scale are out of range, or `rng` is no generator.
-    BackendUnavailableError
-        If video is to be coded and PyAV (extra `video`) is missing.
     ArrayError
         If the image is not (H, W, 3) uint8 or smaller than 32 px.
 

@@ -1,7 +1,7 @@
 """Artefacts of coded video: the last frame of a short clip at a poor quality or bit rate.
 
 The clip pans over the image and ends on it, so that most of that frame is predicted from earlier
-ones, as in a camera's stream. Coding needs PyAV (extra `video`).
+ones, as in a camera's stream.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+import av
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from gain_apps.corruptions.constants import constants
 from gain_apps.corruptions.scaling import Field
-from gain_core._optional import require
 
 __all__ = ["h264_abr", "h264_crf", "h265_abr", "h265_crf"]
 
@@ -101,7 +101,6 @@ def _encode(
     frames: list[Pixels], codec: str, quality: Mapping[str, str], *, bits_per_px: float | None
 ) -> list[Any]:
     """The clip's packets."""
-    av = require("av", extra="video")
     context = av.CodecContext.create(_ENCODERS[codec], "w")
     height, width = frames[0].shape[:2]
     context.width, context.height, context.pix_fmt = width, height, "yuv420p"
@@ -129,7 +128,6 @@ def _encode(
 
 def _decode(packets: list[Any], codec: str) -> Pixels:
     """The clip's last frame."""
-    av = require("av", extra="video")
     context = av.CodecContext.create(codec, "r")
     context.thread_count = 1
     frames = [frame for packet in packets for frame in context.decode(packet)]

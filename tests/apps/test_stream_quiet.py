@@ -1,0 +1,102 @@
+"""What a person sees of a run who asked for nothing more, and what inputs of a shell become."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gain_apps.stream_plan import plan_streams
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_a_run_says_what_it_opened_and_on_what_it_runs(
+    command: Command, clip_path: Path, artifact_path: Path
+) -> None:
+    done = command(clip_path, "--model", artifact_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0] == "NOTE: clip.mp4: 96 x 64 px, 12 Hz, 24 frames, mpeg4"
+    assert lines[1] == f"NOTE: {artifact_path} on CPUExecutionProvider"
+    # Then the table.
+    assert "gain-stream: clip.mp4" in lines[2]
+    assert max(map(len, lines)) < 220
+    assert done.stdout == ""
+
+
+def test_verbose_says_the_settings_and_errors_only_prints_nothing(
+    command: Command, clip_path: Path, artifact_path: Path
+) -> None:
+    told = command(clip_path, "--model", artifact_path, "--verbose")
+    assert told.returncode == 0, told.stderr
+    assert "INFO: config: {" in told.stderr
+    silent = command(clip_path, "--model", artifact_path, "--log-level", "error", "--json")
+    assert (silent.returncode, silent.stderr) == (0, "")
+    assert json.loads(silent.stdout)["frames"] == 24
+
+
+def test_several_photos_are_one_stream(
+    command: Command, photo_folder: Path, artifact_path: Path, tmp_path: Path
+) -> None:
+    photos = sorted(photo_folder.glob("*.jpg"))
+    rows = tmp_path / "rows.jsonl"
+    done = command(*photos, "--model", artifact_path, "--json", "--jsonl", rows)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("NOTE: 12 photos: ")
+    summary = json.loads(done.stdout)
+    assert summary["frames"] == 12
+    assert summary["truth"]["frames"] == 12
+    assert len(rows.read_text("utf-8").splitlines()) == 12
+
+
+def test_an_output_is_none_of_the_photos(
+    command: Command, photo_folder: Path, artifact_path: Path
+) -> None:
+    photos = sorted(photo_folder.glob("*.jpg"))
+    done = command(*photos, "--model", artifact_path, "--jsonl", photos[3])
+    assert done.returncode == 1
+    assert "would be overwritten" in done.stderr
+
+
+def test_photos_with_names_and_mixed_inputs_stay_several_streams(
+    photo_folder: Path, clip_path: Path, artifact_path: Path
+) -> None:
+    photos = [str(path) for path in sorted(photo_folder.glob("*.jpg"))[:2]]
+    common = {"model": str(artifact_path)}
+    named = plan_streams({**common, "input": photos, "names": ["a", "b"]})
+    assert [config.name for config in named] == ["a", "b"]
+    assert len(plan_streams({**common, "input": [photos[0], str(clip_path)]})) == 2
+    (one,) = plan_streams({**common, "input": photos})
+    assert one.photos == tuple(photos)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "index\twnid\tname\n99\tn1\tother\n"], ids=["empty", "other"]
+)
+def test_truth_none_runs_beside_any_class_list(
+    command: Command, photo_folder: Path, artifact_path: Path, tmp_path: Path, content: str
+) -> None:
+    for photo in photo_folder.glob("*.jpg"):
+        (tmp_path / photo.name).write_bytes(photo.read_bytes())
+    (tmp_path / "classes.tsv").write_text(content)
+    done = command(tmp_path, "--model", artifact_path, "--truth", "none", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["truth"] is None
+    listed = command(
+        *(tmp_path, "--model", artifact_path, "--json"),
+        *("--truth", photo_folder / "classes.tsv"),
+    )
+    assert listed.returncode == 0, listed.stderr
+    assert json.loads(listed.stdout)["truth"]["frames"] == 12
+
+
+def test_a_hardware_decoder_is_for_videos(
+    command: Command, photo_folder: Path, artifact_path: Path
+) -> None:
+    done = command(photo_folder, "--model", artifact_path, "--hwaccel", "cuda")
+    assert done.returncode == 1
+    assert "--hwaccel cuda: expected a video file or a network stream as INPUT" in done.stderr

@@ -1,0 +1,192 @@
+"""Streams behind a URL: what is said when they do not work; nothing waits for ever."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import av
+import numpy as np
+import pytest
+
+from gain_core.errors import StreamError
+from gain_runtime.network_source import NetworkSource
+from gain_runtime.sources import open_source
+from gain_runtime.video_decoder import Limits
+
+SHORT = Limits(open_s=1.0, read_s=1.0)
+
+
+@contextmanager
+def answering(handle: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Address of an HTTP server."""
+    handle.log_message = lambda *args: None  # type: ignore[method-assign, assignment]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handle)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """Address of a host that takes every connection and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def status(code: int) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    return Handler
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        pytest.param(401, "wants other credentials (401 Unauthorized); put them into", id="401"),
+        pytest.param(403, "refuses these credentials (403 Forbidden)", id="403"),
+        pytest.param(404, "knows no such address (404 Not Found); check the path", id="404"),
+        pytest.param(503, "the server failed (5xx)", id="503"),
+    ],
+)
+@pytest.mark.parametrize("name", ["live", "clip.mp4"])
+def test_what_a_server_answers_is_said(code: int, reason: str, name: str) -> None:
+    with answering(status(code)) as host, pytest.raises(StreamError) as caught:
+        open_source(f"http://joe:secret@{host}/{name}?token=hidden")
+    message = str(caught.value)
+    assert f"cannot be opened: the server {reason.removeprefix('the server ')}" in message
+    assert "secret" not in message
+    assert "hidden" not in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("scheme", ["rtsp", "http"])
+def test_a_refused_connection_and_an_unknown_host_are_told_apart(scheme: str) -> None:
+    port = closed_port()
+    with pytest.raises(StreamError, match=f"connection refused by 127.0.0.1:{port}; check the"):
+        open_source(f"{scheme}://127.0.0.1:{port}/live")
+    with pytest.raises(StreamError, match=r"no host is called camera\.invalid \(DNS\)"):
+        open_source(f"{scheme}://camera.invalid/live")
+
+
+def test_garbage_is_told_from_silence() -> None:
+    class Garbage(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "60000")
+            self.end_headers()
+            self.wfile.write(np.random.default_rng(0).bytes(60_000))
+
+    with answering(Garbage) as host, pytest.raises(StreamError, match="no video that can be"):
+        open_source(f"http://{host}/live")
+    with silent() as host, pytest.raises(StreamError, match="no data for 1 s"):
+        NetworkSource(f"rtsp://{host}/live", limits=SHORT)
+
+
+def test_a_protocol_that_is_not_there_says_what_to_do_instead() -> None:
+    with pytest.raises(StreamError, match=r"does not have that protocol|refused|no data"):
+        open_source("srt://127.0.0.1:9")
+
+
+def transport_stream(seconds: int) -> bytes:
+    """An MPEG transport stream of ten frames a second."""
+    import io
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mpegts") as writer:
+        stream = writer.add_stream("mpeg2video", rate=25, options={"g": "5"})
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for number in range(25 * seconds):
+            image = np.full((48, 64, 3), number % 200, dtype=np.uint8)
+            writer.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        writer.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
+class Freezing(BaseHTTPRequestHandler):
+    """Sends two seconds of video, then nothing more."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(transport_stream(2))
+        self.wfile.flush()
+        self.server.frozen.wait(30.0)  # type: ignore[attr-defined]
+
+
+def test_a_stream_that_freezes_is_lost_after_the_limit() -> None:
+    frozen = threading.Event()
+    ThreadingHTTPServer.frozen = frozen  # type: ignore[attr-defined]
+    with answering(Freezing) as host:
+        source = NetworkSource(f"http://{host}/live", limits=Limits(open_s=10.0, read_s=1.0))
+        frames = []
+        with pytest.raises(StreamError, match=r"signal lost after \d+ frames: no data for 1 s"):
+            frames.extend(source)
+        frozen.set()
+        source.close()
+    assert 30 <= len(frames) <= 50
+    assert source.info.live
+    assert [frame.index for frame in frames] == list(range(len(frames)))
+    stamps = [frame.timestamp_ns for frame in frames]
+    assert stamps == sorted(stamps)
+
+
+def test_close_is_not_waiting_for_a_read() -> None:
+    frozen = threading.Event()
+    ThreadingHTTPServer.frozen = frozen  # type: ignore[attr-defined]
+    with answering(Freezing) as host:
+        source = NetworkSource(f"http://{host}/live", limits=Limits(open_s=10.0, read_s=4.0))
+        thread = threading.Thread(target=lambda: list(source), daemon=True)
+        thread.start()
+        thread.join(0.5)
+        started = time.monotonic()
+        source.close()
+        assert time.monotonic() - started < 3.0
+        frozen.set()
+        thread.join(30.0)
+        assert not thread.is_alive()
+
+
+def test_a_signal_ends_the_wait_for_a_host_that_is_silent() -> None:
+    """A read inside FFmpeg lets no handler of Python run; so another thread reads."""
+    program = (
+        "import signal, sys\n"
+        "def stop(*args):\n"
+        "    raise SystemExit(143)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "from gain_runtime.network_source import NetworkSource\n"
+        "from gain_runtime.video_decoder import Limits\n"
+        "print('waiting', flush=True)\n"
+        "NetworkSource(sys.argv[1], limits=Limits(open_s=600.0, read_s=600.0))\n"
+    )
+    with silent() as host:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, f"rtsp://{host}/live"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.terminate()
+        assert process.wait(60.0) == 143
+        process.communicate()
