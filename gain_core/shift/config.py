@@ -23,17 +23,19 @@ class ShiftConfig:
         How much longer each timescale is than the next shorter one: three of them span the two
         orders of magnitude between a jump of the domain and its drift.
     min_classes : float
-        Effective number of classes that a block has to show. Of fewer, the mean of the logits is
-        rather that of the classes than of the domain.
+        Effective number of classes that a block has to show in corrected labels, and half of it in
+        the source's. Of fewer, the mean of the logits is rather that of the classes than of the
+        domain.
     min_skewness : float
         Skewness that a block has to show, as a share of the way from what frames of one class have
         to what those of many have: on the near side of the middle, since a heavy corruption lessens
         the skewness of a mixture and nothing raises that of a class.
     block : float
-        Independent frames in a block: as many as let the effective number of classes be told from
-        `min_classes`, four draws for each of them.
-    max_block : float
-        Independent frames after which a block that shows too little is dropped.
+        Independent frames in a block: two draws for each of `min_classes`.
+    patience : float
+        Independent frames after which a block that shows too little is dropped, and frames for
+        which what a block confirmed is believed in full, nothing of it after twice as many: ten
+        seconds of video.
     recent : float
         Half-life of the newest frames, which have to agree with the shift: two seconds of video,
         after which a scene may be another.
@@ -52,8 +54,8 @@ class ShiftConfig:
     timescale_ratio: float = 9.0
     min_classes: float = 8.0
     min_skewness: float = 0.4
-    block: float = 32.0
-    max_block: float = 256.0
+    block: float = 16.0
+    patience: float = 256.0
     recent: float = 48.0
     iid_ratio: tuple[float, float] = (0.65, 0.8)
 

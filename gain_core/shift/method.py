@@ -1,16 +1,17 @@
-"""The shift of the logits, read where another class is shown.
+"""The shift of the logits, read from the frames that are not a class's own.
 
-A domain moves the logit of a class on every frame, a frequent class only on its own: so the shift
-of a class is read from frames that the source calls something else, in blocks that show many
-classes. It is taken out as far as it stands out of its sampling error and the newest frames still
-show it; else the source answers. `docs/method.md` has the derivation.
+A domain moves the logit of a class on every frame, a frequent class only on its own. So the shift
+of a class is read from frames of others, in blocks that show many classes by their labels and by
+their skewness. It is taken out as far as it stands out of its sampling error, the newest frames
+still show it and a block has just confirmed it; else the source answers. `docs/method.md` has the
+derivation.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from array_api_compat import array_namespace, device, is_numpy_namespace
 
@@ -39,14 +40,15 @@ class ShiftEvidence:
     Attributes
     ----------
     count : array, ()
-    sums : array, (4, K)
-        Of w, w x, w x^2 and q: w = 1 - s, how far the source calls a frame something else than a
-        class, and q the source less its shift.
+    sums : array, (5, K)
+        Of w, w x, w x^2, q and s: q is the source less its shift, and w = 1 - s q how far a frame
+        is not a class's own. A class that is there is called so by both; one that the weather puts
+        everywhere by s alone, and one that a correction talks itself into by q alone.
     logits, last : array, (K,)
         Sum of x, and the newest x.
-    scatter : array, (4,)
-        Sums of max y + min y, max y - min y and |y|^2, y = x - the reference mean; and of
-        |x - x'|^2 / 2, x' being the frame before. Zeros while there is no reference.
+    scatter : array, (5,)
+        Sums of max y + min y and max y - min y, y = x - the reference mean, of |q|^2, of |x|^2 and
+        of |x - x'|^2 / 2, x' being the frame before. The first three are 0 without a reference.
     """
 
     count: Array
@@ -62,46 +64,51 @@ class ShiftState:
 
     Attributes
     ----------
-    count, draws : array, (J,)
-        Frames of the accepted blocks, and their effective number of draws of a class.
-    memory : array, (4, J, K)
-        `ShiftEvidence.sums` over the accepted blocks, each timescale forgetting at its own rate.
-    block : array, (4, K)
-        The same of the open block.
-    block_facts : array, (4,)
-        Of the open block: frames, independent frames, and the first two of `scatter`.
+    draws, memory : array, (J,) and (2, J, K)
+        Of the accepted blocks: effective number of draws of a class, and the first two of
+        `ShiftEvidence.sums`, each timescale forgetting at its own rate.
+    longest, longest_facts : array, (2, K) and (2,)
+        The next two sums at the longest timescale, and its frames and sum of |q|^2.
+    block, block_facts : array, (5, K) and (5,)
+        Sums over the open block, its frames, independent frames, and the first three of `scatter`.
+    unconfirmed : array, ()
+        Frames since a block was accepted, in units of what a block may take.
     recent : array, (2, K)
         Sums of w and w x over all frames, at the half-life `recent`.
     reference_count, reference_logits : array, () and (K,)
         Over all frames at the middle timescale; their mean is what skewness is taken about.
-    scatter : array, (2,)
-        Sums of |y|^2 and |x - x'|^2 / 2 over all frames at the longest timescale.
+    all_facts, all_logits : array, (3,) and (K,)
+        Over all frames at the longest timescale: count, |x|^2, |x - x'|^2 / 2; x.
     last : array, (K,)
         The newest x.
     shift, log_scale, log_prior : array, (K,)
-        Derived: taken out of x; what the rest is multiplied by, in logs; the prior on classes.
+        Derived: what is taken out of x; what the rest is multiplied by, in logs; prior on classes.
     variance, iid : array, ()
         Derived: of one entry of the shift; how far frames are independent, in [0, 1].
+    trust, confirmed : array, ()
+        Derived: the shares of shift and scale, and of the prior, that predictions take.
     """
 
-    count: Array
     draws: Array
     memory: Array
+    longest: Array
+    longest_facts: Array
     block: Array
     block_facts: Array
+    unconfirmed: Array
     recent: Array
     reference_count: Array
     reference_logits: Array
-    scatter: Array
+    all_facts: Array
+    all_logits: Array
     last: Array
     shift: Array
     log_scale: Array
     log_prior: Array
     variance: Array
     iid: Array
-
-
-_READ = ("shift", "log_scale", "log_prior", "variance")
+    trust: Array
+    confirmed: Array
 
 
 class Shift:
@@ -158,23 +165,21 @@ class Shift:
     def init_state(self) -> ShiftState:
         """Zeros: nothing learned, and the source answers."""
         J, K = NUM_TIMESCALES, self.num_classes
-        wide = self._zeros(K)
+        zeros = {name: self._zeros() for name in ShiftState.__dataclass_fields__}
+        wide = ("reference_logits", "all_logits", "last", "shift", "log_scale", "log_prior")
         return ShiftState(
-            count=self._zeros(J),
-            draws=self._zeros(J),
-            memory=self._zeros(4, J, K),
-            block=self._zeros(4, K),
-            block_facts=self._zeros(4),
-            recent=self._zeros(2, K),
-            reference_count=self._zeros(),
-            reference_logits=wide,
-            scatter=self._zeros(2),
-            last=wide,
-            shift=wide,
-            log_scale=wide,
-            log_prior=wide,
-            variance=self._zeros(),
-            iid=self._zeros(),
+            **zeros
+            | {name: self._zeros(K) for name in wide}
+            | {
+                "draws": self._zeros(J),
+                "memory": self._zeros(2, J, K),
+                "longest": self._zeros(2, K),
+                "longest_facts": self._zeros(2),
+                "block": self._zeros(5, K),
+                "block_facts": self._zeros(5),
+                "recent": self._zeros(2, K),
+                "all_facts": self._zeros(3),
+            }
         )
 
     @quiet
@@ -196,7 +201,8 @@ class Shift:
         xp = namespace(state.shift)
         logits = matrix_like("logits", logits, num_columns=self.num_classes, like=state.shift)
         logits = detached(logits, xp=xp)
-        return _posteriors(log_softmax(logits, xp=xp), state, finite=all_finite(logits))
+        source = log_softmax(logits, xp=xp)
+        return _posteriors(source, _read(state), finite=all_finite(logits))
 
     @quiet
     def predict(self, features: Array | None, logits: Array, state: ShiftState, /) -> Prediction:
@@ -217,12 +223,11 @@ class Shift:
         """
         if is_numpy_namespace(namespace(after.shift)) and not self.revises(after):
             return prediction
-        moved = {
-            name: getattr(before, name) + after.iid * (getattr(after, name) - getattr(before, name))
-            for name in _READ
-        }
-        state = ShiftState(**{**arrays_of(after), **moved})
-        return answer(_posteriors(prediction.source_log_probs, state, finite=prediction.finite))
+        moved = tuple(
+            old + after.iid * (new - old)
+            for old, new in zip(_read(before), _read(after), strict=True)
+        )
+        return answer(_posteriors(prediction.source_log_probs, moved, finite=prediction.finite))
 
     @quiet
     def collect(
@@ -239,34 +244,36 @@ class Shift:
         source, keep = prediction.source_log_probs, prediction.finite
         if source.shape[0] == 0 or (is_numpy_namespace(xp) and not keep):
             return waiting
-        x = _centered(source, xp=xp)
-        weights = 1.0 - xp.exp(source)
+        x, named = _centered(source, xp=xp), xp.exp(source)
         labels = softmax((x - state.shift) * xp.exp(state.log_scale), xp=xp)
+        weights = 1.0 - named * labels
         if not is_numpy_namespace(xp):
-            x, weights, labels = (
-                xp.where(keep, array, xp.zeros_like(array)) for array in (x, weights, labels)
+            x, named, labels, weights = (
+                xp.where(keep, array, xp.zeros_like(array)) for array in (x, named, labels, weights)
             )
         weighted = weights * x
-        terms = (weights, weighted, weighted * x, labels)
+        terms = (weights, weighted, weighted * x, labels, named)
         y = x - _mean(state.reference_logits, state.reference_count, xp=xp)
         high, low = max_of(y, xp=xp), min_of(y, xp=xp)
-        last = choose(waiting.count > 0, waiting.last, state.last, xp=xp)
+        referenced = state.reference_count > 0
+        last = choose(referenced, state.last, x[0, :], xp=xp)
+        last = choose(waiting.count > 0, waiting.last, last, xp=xp)
         steps = x - xp.concat([last[None, :], x[:-1, :]], axis=0)
+        known = xp.astype(referenced, x.dtype)
         scatter = (
-            sum_of(high + low, xp=xp),
-            sum_of(high - low, xp=xp),
-            sum_of(sum_of(y * y, xp=xp), xp=xp),
+            known * sum_of(high + low, xp=xp),
+            known * sum_of(high - low, xp=xp),
+            known * sum_of(sum_of(labels * labels, xp=xp), xp=xp),
+            sum_of(sum_of(x * x, xp=xp), xp=xp),
             0.5 * sum_of(sum_of(steps * steps, xp=xp), xp=xp),
         )
-        rows = xp.astype(keep, x.dtype) * sum_of(xp.ones_like(high), xp=xp)
-        known = keep & (state.reference_count > 0)
+        accepted = xp.astype(keep, x.dtype)
         return ShiftEvidence(
-            count=waiting.count + rows,
+            count=waiting.count + accepted * sum_of(xp.ones_like(high), xp=xp),
             sums=waiting.sums + xp.stack([sum_of(term, axis=0, xp=xp) for term in terms]),
             logits=waiting.logits + sum_of(x, axis=0, xp=xp),
             last=choose(keep, x[-1, :], waiting.last, xp=xp),
-            scatter=waiting.scatter
-            + choose(known, xp.stack(scatter), xp.zeros_like(waiting.scatter), xp=xp),
+            scatter=waiting.scatter + accepted * xp.stack(scatter),
         )
 
     def no_evidence(self, capacity: int = 0, /) -> ShiftEvidence:
@@ -274,10 +281,10 @@ class Shift:
         wide = self._zeros(self.num_classes)
         return ShiftEvidence(
             count=self._zeros(),
-            sums=self._zeros(4, self.num_classes),
+            sums=self._zeros(5, self.num_classes),
             logits=wide,
             last=wide,
-            scatter=self._zeros(4),
+            scatter=self._zeros(5),
         )
 
     def hold(self, evidence: ShiftEvidence, capacity: int, /) -> ShiftEvidence:
@@ -293,41 +300,43 @@ class Shift:
         """Forget a little, put the evidence into the open block, and accept or drop that."""
         xp = namespace(state.shift)
         config, count = self.config, evidence.count
+        one, nothing = xp.ones_like(count), xp.zeros_like(count)
         fades = xp.exp(count * self._rates)
         fade, longest = fades[:NUM_TIMESCALES], fades[NUM_TIMESCALES - 1]
-        scatter = state.scatter * longest + evidence.scatter[2:]
-        # Von Neumann's ratio: half the squared step from frame to frame over the variance.
-        one = xp.ones_like(count)
-        ratio = xp.where(scatter[0] > 0, _mean(scatter[1], scatter[0], xp=xp), one)
-        ratio = xp.minimum(xp.maximum(ratio, 0.01 * one), one)
+        facts = xp.concat([count[None], evidence.scatter[3:]], axis=0)
+        all_facts = state.all_facts * longest + facts
+        all_logits = state.all_logits * longest + evidence.logits
+        ratio = _independence_ratio(all_facts, all_logits, xp=xp)
         low, high = config.iid_ratio
-        iid = xp.minimum(xp.maximum((ratio - low) / (high - low), 0.0 * one), one)
+        iid = xp.minimum(xp.maximum((ratio - low) / (high - low), nothing), one)
         # The first update gives the reference only.
-        known = xp.where(state.reference_count > 0, one, 0.0 * one)
+        known = xp.where(state.reference_count > 0, one, nothing)
         seen = known * count
         block = state.block + known * evidence.sums
-        facts = state.block_facts + xp.concat(
-            [xp.stack([seen, seen * ratio]), evidence.scatter[:2]], axis=0
-        )
+        facts = xp.concat([xp.stack([seen, seen * ratio]), evidence.scatter[:3]], axis=0)
+        facts = state.block_facts + facts
         accepted, closed, draws = self._judge(block, facts, xp=xp)
-        memory = state.memory * fade[:, None] + accepted * block[:, None, :]
-        counts = state.count * fade + accepted * facts[0]
-        all_draws = state.draws * fade + accepted * draws
-        recent = state.recent * fades[NUM_TIMESCALES] + evidence.sums[:2, :]
-        derived = self._estimate(memory, counts, all_draws, recent=recent, iid=iid, xp=xp)
+        waited = state.unconfirmed + count * xp.minimum(ratio / config.block, one / config.patience)
+        sums = {
+            "draws": state.draws * fade + accepted * draws,
+            "memory": state.memory * fade[:, None] + accepted * block[:2, None, :],
+            "longest": state.longest * longest + accepted * block[2:4, :],
+            "longest_facts": state.longest_facts * longest
+            + accepted * xp.stack([facts[0], facts[4]]),
+            "recent": state.recent * fades[NUM_TIMESCALES] + evidence.sums[:2, :],
+            "unconfirmed": waited * (1.0 - accepted),
+            "iid": iid,
+        }
         return ShiftState(
-            count=counts,
-            draws=all_draws,
-            memory=memory,
+            **sums,
+            **self._estimate(sums, xp=xp),
             block=block * (1.0 - closed),
             block_facts=facts * (1.0 - closed),
-            recent=recent,
             reference_count=state.reference_count * fade[-2] + count,
             reference_logits=state.reference_logits * fade[-2] + evidence.logits,
-            scatter=scatter,
+            all_facts=all_facts,
+            all_logits=all_logits,
             last=xp.where(count > 0, evidence.last, state.last),
-            iid=iid,
-            **derived,
         )
 
     def merge(self, first: ShiftState, second: ShiftState, /) -> ShiftState:
@@ -341,89 +350,86 @@ class Shift:
         fresh = self.init_state()
         refuse_foreign(fresh, first, name="first state")
         refuse_foreign(fresh, second, name="second state")
-        total = {
-            name: getattr(first, name) + getattr(second, name)
-            for name in arrays_of(fresh)
-            if name not in ("block", "block_facts", "last")
-        }
-        dropped = {name: getattr(fresh, name) for name in ("block", "block_facts")}
-        return self.update(self.no_evidence(), ShiftState(**total, **dropped, last=first.last))
+        dropped = ("block", "block_facts", "unconfirmed", "last")
+        total = {name: getattr(first, name) + getattr(second, name) for name in arrays_of(fresh)}
+        total |= {name: getattr(fresh, name) for name in dropped}
+        return self.update(self.no_evidence(), ShiftState(**total))
 
     def summary(self, state: ShiftState, /) -> dict[str, Array]:
         """`shift_nats`, its root mean square over the classes; `draws` behind it; `iid`."""
         xp = namespace(state.shift)
-        size = xp.sqrt(xp.mean(state.shift * state.shift))
+        size = state.trust * xp.sqrt(xp.mean(state.shift * state.shift))
         return {"shift_nats": size, "draws": state.draws[-1], "iid": state.iid}
 
     def _judge(self, block: Array, facts: Array, *, xp: Namespace) -> tuple[Array, Array, Array]:
         """Whether the open block is accepted, whether it ends, and its draws; 0 or 1, ()."""
         config, (one_class, mixture) = self.config, self.skewness
         count, independent, skew, span = (facts[i] for i in range(4))
-        one = xp.ones_like(count)
-        share = block[3, :] / xp.maximum(count, one)
-        excess = sum_of(share * share, xp=xp) - 1.0 / self.num_classes
-        draws = 1.0 / xp.maximum(excess, 1.0 / xp.maximum(independent, one))
+        one, nothing = xp.ones_like(count), xp.zeros_like(count)
+        shares = block[3:, :] / xp.maximum(count, one)
+        excess = xp.sum(shares * shares, axis=1) - 1.0 / self.num_classes
+        draws = 1.0 / xp.maximum(excess, one / xp.maximum(independent, one))
         least = one_class + config.min_skewness * (mixture - one_class)
-        many = (draws >= config.min_classes) & (skew >= least * span)
-        accepted = many & (independent >= config.block)
-        closed = accepted | (independent >= config.max_block)
-        return xp.where(accepted, one, 0.0 * one), xp.where(closed, one, 0.0 * one), draws
+        # An attractor may take half of the source's labels, and none of the corrected ones.
+        many = (draws[0] >= config.min_classes) & (draws[1] >= 0.5 * config.min_classes)
+        accepted = many & (skew >= least * span) & (independent >= config.block)
+        closed = accepted | (independent >= config.patience)
+        return xp.where(accepted, one, nothing), xp.where(closed, one, nothing), draws[0]
 
-    def _estimate(
-        self, memory: Array, count: Array, draws: Array, *, recent: Array, iid: Array, xp: Namespace
-    ) -> dict[str, Array]:
+    def _estimate(self, sums: dict[str, Array], *, xp: Namespace) -> dict[str, Array]:
         """What predictions read, from the longest timescale to the shortest.
 
         A shorter timescale moves the estimate only as far as the square of the move exceeds its
         sampling error, by James and Stein's shrinkage.
         """
-        K, some = self.num_classes, self._zeros() + EPS
-        weights = xp.maximum(memory[0, ...], some)
-        mean = memory[1, ...] / weights
-        square = xp.maximum(memory[2, ...] / weights - mean * mean, 0.0 * mean)
-        mean = _centered(mean, xp=xp)
-        share = memory[3, ...] / xp.maximum(count, some)[:, None]
+        K, some, iid = self.num_classes, self._zeros() + EPS, sums["iid"]
+        draws, count = xp.maximum(sums["draws"], some), xp.maximum(sums["longest_facts"][0], some)
+        weights = xp.maximum(sums["memory"][0, ...], some)
+        mean = sums["memory"][1, ...] / weights
+        square = sums["longest"][0, :] / weights[-1, :] - mean[-1, :] * mean[-1, :]
+        square = xp.maximum(square, 0.0 * square)
+        mean = mean - xp.mean(mean, axis=1, keepdims=True)
+        share = sums["longest"][1, :] / count
         # One over the number of draws.
-        error = xp.maximum(sum_of(share * share, xp=xp) - 1.0 / K, 1.0 / xp.maximum(draws, some))
-        floor = xp.maximum(MIN_VARIANCE * xp.mean(square, axis=1, keepdims=True), some)
-        logs = 0.5 * xp.log(xp.maximum(square, floor))
-        logs = _centered(logs, xp=xp)
-        shift, log_scale, variance = 0.0 * mean[0, :], 0.0 * mean[0, :], 0.0 * iid
+        error = xp.maximum(xp.sum(share * share) - 1.0 / K, 1.0 / draws)
+        total = xp.sum(square)
+        shift, variance = 0.0 * share, 0.0 * iid
         for j in reversed(range(NUM_TIMESCALES)):
-            longest = j == NUM_TIMESCALES - 1
-            move, noise = mean[j, :] - shift, sum_of(square[j, :], xp=xp) * error[j]
+            move, noise = mean[j, :] - shift, total * error[j]
             kept = _james_stein(move, (1.0 - 0.2 * iid) * noise, some=some, xp=xp)
             # The shortest timescale, in a video, shows what the next frame will show.
             kept = iid * kept if j == 0 else kept
+            longest = j == NUM_TIMESCALES - 1
             variance = noise / K if longest else variance + kept * (noise / K - variance)
             shift = shift + kept * move
-            if j > 0:
-                # The logarithm of a deviation has the variance 1/2 a draw.
-                move = logs[j, :] - log_scale
-                kept = _james_stein(move, 0.5 * K * error[j], some=some, xp=xp)
-                log_scale = log_scale + (kept if longest else iid * kept) * move
-        # How much of it the newest frames show: the regression of their mean on it.
-        newest = recent[1, :] / xp.maximum(recent[0, :], some)
-        newest = newest - xp.mean(newest)
-        agreement = sum_of(newest * shift, xp=xp) / xp.maximum(sum_of(shift * shift, xp=xp), some)
-        agreement = xp.minimum(xp.maximum(agreement, 0.0 * iid), 0.0 * iid + 1.0)
+        # The logarithm of a deviation has the variance 1/2 a draw, of labels as sharp as a frame's.
+        sharp = xp.maximum(sums["longest_facts"][1] / count - 1.0 / K, some)
+        logs = 0.5 * xp.log(xp.maximum(square, xp.maximum(MIN_VARIANCE * total / K, some)))
+        logs = logs - xp.mean(logs)
+        logs = _james_stein(logs, 0.5 * K * error[-1] / sharp, some=some, xp=xp) * logs
         # The logits keep their size.
-        rest = sum_of(square[-1, :] * xp.exp(-2.0 * log_scale), xp=xp)
-        size = xp.log(xp.maximum(sum_of(square[-1, :], xp=xp), some) / xp.maximum(rest, some))
+        rest = xp.sum(square * xp.exp(-2.0 * logs))
+        size = 0.5 * xp.log(xp.maximum(total, some) / xp.maximum(rest, some))
+        # How much of it the newest frames show: the regression of their mean on it.
+        newest = sums["recent"][1, :] / xp.maximum(sums["recent"][0, :], some)
+        newest = newest - xp.mean(newest)
+        one, nothing = xp.ones_like(iid), xp.zeros_like(iid)
+        agreement = xp.sum(newest * shift) / xp.maximum(xp.sum(shift * shift), some)
+        confirmed = xp.minimum(xp.maximum(2.0 - sums["unconfirmed"], nothing), one)
         # Frequent classes of the place: shares shrunk towards equal ones, within twice of them.
-        away = share[-1, :] - 1.0 / K
-        noise = 1.0 / xp.maximum(draws[-1], some) + 0.05 / K
+        away, noise = share - 1.0 / K, 1.0 / draws[-1] + 0.05 / K
         prior = 1.0 / K + _james_stein(away, noise, some=some, xp=xp) * away
-        nothing = 0.0 * prior
-        prior = xp.minimum(xp.maximum(prior, nothing + 0.5 / K), nothing + 2.0 / K)
-        log_prior = xp.log(prior)
+        bounds = self._zeros() + 0.5 / K, self._zeros() + 2.0 / K
+        log_prior = xp.log(xp.minimum(xp.maximum(prior, bounds[0]), bounds[1]))
         found = {
-            "shift": agreement * shift,
-            "log_scale": agreement * (0.5 * size - log_scale),
+            "shift": shift,
+            "log_scale": size - logs,
             "log_prior": log_prior - xp.mean(log_prior),
             "variance": variance,
+            "trust": confirmed * xp.minimum(xp.maximum(agreement, nothing), one),
+            "confirmed": confirmed,
         }
-        known = count[-1] > 0
+        known = sums["longest_facts"][0] > 0
         return {name: xp.where(known, value, 0.0 * value) for name, value in found.items()}
 
     def _zeros(self, *shape: int) -> Array:
@@ -431,7 +437,17 @@ class Shift:
         return array_namespace(like).zeros(shape, dtype=like.dtype, device=device(like))
 
 
-def _posteriors(source: Array, state: ShiftState, *, finite: Array) -> Posteriors:
+_Read: TypeAlias = "tuple[Array, Array, Array, Array]"
+
+
+def _read(state: ShiftState) -> _Read:
+    """Shift, log scale, prior and variance as predictions take them."""
+    trust = state.trust
+    prior = state.confirmed * state.log_prior
+    return trust * state.shift, trust * state.log_scale, prior, state.variance
+
+
+def _posteriors(source: Array, read: _Read, *, finite: Array) -> Posteriors:
     """Of log s (B, K).
 
     The evaluator averages over a shift whose entries have the variance v, so that a difference of
@@ -439,24 +455,35 @@ def _posteriors(source: Array, state: ShiftState, *, finite: Array) -> Posterior
     Gaussian logits.
     """
     xp = namespace(source)
-    read = xp.abs(state.shift) + xp.abs(state.log_scale) + xp.abs(state.log_prior)
-    adapts = any_of(read > 0, xp=xp)
+    shift, log_scale, log_prior, variance = read
+    adapts = any_of(xp.abs(shift) + xp.abs(log_scale) + xp.abs(log_prior) > 0, xp=xp)
     if is_numpy_namespace(xp) and not adapts:
-        log_proposal = log_evaluator = source
-    else:
-        moved = (_centered(source, xp=xp) - state.shift) * xp.exp(state.log_scale)
-        moved = log_softmax(moved, xp=xp)
-        spread = xp.sqrt(1.0 + (math.pi / 4.0) * state.variance)
-        log_proposal = log_softmax(moved + state.log_prior, xp=xp)
-        log_evaluator = log_softmax(moved / spread + state.log_prior, xp=xp)
+        return Posteriors(
+            source=source,
+            start=source,
+            log_proposal=source,
+            log_evaluator=source,
+            adapts=adapts,
+            finite=finite,
+        )
+    moved = log_softmax((_centered(source, xp=xp) - shift) * xp.exp(log_scale), xp=xp)
+    spread = xp.sqrt(1.0 + (math.pi / 4.0) * variance)
     return Posteriors(
         source=source,
         start=source,
-        log_proposal=log_proposal,
-        log_evaluator=log_evaluator,
+        log_proposal=log_softmax(moved + log_prior, xp=xp),
+        log_evaluator=log_softmax(moved / spread + log_prior, xp=xp),
         adapts=adapts,
         finite=finite,
     )
+
+
+def _independence_ratio(facts: Array, logits: Array, *, xp: Namespace) -> Array:
+    """Von Neumann's: half the squared step from frame to frame over the frames' variance."""
+    count, squares, steps = facts[0], facts[1], facts[2]
+    one = xp.ones_like(count)
+    variance = squares - xp.sum(logits * logits) / xp.maximum(count, one)
+    return xp.minimum(xp.maximum(steps / xp.maximum(variance, EPS * one), 0.01 * one), one)
 
 
 def _centered(logits: Array, *, xp: Namespace) -> Array:
