@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from graph_state import derived
 from onnx import TensorProto, helper, numpy_helper
 
-from gain_core import GainConfig, GainState, state_to_arrays
+from gain_core import Config
+from gain_core.records import arrays_of
 from gain_export.adaptive import add_adaptation
 from gain_runtime.artifact import write_metadata
 from gain_runtime.fitness import Fitness
@@ -56,10 +56,9 @@ class GraphStream:
         }
         return outputs
 
-    def load(self, state: GainState) -> None:
-        """A state of `gain_core` with history."""
-        arrays = state_to_arrays(state) | derived(state)
-        for name, array in arrays.items():
+    def load(self, state: Any) -> None:
+        """A state of `gain_core`."""
+        for name, array in arrays_of(state).items():
             self.state[f"state.{name}"] = np.asarray(array, dtype=np.float32)
 
 
@@ -67,6 +66,7 @@ def write_artifact(
     path: Path,
     weight: np.ndarray,
     *,
+    logits_only: bool = False,
     layout: str = "KD",
     data_type: int = TensorProto.FLOAT,
     batch: str | int = "B",
@@ -74,7 +74,10 @@ def write_artifact(
     opset: int = 17,
     fitness: Fitness | None = None,
 ) -> Path:
-    """An artifact whose features are D linear maps of the image; `hidden` names a value inside."""
+    """An artifact whose features are D linear maps of the image; `hidden` names a value inside.
+
+    With `logits_only` it does not say that it has features.
+    """
     K, D = weight.shape
     rng = np.random.default_rng(5)
     maps = rng.normal(size=(D, 3, SIZE_PX, SIZE_PX)).astype(np.float32) / SIZE_PX
@@ -102,17 +105,19 @@ def write_artifact(
             helper.make_tensor("head.weight", data_type, stored.shape, stored.ravel().tolist()),
         ],
     )
+    if logits_only:
+        del graph.output[0]
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     manifest = Manifest(
         source="tiny",
         weights_sha256="0" * 64,
         input_name="pixel_values",
-        features_name="features",
+        features_name=None if logits_only else "features",
         logits_name="logits",
         num_classes=K,
-        feature_dim=D,
+        feature_dim=None if logits_only else D,
         labels=tuple(f"class {k}" for k in range(K)),
-        head=HeadLocation(weight="head.weight", layout=layout, bias=None),
+        head=None if logits_only else HeadLocation(weight="head.weight", layout=layout, bias=None),
         preprocess=Preprocess(
             height_px=SIZE_PX, width_px=SIZE_PX, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)
         ),
@@ -123,19 +128,15 @@ def write_artifact(
     return path
 
 
-def measured(num_classes: int, asymmetry: tuple[float, float]) -> Fitness:
+def measured(num_classes: int, skewness: tuple[float, float]) -> Fitness:
     """A report with this measurement."""
     return Fitness(
         num_images=400,
         num_classes=num_classes,
-        feature_norm=1.0,
-        common_share=0.1,
-        alignment=0.5,
         confidence=0.6,
         effective_classes=4.0,
-        lda_agreement=None,
-        single_asymmetry=asymmetry[0],
-        mixed_asymmetry=asymmetry[1],
+        one_class_skewness=skewness[0],
+        mixture_skewness=skewness[1],
     )
 
 
@@ -172,18 +173,19 @@ def open_file() -> Callable[[Path], GraphStream]:
 
 @pytest.fixture
 def make_graph(tmp_path: Path) -> Callable[..., GraphStream]:
-    """A features-only file for a head and config, and a measured asymmetry if given, open."""
+    """A features-only file for a head and config, and a measured skewness if given, open."""
 
     def make(
-        prototypes: np.ndarray,
-        config: GainConfig,
+        weight: np.ndarray,
+        config: Config,
         *,
-        asymmetry: tuple[float, float] | None = None,
+        skewness: tuple[float, float] | None = None,
+        opset: int = 17,
         **settings: Any,
     ) -> GraphStream:
-        fitness = None if asymmetry is None else measured(len(prototypes), asymmetry)
+        fitness = None if skewness is None else measured(len(weight), skewness)
         artifact = write_artifact(
-            tmp_path / "tiny.onnx", prototypes.astype(np.float32), fitness=fitness
+            tmp_path / "tiny.onnx", weight.astype(np.float32), fitness=fitness, opset=opset
         )
         path = tmp_path / "tiny.adaptive.onnx"
         add_adaptation(artifact, path, config=config, features_only=True, **settings)

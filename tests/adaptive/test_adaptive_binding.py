@@ -16,10 +16,10 @@ from gain_runtime.adaptive_binding import PREDICTED, AdaptiveBinding
 from gain_runtime.adaptive_session import AdaptiveSession
 from gain_runtime.onnx_native import CPU_PROVIDER, create_native
 
-WORLD = gaussian_world(6, 10, num_batches=12, batch_sizes=(3, 1, 4), seed=4)
+WORLD = gaussian_world(6, 10, num_batches=12, batch_sizes=(12, 4, 16), seed=4)
 WEIGHT = WORLD.prototypes.astype(np.float32)
 # Logits that have moved, so that there is something to correct.
-MOVED = 2.0 * np.random.default_rng(3).normal(size=6)
+MOVED = 0.5 * np.random.default_rng(3).normal(size=6)
 BATCHES = [(z.astype(np.float32), (raw + MOVED).astype(np.float32)) for z, raw, _ in WORLD.batches]
 
 
@@ -70,13 +70,27 @@ class HostMemory:
         return target
 
 
-@pytest.fixture(params=["tracked", "balanced"])
-def path(request, make_artifact, tmp_path):
+@pytest.fixture(params=["shift", "paper-l2"])
+def path(request, make_artifact, make_fitness, tmp_path):
     """A features-only file for each kind of state."""
     target = tmp_path / "tiny.adaptive.onnx"
     config = PRESETS[request.param]
-    add_adaptation(make_artifact(WEIGHT), target, config=config, features_only=True)
+    add_adaptation(
+        make_artifact(WEIGHT, fitness=make_fitness(6, (-0.5, 0.0))),
+        target,
+        config=config,
+        features_only=True,
+        update_every=1,
+        warmup_frames=1,
+    )
     return target
+
+
+@pytest.fixture
+def batches(path):
+    """What the file takes of every batch."""
+    width = len(load_adaptive(path).input_names)
+    return [batch[-width:] for batch in BATCHES]
 
 
 @pytest.fixture
@@ -95,10 +109,10 @@ def state_of(binding, path):
 
 
 @pytest.mark.parametrize("place", ["host", "device"])
-def test_inputs_are_read_where_they_lie(binding, path, memory, place):
+def test_inputs_are_read_where_they_lie(binding, path, memory, place, batches):
     strengths = []
     with AdaptiveSession(path, num_threads=1) as session:
-        for batch in BATCHES:
+        for batch in batches:
             given = batch if place == "host" else [memory.placed(array) for array in batch]
             values = binding.run(given, update=True)
             binding.advance()
@@ -107,19 +121,19 @@ def test_inputs_are_read_where_they_lie(binding, path, memory, place):
             assert_array_equal(values["probs"], expected.probs)
             assert_array_equal(values["strength"], expected.strength)
             strengths.append(expected.strength)
-        assert np.mean(np.concatenate(strengths) > 0.0) > 0.5
+        assert np.mean(np.concatenate(strengths) > 0.0) > 0.3
         for field, array in session.arrays().items():
             assert_array_equal(binding.read(field), array, err_msg=field)
-    assert memory.uploads == (2 * len(BATCHES) if place == "host" else 0)
+    assert memory.uploads == (sum(map(len, batches)) if place == "host" else 0)
 
 
-def test_a_call_that_is_not_followed_up_has_changed_nothing(binding, path):
-    for batch in BATCHES[:4]:
+def test_a_call_that_is_not_followed_up_has_changed_nothing(binding, path, batches):
+    for batch in batches[:4]:
         binding.run(batch, update=True)
         binding.advance()
     before = state_of(binding, path)
-    first = binding.run(BATCHES[4], update=True)
-    second = binding.run(BATCHES[4], update=True)
+    first = binding.run(batches[4], update=True)
+    second = binding.run(batches[4], update=True)
     assert_array_equal(first["probs"], second["probs"])
     for field, array in state_of(binding, path).items():
         assert_array_equal(array, before[field], err_msg=field)
@@ -127,14 +141,14 @@ def test_a_call_that_is_not_followed_up_has_changed_nothing(binding, path):
     assert binding.read("frames") > before["frames"]
 
 
-def test_without_an_update_the_other_set_is_not_written(binding, path):
-    for batch in BATCHES[:3]:
+def test_without_an_update_the_other_set_is_not_written(binding, path, batches):
+    for batch in batches[:3]:
         binding.run(batch, update=True)
         binding.advance()
     binding.advance()
     behind = state_of(binding, path)
     binding.advance()
-    for batch in BATCHES[3:6]:
+    for batch in batches[3:6]:
         binding.run(batch, update=False)
     binding.advance()
     for field, array in state_of(binding, path).items():

@@ -1,52 +1,52 @@
-"""`AdaptiveSession` and `AdaptiveAdapter`: `Gain`'s protocol on an adaptive file."""
+"""`AdaptiveSession`: `Gain`'s methods on an adaptive file, and the same behind an adapter."""
 
 from __future__ import annotations
-
-import logging
 
 import numpy as np
 import pytest
 from gaussian_world import gaussian_world
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gain_core import PRESETS, Gain, state_from_arrays, state_to_arrays
-from gain_core.errors import (
-    ArrayError,
-    ArtifactError,
-    ConfigError,
-    EngineError,
-    NumericsError,
-)
+from gain_core import PRESETS, Gain
+from gain_core.errors import ArrayError, EngineError, NumericsError
+from gain_core.records import arrays_of
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adapter import Adapter
-from gain_runtime.adaptive_adapter import AdaptiveAdapter
 from gain_runtime.adaptive_session import AdaptiveSession
+from gain_runtime.engine import AdaptiveEngine, NetworkEngine
 from gain_runtime.onnx_session import OnnxSession
 
-WORLD = gaussian_world(6, 10, num_batches=40, batch_sizes=(3, 1, 4), seed=21)
+WORLD = gaussian_world(6, 10, num_batches=40, batch_sizes=(12, 4, 16), seed=21)
 WEIGHT = WORLD.prototypes.astype(np.float32)
 # Logits that have moved, and an artifact for which they look like those of a mixture of classes.
-MOVED = 2.0 * np.random.default_rng(3).normal(size=6)
-ASYMMETRY = (-0.5, 0.0)
+MOVED = 0.5 * np.random.default_rng(3).normal(size=6)
+SKEWNESS = (-0.5, 0.0)
 BATCHES = [(z.astype(np.float32), (raw + MOVED).astype(np.float32)) for z, raw, _ in WORLD.batches]
 # All of them carry one pattern, which moves their logits.
 PATTERN = np.random.default_rng(12).integers(0, 128, (12, 16, 3), np.uint8)
 IMAGES = [
-    list(np.random.default_rng(seed).integers(0, 128, (2, 12, 16, 3), np.uint8) + PATTERN)
+    list(np.random.default_rng(seed).integers(0, 128, (16, 12, 16, 3), np.uint8) + PATTERN)
     for seed in range(12)
 ]
 
 
-@pytest.fixture(params=["tracked", "balanced"])
+@pytest.fixture(params=["shift", "paper-l2"])
 def config(request):
-    """One config of each kind of state."""
+    """One config of each method."""
     return PRESETS[request.param]
+
+
+@pytest.fixture
+def reads(config):
+    """What a file without a network takes of a batch."""
+    features = Gain(WEIGHT, config).method.feature_dim is not None
+    return lambda batch: batch if features else batch[1:]
 
 
 @pytest.fixture
 def measured_artifact(make_artifact, make_fitness):
     """The artifact that all of these files are made from."""
-    return make_artifact(WEIGHT, fitness=make_fitness(6, ASYMMETRY))
+    return make_artifact(WEIGHT, fitness=make_fitness(6, SKEWNESS))
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def make_session(measured_artifact, tmp_path, config):
 
     def make(**settings):
         path = tmp_path / f"tiny{len(opened)}.adaptive.onnx"
-        settings = {"features_only": True} | settings
+        settings = {"features_only": True, "update_every": 1, "warmup_frames": 1} | settings
         add_adaptation(measured_artifact, path, config=config, **settings)
         opened.append(AdaptiveSession(path, num_threads=1))
         return opened[-1]
@@ -73,51 +73,54 @@ def assert_corrected(predictions, *, share):
 
 
 def bytes_of(state):
-    return {name: np.asarray(array).tobytes() for name, array in state_to_arrays(state).items()}
+    return {name: np.asarray(array).tobytes() for name, array in arrays_of(state).items()}
+
+
+def gain_of(config, *, update_every=1):
+    """`Gain` with what the files have baked in."""
+    return Gain(WEIGHT, config, skewness=SKEWNESS, update_every=update_every, warmup_frames=1)
 
 
 @pytest.mark.parametrize("update_every", [1, 6])
-@pytest.mark.parametrize("config", [pytest.param(c, id=name) for name, c in PRESETS.items()])
-def test_session_is_gain(make_session, config, update_every):
+def test_session_is_gain(make_session, config, reads, update_every):
     session = make_session(update_every=update_every)
-    gain = Gain(WEIGHT, config, asymmetry=ASYMMETRY, update_every=update_every)
-    predictions = []
+    gain, predictions = gain_of(config, update_every=update_every), []
     assert (session.config, session.update_every) == (gain.config, update_every)
-    for features, logits in BATCHES:
-        expected, result = gain.step(features, logits), session.step(features, logits)
-        for name in ("probs", "log_probs", "gain", "source_log_probs"):
+    for batch in BATCHES:
+        expected, result = gain.step(*batch), session.step(*reads(batch))
+        for name in ("probs", "gain", "source_log_probs"):
             assert_allclose(getattr(result, name), getattr(expected, name), rtol=1e-3, atol=1e-4)
+        assert_allclose(np.exp(result.log_probs), result.probs, rtol=0, atol=1e-6)
         assert (session.frames, session.pending_frames) == (gain.frames, gain.pending_frames)
         predictions.append(expected)
     assert_corrected(predictions, share=0.5)
-    for name, array in state_to_arrays(gain.state).items():
+    for name, array in arrays_of(gain.state).items():
         peak = 1.0 + np.max(np.abs(array))
-        assert_allclose(
-            state_to_arrays(session.state)[name] / peak, array / peak, rtol=0, atol=5e-5
-        )
+        assert_allclose(getattr(session.state, name) / peak, array / peak, rtol=0, atol=5e-5)
+    assert session.summary().keys() == gain.summary().keys()
 
 
-def test_predictions_are_not_overwritten_by_later_ones(make_session):
+def test_predictions_are_not_overwritten_by_later_ones(make_session, reads):
     session = make_session()
-    kept = [session.step(*batch) for batch in BATCHES[20:26]]
+    kept = [session.step(*reads(batch)) for batch in BATCHES[20:26]]
     copies = [np.array(prediction.probs) for prediction in kept]
     for batch in BATCHES[26:32]:
-        session.step(*batch)
+        session.step(*reads(batch))
     assert_corrected(kept, share=0.2)
     for prediction, copy in zip(kept, copies, strict=True):
         assert_array_equal(prediction.probs, copy)
 
 
 @pytest.mark.parametrize("update_every", [1, 6])
-def test_predicting_and_frozen_steps_leave_the_state_as_it_is(make_session, update_every):
+def test_predicting_and_frozen_steps_leave_the_state_as_it_is(make_session, update_every, reads):
     session = make_session(update_every=update_every)
     for batch in BATCHES[:24]:
-        session.step(*batch)
+        session.step(*reads(batch))
     before, pending = bytes_of(session.state), session.pending_frames
-    predicted = [session.predict(*batch) for batch in BATCHES[24:28]]
+    predicted = [session.predict(*reads(batch)) for batch in BATCHES[24:28]]
     session.freeze()
     assert session.frozen
-    frozen = [session.step(*batch) for batch in BATCHES[24:28]]
+    frozen = [session.step(*reads(batch)) for batch in BATCHES[24:28]]
     assert bytes_of(session.state) == before
     assert session.pending_frames == pending
     assert_corrected(predicted, share=0.2)
@@ -125,45 +128,44 @@ def test_predicting_and_frozen_steps_leave_the_state_as_it_is(make_session, upda
         assert_array_equal(first.probs, second.probs)
     session.unfreeze()
     for batch in BATCHES[24:28]:
-        session.step(*batch)
+        session.step(*reads(batch))
     assert bytes_of(session.state) != before
 
 
 @pytest.mark.parametrize("update_every", [1, 6])
-def test_a_batch_that_is_not_finite_is_refused_and_forgotten(make_session, update_every):
+def test_a_batch_that_is_not_finite_is_refused_and_forgotten(make_session, update_every, reads):
     session = make_session(update_every=update_every)
     for batch in BATCHES[:25]:
-        session.step(*batch)
+        session.step(*reads(batch))
     before, pending = bytes_of(session.state), session.pending_frames
-    features, logits = BATCHES[25]
-    broken = features.copy()
-    broken[0, 1] = np.nan
+    broken = [array.copy() for array in reads(BATCHES[25])]
+    broken[0][0, 1] = np.nan
     with pytest.raises(NumericsError, match="state is untouched"):
-        session.step(broken, logits)
+        session.step(*broken)
     assert (bytes_of(session.state), session.pending_frames) == (before, pending)
     other = make_session(update_every=update_every)
     for batch in BATCHES[:25]:
-        other.step(*batch)
-    result, expected = session.step(*BATCHES[25]), other.step(*BATCHES[25])
+        other.step(*reads(batch))
+    result, expected = session.step(*reads(BATCHES[25])), other.step(*reads(BATCHES[25]))
     assert_corrected([expected], share=0.0)
     assert_array_equal(result.probs, expected.probs)
 
 
-def test_reset_and_replay_are_exact(make_session):
+def test_reset_and_replay_are_exact(make_session, reads):
     session = make_session(update_every=3)
-    first = [session.step(*batch) for batch in BATCHES]
+    first = [session.step(*reads(batch)) for batch in BATCHES]
     assert_corrected(first, share=0.4)
     session.reset()
     assert (session.frames, session.pending_frames) == (0, 0)
     for batch, expected in zip(BATCHES, first, strict=True):
-        assert_array_equal(session.step(*batch).probs, expected.probs)
+        assert_array_equal(session.step(*reads(batch)).probs, expected.probs)
 
 
-def test_flush_is_gains(make_session, config):
-    session = make_session(update_every=80)
-    gain = Gain(WEIGHT, config, asymmetry=ASYMMETRY, update_every=80)
+def test_flush_is_gains(make_session, config, reads):
+    session = make_session(update_every=100)
+    gain = gain_of(config, update_every=100)
     for batch in BATCHES[:25]:
-        session.step(*batch)
+        session.step(*reads(batch))
         gain.step(*batch)
     assert session.pending_frames == gain.pending_frames > 0
     session.flush()
@@ -172,11 +174,11 @@ def test_flush_is_gains(make_session, config):
     expected = [gain.predict(*batch) for batch in BATCHES[25:30]]
     assert_corrected(expected, share=0.2)
     for batch, prediction in zip(BATCHES[25:], expected, strict=False):
-        assert_allclose(session.predict(*batch).probs, prediction.probs, rtol=0, atol=2e-5)
+        assert_allclose(session.predict(*reads(batch)).probs, prediction.probs, rtol=0, atol=2e-5)
 
 
-def test_a_loaded_state_continues_the_stream(make_session, config):
-    session, gain = make_session(), Gain(WEIGHT, config, asymmetry=ASYMMETRY)
+def test_a_loaded_state_continues_the_stream(make_session, config, reads):
+    session, gain = make_session(), gain_of(config)
     for batch in BATCHES[:20]:
         gain.step(*batch)
     session.load_state(gain.state, frames=gain.frames)
@@ -184,35 +186,36 @@ def test_a_loaded_state_continues_the_stream(make_session, config):
     predictions = [gain.step(*batch) for batch in BATCHES[20:]]
     assert_corrected(predictions, share=0.5)
     for batch, expected in zip(BATCHES[20:], predictions, strict=True):
-        assert_allclose(session.step(*batch).probs, expected.probs, rtol=0, atol=1e-4)
+        assert_allclose(session.step(*reads(batch)).probs, expected.probs, rtol=0, atol=1e-4)
 
 
-def test_an_empty_state_loads_as_the_source(make_session, config):
+def test_an_empty_state_loads_as_the_source(make_session, config, reads):
     session = make_session()
     session.load_state(Gain(WEIGHT, config).state)
-    result = session.predict(*BATCHES[0])
+    result = session.predict(*reads(BATCHES[0]))
     assert_array_equal(result.strength, 0.0)
     assert_array_equal(result.log_probs, result.source_log_probs)
 
 
 def test_a_state_of_another_head_is_refused(make_session, config):
-    with pytest.raises(ArrayError, match="another head"):
+    with pytest.raises(ArrayError, match="made for another network"):
         make_session().load_state(Gain(WEIGHT[:4], config).state)
 
 
-def test_a_state_of_the_other_kind_is_refused(make_session, config):
-    other = PRESETS["balanced" if config == PRESETS["tracked"] else "tracked"]
-    with pytest.raises(ArrayError, match="another head or config"):
+def test_a_state_of_the_other_method_is_refused(make_session, config):
+    other = PRESETS["paper-l2" if config == PRESETS["shift"] else "shift"]
+    with pytest.raises(ArrayError, match="made by another method"):
         make_session().load_state(Gain(WEIGHT, other).state)
 
 
-def test_no_frame_predicts_nothing(make_session):
+def test_no_frame_predicts_nothing(make_session, reads):
     session = make_session()
-    result = session.step(np.empty((0, 10), np.float32), np.empty((0, 6), np.float32))
-    assert result.probs.shape == (0, 6)
+    empty = np.empty((0, 10), np.float32), np.empty((0, 6), np.float32)
+    assert session.step(*reads(empty)).probs.shape == (0, 6)
     assert session.frames == 0
 
 
+@pytest.mark.parametrize("config", [PRESETS["paper"]])
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
@@ -221,7 +224,7 @@ def test_no_frame_predicts_nothing(make_session):
         pytest.param(
             (BATCHES[0][0].astype(np.float64), BATCHES[0][1]), "features.*float64", id="float64"
         ),
-        pytest.param((BATCHES[0][0], BATCHES[1][1]), r"logits.*\(3, 6\)", id="other-batch"),
+        pytest.param((BATCHES[0][0], BATCHES[1][1]), r"logits.*\(12, 6\)", id="other-batch"),
         pytest.param((BATCHES[0][0][:, :4], BATCHES[0][1]), "features", id="other-width"),
         pytest.param((BATCHES[0][0].T.copy().T, BATCHES[0][1]), "contiguous", id="strided"),
     ],
@@ -231,23 +234,26 @@ def test_inputs_that_do_not_fit_are_named(make_session, inputs, message):
         make_session().step(*inputs)
 
 
-def test_a_closed_session_says_so(make_session):
+def test_a_closed_session_says_so(make_session, reads):
     session = make_session()
     session.close()
     session.close()
     with pytest.raises(EngineError, match="closed"):
-        session.step(*BATCHES[0])
+        session.step(*reads(BATCHES[0]))
 
 
-@pytest.mark.parametrize("update_every", [1, 5])
-def test_adapter_and_its_state_files_are_interchangeable(
+@pytest.mark.parametrize("update_every", [1, 24])
+def test_state_files_of_adapters_are_interchangeable(
     make_session, measured_artifact, tmp_path, update_every, config
 ):
     session = make_session(features_only=False, update_every=update_every)
-    adaptive = AdaptiveAdapter(session)
     predictions = []
     with OnnxSession(measured_artifact, num_threads=1) as plain:
-        usual = Adapter(plain, config, update_every=update_every)
+        waits = {"update_every": update_every, "warmup_frames": 1}
+        usual, adaptive = (
+            Adapter(NetworkEngine(plain, config, **waits)),
+            Adapter(AdaptiveEngine(session)),
+        )
         for images in IMAGES[:6]:
             expected, result = usual.step(images), adaptive.step(images)
             assert_allclose(result.probs, expected.probs, rtol=0, atol=1e-4)
@@ -258,89 +264,9 @@ def test_adapter_and_its_state_files_are_interchangeable(
         # Each continues what the other has learned.
         usual.load_state(tmp_path / "adaptive.safetensors")
         adaptive.load_state(tmp_path / "usual.safetensors")
-        assert adaptive.frames == usual.frames == 12
+        assert adaptive.frames == usual.frames == 96
         for images in IMAGES[6:]:
             expected = usual.step(images)
             assert_allclose(adaptive.step(images).probs, expected.probs, rtol=0, atol=1e-4)
             predictions.append(expected)
     assert_corrected(predictions, share=0.5)
-
-
-@pytest.mark.parametrize("config", ["tracked"], indirect=True)
-@pytest.mark.parametrize("baked", [1, 2])
-def test_the_graph_is_updated_as_rarely_as_asked(make_session, baked):
-    session = make_session(features_only=False, update_every=baked)
-    adapter = AdaptiveAdapter(session)
-    assert adapter.update_every == baked
-    learned = []
-    for images in IMAGES[:4]:
-        adapter.step(images)
-        learned.append(session.frames)
-    assert learned == [2, 4, 6, 8]
-    adapter.update_every = 6 * baked
-    for images in IMAGES[:6]:
-        adapter.step(images)
-        learned.append(session.frames)
-    # One batch of two frames in three.
-    assert learned[4:] == [8, 8, 10, 10, 10, 12]
-    adapter.update_every = baked
-    adapter.step(IMAGES[7])
-    assert session.frames == 14
-
-
-@pytest.mark.parametrize("config", ["tracked"], indirect=True)
-def test_frames_not_to_be_learned_from_do_not_count_towards_an_update(make_session):
-    session = make_session(features_only=False)
-    adapter = AdaptiveAdapter(session)
-    adapter.update_every = 4
-    for images in IMAGES[:4]:
-        adapter.step(images, learn=False)
-    assert session.frames == 0
-    adapter.step(IMAGES[4])
-    assert session.frames == 0
-    adapter.step(IMAGES[5])
-    assert session.frames == 2
-
-
-def test_less_than_the_file_holds_is_refused(make_session):
-    adapter = AdaptiveAdapter(make_session(features_only=False, update_every=6))
-    with pytest.raises(ConfigError, match=r"update_every: expected at least 6, .* got 5"):
-        adapter.update_every = 5
-    assert adapter.update_every == 6
-
-
-@pytest.mark.parametrize("config", ["tracked"], indirect=True)
-def test_a_trip_is_one_warning_and_a_loaded_one_none(make_session, tmp_path, caplog):
-    caplog.set_level(logging.WARNING, logger="gain_runtime")
-    session = make_session(features_only=False)
-    adapter = AdaptiveAdapter(session)
-    adapter.step(IMAGES[0])
-    assert (session.guard_trips, caplog.messages) == (0, [])
-    # A long history of answers that the source would not have given.
-    arrays = state_to_arrays(session.state)
-    distrusted = {"guard_count": 500.0, "guard_agreement": 1.0, "guard_confidence": 400.0}
-    arrays |= {name: np.array(value, np.float32) for name, value in distrusted.items()}
-    prototypes = session.artifact.prototypes
-    session.load_state(state_from_arrays(arrays, prototypes=prototypes, config=session.config))
-    for images in IMAGES[1:4]:
-        adapter.step(images)
-    assert session.guard_trips == 1
-    assert len(caplog.messages) == 1
-    assert "the source answers for" in caplog.messages[0]
-    assert caplog.messages[0].endswith("(trip 1)")
-    adapter.save_state(tmp_path / "state.safetensors")
-    other = AdaptiveAdapter(make_session(features_only=False))
-    # Other files of the same artifact: the adapter of one loads the state of the other.
-    other.load_state(tmp_path / "state.safetensors")
-    other.step(IMAGES[4])
-    assert len(caplog.messages) == 1
-
-
-@pytest.mark.parametrize("config", ["balanced"], indirect=True)
-def test_gaussians_have_no_guard(make_session):
-    assert make_session().guard_trips is None
-
-
-def test_adapter_needs_a_network(make_session):
-    with pytest.raises(ArtifactError, match="takes frames"):
-        AdaptiveAdapter(make_session())
