@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gain_apps.defaults import UPDATE_EVERY
-from gain_apps.device_flags import add_device_flags
+from gain_apps.flags import add_device_flags, add_old_spelling, add_removed
+from gain_core import DEFAULT_PRESET, PRESETS, UPDATE_EVERY
 from gain_core.errors import GainError
 
 __all__ = ["build_parser", "main"]
@@ -24,7 +24,7 @@ PACKAGES = ("gain_apps", "gain_runtime", "gain_core")
 EPILOG = """\
 examples:
   gain-bench vit_b16.onnx
-  gain-bench roadsigns.gain.onnx test://drive --batch 4 --update-every 16 --json result.json
+  gain-bench roadsigns.gain.onnx test://drive --batch-size 4 --json result.json
   gain-bench vit_b16.onnx --compare --torch-model vit_b16 --torch-weights vit_b16.safetensors
 
 Stages run one after another here. gain-stream decodes in a thread of its own and may be faster.
@@ -70,19 +70,24 @@ def _add_measurement(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--frames", type=int, metavar="N", help="frames measured, in whole batches (default 200)"
     )
-    group.add_argument(
-        "--warm-up", type=int, metavar="N", help="frames before them, not measured (default 20)"
+    batch_size = group.add_argument(
+        "--batch-size", type=int, metavar="N", help="frames per forward pass (default 1)"
     )
-    group.add_argument("--batch", type=int, metavar="N", help="frames per forward pass (default 1)")
+    add_old_spelling(group, "--batch", batch_size)
     group.add_argument(
         "--update-every",
         type=int,
         metavar="N",
         help=f"frames between two updates (default {UPDATE_EVERY})",
     )
-    group.add_argument("--preset", help="tracked (default), balanced, paper or paper-l2")
-    group.add_argument("--seed", type=int, metavar="N", help="of the test sources (default 0)")
-    add_device_flags(group)
+    group.add_argument(
+        "--preset",
+        metavar="NAME",
+        help=f"one of {', '.join(PRESETS)} (default {DEFAULT_PRESET})",
+    )
+    add_device_flags(group, threads_dest="num_threads")
+    for name in ("--warm-up", "--seed"):
+        add_removed(group, name, num_values=1, why="nobody needs another value")
 
 
 def _add_comparison(parser: argparse.ArgumentParser) -> None:
@@ -141,7 +146,7 @@ def _run(flags: dict[str, Any], *, command: str, debug: bool) -> int:
 
     config = BenchConfig.from_flags(flags)
     console = Console(stderr=True)
-    on_batch = _progress(console, frames=config.warm_up + config.frames, batch=config.batch)
+    on_batch = _progress(console, frames=config.warm_up + config.frames, batch=config.batch_size)
     with _logging_to(console, level=logging.DEBUG if debug else logging.INFO):
         result = run_benchmark(config, command=command, on_batch=on_batch)
     if config.json == STDOUT:

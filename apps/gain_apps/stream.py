@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gain_apps.device_flags import add_device_flags
+from gain_apps.flags import add_device_flags
 from gain_apps.std_streams import (
     finish_output,
     open_missing_streams,

@@ -7,16 +7,11 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
-import onnxruntime
 import pytest
-from lazy_streams import SET_MS, CompileException, CUDARuntimeError
-from numpy.testing import assert_array_equal
 
 from gain_apps.benchmarking.bench_config import BenchConfig
-from gain_apps.benchmarking.device_copy import FRAMES, IN_PLACE, PAGEABLE, STAGED, copy_times
 from gain_apps.benchmarking.device_memory import DevicePeak
 from gain_apps.benchmarking.rivals import Rival, compare_rivals, list_rivals
-from gain_apps.benchmarking.run_bench import logits_on_host
 from gain_core.errors import BackendUnavailableError, EngineError
 from gain_runtime.artifact import load_artifact
 from gain_runtime.open_session import open_session
@@ -70,7 +65,7 @@ def test_one_that_is_not_there_is_named_and_the_next_is_measured():
 
 
 def test_without_a_torch_model_every_library_is_still_named(artifact_path):
-    config = BenchConfig(artifact=str(artifact_path), compare=True, threads=1)
+    config = BenchConfig(artifact=str(artifact_path), compare=True, num_threads=1)
     artifact = load_artifact(artifact_path)
     with open_session(artifact, num_threads=1) as session:
         expected = np.asarray(session.infer(PIXELS).logits)
@@ -90,7 +85,7 @@ def test_torch_runs_the_named_model_on_the_artifacts_classes(artifact_path):
     config = BenchConfig(
         artifact=str(artifact_path),
         compare=True,
-        threads=1,
+        num_threads=1,
         torch_model="vit_tiny_patch16_224.augreg_in21k",
     )
     before = torch.get_num_threads()
@@ -189,86 +184,11 @@ def test_torch_computes_float32_as_float32(artifact_path, monkeypatch, fails):
     assert after == (True, True, "high")
 
 
-def test_nothing_is_copied_on_the_cpu(artifact_path):
-    with open_session(artifact_path, num_threads=1) as session:
-        times = copy_times(PIXELS, session, rounds=3, device_preprocess=False)
-    assert times == {"ms": None, "note": IN_PLACE}
-
-
-def test_the_copy_is_timed_into_a_buffer_that_is_kept_until_it_has_arrived(
-    artifact_path, lazily, lazy_device, lazy_module, monkeypatch
-):
-    made, streams = [], []
-    empty = lazy_module.empty
-
-    def noted(shape, dtype):
-        made.append(empty(shape, dtype))
-        streams.append(lazy_device.current)
-        return made[-1]
-
-    monkeypatch.setattr(lazy_module, "empty", noted)
-    with open_session(artifact_path, num_threads=1) as session:
-        times = copy_times(PIXELS, lazily(session), rounds=3, device_preprocess=False)
-    assert len(made) == len(lazy_module.pinned) == 1
-    # On the stream that writes it: memory of another one may still be written there.
-    assert streams == [lazy_device.streams[-1]]
-    assert_array_equal(made[0].values, PIXELS)
-    # The host has waited for the last of all copies.
-    assert lazy_device.host_ms == 4 * SET_MS
-    assert 0 < times["ms"]["p50"] <= times["ms"]["max"]
-    assert times["note"] == STAGED
-
-
-def test_a_device_that_fails_while_the_copy_is_timed_is_an_error_of_ours(
-    artifact_path, lazily, lazy_device
-):
-    with open_session(artifact_path, num_threads=1) as session:
-        device = lazily(session)
-        lazy_device.broken = "cudaErrorIllegalAddress"
-        with pytest.raises(EngineError, match=r"roadsigns\.gain\.onnx: cudaErrorIllegalAddress"):
-            copy_times(PIXELS, device, rounds=3, device_preprocess=False)
-
-
-def test_frames_that_are_preprocessed_on_the_device_are_not_copied_as_pixel_values(
-    artifact_path, lazily, lazy_module
-):
-    with open_session(artifact_path, num_threads=1) as session:
-        times = copy_times(PIXELS, lazily(session), rounds=3, device_preprocess=True)
-    assert times == {"ms": None, "note": FRAMES}
-    assert lazy_module.pinned == []
-
-
-def test_without_cupy_onnx_runtimes_own_copy_is_timed(monkeypatch):
-    class Buffer:
-        """As ONNX Runtime's, which is of no device here."""
-
-        def __init__(self, array):
-            self._value = native.ortvalue_from_numpy(array, "cpu", 0)
-
-        def update_inplace(self, array):
-            copied.append(len(array))
-            self._value.update_inplace(array)
-
-    copied, allocated = [], []
-
-    def allocate(array, device, number):
-        allocated.append((device, number))
-        return Buffer(array)
-
-    session = SimpleNamespace(stream=None, provider="CUDAExecutionProvider")
-    native = onnxruntime.OrtValue
-    fake = SimpleNamespace(OrtValue=SimpleNamespace(ortvalue_from_numpy=allocate))
-    monkeypatch.setattr("gain_apps.benchmarking.device_copy.onnxruntime", fake)
-    times = copy_times(PIXELS, session, rounds=3, device_preprocess=False)
-    assert allocated == [("cuda", 0)]
-    assert copied == [2] * 4
-    assert times["note"] == PAGEABLE
-
-
 def test_peak_memory_is_the_largest_reading(monkeypatch):
     free = iter([700, 100, 400])
     runtime = SimpleNamespace(memGetInfo=lambda: (next(free), 1000))
-    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    compiler = SimpleNamespace(CompileException=type("CompileException", (Exception,), {}))
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, compiler=compiler))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     peak = DevicePeak("CUDAExecutionProvider")
     for _ in range(3):
@@ -279,36 +199,17 @@ def test_peak_memory_is_the_largest_reading(monkeypatch):
     assert "other processes" in result["note"]
 
 
-def lost_device(monkeypatch):
-    """CuPy's module as far as its failures go, and a call that fails as a lost device does."""
-    compiler = SimpleNamespace(CompileException=CompileException)
-    cuda = SimpleNamespace(compiler=compiler, runtime=SimpleNamespace())
-    cupy = SimpleNamespace(cuda=cuda, ndarray=type("ndarray", (), {}))
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-
-    def fail(*arguments, **settings):
-        raise CUDARuntimeError("cudaErrorLaunchFailure: unspecified launch failure")
-
-    return cupy, fail
-
-
 def test_a_device_lost_between_batches_is_an_engine_error(monkeypatch):
-    cupy, fail = lost_device(monkeypatch)
-    cupy.cuda.runtime.memGetInfo = fail
+    failure = type("CUDARuntimeError", (RuntimeError,), {"__module__": "cupy_backends.cuda"})
+
+    def fail():
+        raise failure("cudaErrorLaunchFailure: unspecified launch failure")
+
+    compiler = SimpleNamespace(CompileException=type("CompileException", (Exception,), {}))
+    cuda = SimpleNamespace(compiler=compiler, runtime=SimpleNamespace(memGetInfo=fail))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
     with pytest.raises(EngineError, match="device memory: cudaErrorLaunchFailure"):
         DevicePeak("CUDAExecutionProvider").read()
-
-
-def test_a_device_lost_before_its_logits_arrive_is_an_engine_error(monkeypatch):
-    _, fail = lost_device(monkeypatch)
-    logits = SimpleNamespace(to_device=fail)
-    session = SimpleNamespace(
-        stream=object(),
-        artifact=SimpleNamespace(path="net.onnx"),
-        infer=lambda pixel_values: SimpleNamespace(logits=logits),
-    )
-    with pytest.raises(EngineError, match=r"net\.onnx: cudaErrorLaunchFailure"):
-        logits_on_host(session, PIXELS)
 
 
 @pytest.mark.parametrize(

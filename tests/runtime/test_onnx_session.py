@@ -179,49 +179,9 @@ def test_bad_path_and_thread_count_are_refused(tiny_artifact, tmp_path):
         OnnxSession(tiny_artifact, num_threads=0)
 
 
-def test_outputs_on_a_device_need_a_device(tiny_artifact):
-    with pytest.raises(ConfigError, match=f"device_outputs: .*{CUDA_PROVIDER}, got {CPU_PROVIDER}"):
-        OnnxSession(tiny_artifact, device_outputs=True)
-    with pytest.raises(ConfigError, match="ring: expected at least 1"):
-        OnnxSession(tiny_artifact, ring=0)
-
-
-def test_session_on_the_host_has_no_stream(session):
-    assert session.stream is None
-
-
-class Queue:
-    """A stream by its address."""
-
-    ptr = 94_000_000_000_000
-
-
-class Place:
-    """What `cuda_options` asks of a device's memory."""
-
-    device_id, stream = 1, Queue()
-
-
-@pytest.mark.parametrize(
-    ("memory", "tf32", "options"),
-    [
-        pytest.param(None, False, {"use_tf32": "0"}, id="no CuPy"),
-        pytest.param(None, True, {"use_tf32": "1"}, id="TF32"),
-        pytest.param(
-            Place(),
-            False,
-            {
-                "use_tf32": "0",
-                "device_id": "1",
-                "user_compute_stream": "94000000000000",
-                "do_copy_in_default_stream": "1",
-            },
-            id="stream",
-        ),
-    ],
-)
-def test_cuda_runs_where_and_how_it_is_told(memory, tf32, options):
-    assert cuda_options(memory, tf32=tf32) == options
+@pytest.mark.parametrize(("tf32", "said"), [(False, "0"), (True, "1")])
+def test_cuda_rounds_to_tf32_only_where_it_is_told_to(tf32, said):
+    assert cuda_options(tf32=tf32) == {"use_tf32": said}
 
 
 @pytest.mark.parametrize("provider", ["ROCMExecutionProvider", "cuda"])

@@ -90,18 +90,16 @@ def no_cuda():
 def test_auto_ends_at_the_cpu_and_says_why(tiny_artifact, no_cuda, caplog):
     with (
         caplog.at_level(logging.INFO, logger="gain_runtime"),
-        open_session(tiny_artifact, device="auto", num_threads=1, device_outputs=True) as session,
+        open_session(tiny_artifact, device="auto", num_threads=1) as session,
     ):
         assert session.provider == CPU_PROVIDER
-        assert session.stream is None
         logits = session.infer(np.zeros((2, 3, 16, 16), np.float32)).logits
     assert isinstance(logits, np.ndarray)
     said = [message for message in caplog.messages if message.startswith("auto: ")]
-    assert len(said) == 4
+    assert len(said) == 3
     assert said[0].startswith(f"auto: tensorrt is passed over: {tiny_artifact.with_suffix('')}.eng")
     assert said[1].startswith(f"auto: cuda is passed over: {CUDA_PROVIDER}: cannot be used here")
-    assert said[2].startswith("auto: cuda with outputs on the host is passed over: CUDA")
-    assert said[3] == "auto: cpu is used"
+    assert said[2] == "auto: cpu is used"
     assert f"running on {CPU_PROVIDER}" in caplog.text
 
 
@@ -125,9 +123,7 @@ def test_auto_hides_no_damaged_artifact(tmp_path: Path):
     ("settings", "words"),
     [
         pytest.param({"device": "gpu"}, "device: expected cpu, cuda, auto", id="device"),
-        pytest.param({"device": "auto", "ring": 0}, "ring: expected", id="ring"),
         pytest.param({"device": "auto", "num_threads": 0}, "num_threads", id="threads"),
-        pytest.param({"device_outputs": True}, "device_outputs: expected", id="outputs"),
     ],
 )
 def test_wrong_settings_are_refused(tiny_artifact, settings, words):

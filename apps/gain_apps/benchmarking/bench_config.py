@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gain_apps.defaults import UPDATE_EVERY
-from gain_core import GainConfig
+from gain_core import DEFAULT_PRESET, UPDATE_EVERY, Config, config_to_dict, preset
 from gain_core.errors import ConfigError
 from gain_runtime.file_kind import is_file, is_folder, resolved
 from gain_runtime.open_session import Device
@@ -31,18 +30,16 @@ class BenchConfig:
         Source URI; opened again when it ends before enough frames were measured.
     frames, warm_up : int
         Frames that are measured, rounded up to whole batches, and frames before them that are not.
-    batch, update_every : int
+    batch_size, update_every : int
         Frames per forward pass, and between two updates.
     preset : str
-        Named `GainConfig`.
+        Of `gain_core.PRESETS`.
     seed : int
         Of the source.
     device : str
-    device_preprocess : bool
-        Resize, crop and normalise on the GPU, too, in both variants.
     allow_host_code : bool
         Run an engine that brings code for the CPU.
-    threads : int or None
+    num_threads : int or None
         Threads within one operator of the network, None lets the library choose; and threads that
         take a frame of the batch each to preprocess it on the host, None is one for each core.
     compare : bool
@@ -63,14 +60,13 @@ class BenchConfig:
     input: str = "test://pattern"
     frames: int = 200
     warm_up: int = 20
-    batch: int = 1
+    batch_size: int = 1
     update_every: int = UPDATE_EVERY
-    preset: str = "tracked"
+    preset: str = DEFAULT_PRESET
     seed: int = 0
     device: Device = "cpu"
-    device_preprocess: bool = False
     allow_host_code: bool = False
-    threads: int | None = None
+    num_threads: int | None = None
     compare: bool = False
     torch_model: str | None = None
     torch_weights: str | None = None
@@ -80,10 +76,10 @@ class BenchConfig:
         for name, least in (
             ("frames", 1),
             ("warm_up", 0),
-            ("batch", 1),
+            ("batch_size", 1),
             ("update_every", 1),
             ("seed", 0),
-            ("threads", 1),
+            ("num_threads", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -93,11 +89,6 @@ class BenchConfig:
                 raise ConfigError(
                     f"{_flag(name)}: expected {_flag(needed)}, for which it is used; add it"
                 )
-        if self.device_preprocess and self.device == "cpu":
-            raise ConfigError(
-                "--device-preprocess: expected --device cuda, tensorrt or auto, got cpu; "
-                "leave it out"
-            )
         if self.torch_weights is not None and not is_file(self.torch_weights):
             raise ConfigError(f"--torch-weights: expected a file, found no {self.torch_weights}")
         self.gain_config()
@@ -108,13 +99,16 @@ class BenchConfig:
         """The settings for the flags given; the others keep their defaults."""
         return cls(**flags)
 
-    def gain_config(self) -> GainConfig:
+    def gain_config(self) -> Config:
         """The preset."""
-        return GainConfig.preset(self.preset)
+        return preset(self.preset)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, the resolved `GainConfig` under `gain`."""
-        return asdict(self) | {"input": redact(self.input), "gain": self.gain_config().to_dict()}
+        """Plain values, the resolved preset under `gain`."""
+        return asdict(self) | {
+            "input": redact(self.input),
+            "gain": config_to_dict(self.gain_config()),
+        }
 
     def _check_target(self) -> None:
         """The result can be written, found out before anything is measured."""

@@ -46,9 +46,6 @@ def _stage_table(result: Mapping[str, Any]) -> Table:
         table.add_row(variant, f"{result[variant]['rate_hz']:.1f} frames/s", style="bold")
         for stage in BENCH_STAGES:
             _add_times(table, stage, result[variant]["stages_ms"][stage])
-    if result["copy"]["ms"] is not None:
-        table.add_section()
-        _add_times(table, "copy (in forward)", result["copy"]["ms"])
     return table
 
 
@@ -74,20 +71,17 @@ def _run_table(result: Mapping[str, Any]) -> Table:
     used = memory["device"]["peak_used"]
     of_device = memory["device"]["note"] if used is None else f"{_mib(used)}, of all processes"
     table.add_row("peak device memory", of_device)
-    if result["copy"]["ms"] is None:
-        table.add_row("copy", result["copy"]["note"])
     artifact = result["artifact"]
     table.add_row("artifact", f"{artifact['path']} (sha256 {artifact['sha256'][:12]})")
-    table.add_row("provider", f"{result['provider']}, adaptation on the {result['adaptation']}")
+    table.add_row("provider", result["provider"])
     table.add_row("device", _device(device))
     table.add_row("clocks, heat", _conditions(device["after"]))
-    threads = "library's choice" if config["threads"] is None else config["threads"]
-    preprocessing = result["preprocess_threads"]
-    where = "on the GPU" if preprocessing is None else f"in {preprocessing}"
+    threads = "library's choice" if config["num_threads"] is None else config["num_threads"]
     table.add_row(
         "config",
-        f"preset {config['preset']}, batch {config['batch']}, update_every "
-        f"{config['update_every']}, threads {threads}, preprocessing {where}",
+        f"preset {config['preset']}, batch size {config['batch_size']}, update every "
+        f"{config['update_every']}, threads {threads}, preprocessing in "
+        f"{result['preprocess_threads']}",
     )
     return table
 

@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import to_device
 
 from gain_apps.benchmarking.bench_config import BenchConfig
 from gain_apps.benchmarking.stages import percentiles
@@ -142,12 +141,10 @@ def _session(artifact: Artifact, device: Device, config: BenchConfig) -> Iterato
     with open_session(
         artifact,
         device=device,
-        num_threads=config.threads,
+        num_threads=config.num_threads,
         allow_host_code=config.allow_host_code,
     ) as session:
-        yield lambda pixel_values: np.asarray(
-            to_device(session.infer(pixel_values).logits, "cpu"), dtype=np.float32
-        )
+        yield lambda pixel_values: session.infer(pixel_values).logits
 
 
 @contextmanager
@@ -166,7 +163,7 @@ def _torch(
         model = _torch_model(artifact, config).to(device)
         return torch.compile(model) if compiled else model
 
-    with _torch_settings(torch, threads=config.threads, compiled=compiled):
+    with _torch_settings(torch, threads=config.num_threads, compiled=compiled):
         run = _reporting(load, name)()
 
         def forward(pixel_values: Floats) -> Floats:

@@ -11,29 +11,23 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import to_device
-from gain_runtime.open_lane import open_adapting_session
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from gain_apps.benchmarking.bench_config import BenchConfig
-from gain_apps.benchmarking.device_copy import copy_times
 from gain_apps.benchmarking.device_memory import DevicePeak
 from gain_apps.benchmarking.machine import Machine, tool_versions
 from gain_apps.benchmarking.rivals import compare_rivals, list_rivals
 from gain_apps.benchmarking.stages import StageTimes, frame_batches, measure_stages
 from gain_apps.system_files import peak_memory_bytes
-from gain_core._optional import require
 from gain_runtime.artifact import Artifact, load_artifact
 from gain_runtime.batch_preprocess import usable_cores
-from gain_runtime.cuda_memory import cuda_failures
 from gain_runtime.jsonl_sink import JsonlSink
+from gain_runtime.open_session import open_session
 from gain_runtime.preprocess import preprocess_batch
-from gain_runtime.session import Session
 
-__all__ = ["SCHEMA", "logits_on_host", "run_benchmark"]
+__all__ = ["SCHEMA", "run_benchmark"]
 
-SCHEMA = 2
-COPY_ROUNDS = 50
+SCHEMA = 3
 
 
 def run_benchmark(
@@ -71,7 +65,7 @@ def run_benchmark(
     memory = {"process_peak": peak_memory_bytes(), "device": measured.pop("device_memory")}
     compared = None
     if config.compare:
-        rounds = -(-config.frames // config.batch)
+        rounds = -(-config.frames // config.batch_size)
         compared = compare_rivals(
             list_rivals(artifact, config), pixel_values, rounds=rounds, expected=logits
         )
@@ -98,13 +92,13 @@ def run_benchmark(
 def _measure(
     artifact: Artifact, config: BenchConfig, *, on_batch: Callable[[], None] | None
 ) -> dict[str, Any]:
-    """Stages, copy and memory, with the session open for them only."""
+    """Stages and memory, with the session open for them only."""
     with ExitStack() as stack:
         session = stack.enter_context(
-            open_adapting_session(
+            open_session(
                 artifact,
                 device=config.device,
-                num_threads=config.threads,
+                num_threads=config.num_threads,
                 allow_host_code=config.allow_host_code,
             )
         )
@@ -119,32 +113,22 @@ def _measure(
 
         times = measure_stages(session, sink, config, on_batch=after_batch)
         pixel_values = _pixel_values(artifact, config)
-        logits = logits_on_host(session, pixel_values)
         return {
             "provider": session.provider,
-            "adaptation": "host" if session.stream is None else "device",
             "preprocess_threads": _preprocess_threads(config),
-            "measured_frames": len(times["frozen"].stage_ns["total"]) * config.batch,
+            "measured_frames": len(times["frozen"].stage_ns["total"]) * config.batch_size,
             "frozen": times["frozen"].to_dict(),
             "adapted": times["adapted"].to_dict(),
             "adapted_over_frozen": _ratios(times["frozen"], times["adapted"]),
-            "copy": copy_times(
-                pixel_values,
-                session,
-                rounds=COPY_ROUNDS,
-                device_preprocess=config.device_preprocess,
-            ),
             "device_memory": peak.to_dict(),
             "pixel_values": pixel_values,
-            "logits": logits,
+            "logits": session.infer(pixel_values).logits,
         }
 
 
-def _preprocess_threads(config: BenchConfig) -> int | None:
-    """How many frames of a batch the host may preprocess at once; None where the GPU does."""
-    if config.device_preprocess:
-        return None
-    return usable_cores() if config.threads is None else config.threads
+def _preprocess_threads(config: BenchConfig) -> int:
+    """How many frames of a batch may be preprocessed at once."""
+    return usable_cores() if config.num_threads is None else config.num_threads
 
 
 def _pixel_values(artifact: Artifact, config: BenchConfig) -> npt.NDArray[np.float32]:
@@ -156,32 +140,6 @@ def _pixel_values(artifact: Artifact, config: BenchConfig) -> npt.NDArray[np.flo
         artifact.manifest.preprocess,
         regions=[frame.region for frame in frames],
     )
-
-
-def logits_on_host(
-    session: Session, pixel_values: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float32]:
-    """Run a batch and fetch its logits.
-
-    Parameters
-    ----------
-    session : Session
-    pixel_values : array, (B, 3, height_px, width_px) float32
-
-    Returns
-    -------
-    array, (B, K) float32
-
-    Raises
-    ------
-    EngineError
-        If the session fails, or its device while they are fetched.
-    """
-    logits: Any = session.infer(pixel_values).logits
-    if session.stream is None:
-        return np.asarray(logits)
-    with cuda_failures(require("cupy", extra="cuda12"), str(session.artifact.path)):
-        return np.asarray(to_device(logits, "cpu"))
 
 
 def _ratios(frozen: StageTimes, adapted: StageTimes) -> dict[str, float]:

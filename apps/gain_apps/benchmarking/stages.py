@@ -17,6 +17,7 @@ from gain_apps.benchmarking.frozen_source import FrozenSource
 from gain_apps.stream_loop import rank
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.adapter import STAGES, AdaptedBatch, Adapter
+from gain_runtime.engine import NetworkEngine
 from gain_runtime.frame import Frame
 from gain_runtime.result import FrameResult, Sink
 from gain_runtime.session import Session
@@ -37,7 +38,7 @@ BENCH_STAGES = ("decode", *STAGES, "sink", "total")
 TOP_K = 3
 PERCENTS = (50, 90, 99)
 
-Step = Callable[[Sequence[Frame]], AdaptedBatch]
+Step = Callable[..., AdaptedBatch]
 
 
 @dataclass(slots=True)
@@ -90,8 +91,7 @@ def measure_stages(
     """Run both variants over the same batches and time their stages.
 
     Each batch is decoded once and then passes both variants, which take turns in going first, so
-    that neither profits from caches or clocks. Both preprocess in the same place, in as many
-    threads, and copy to a device in the same way.
+    that neither profits from caches or clocks. Both preprocess in as many threads.
 
     Parameters
     ----------
@@ -112,26 +112,13 @@ def measure_stages(
     GainError
         If the source cannot be opened or ends in error, or a batch cannot be classified.
     """
-    threads = config.threads
+    engine = NetworkEngine(session, config.gain_config(), update_every=config.update_every)
     with (
-        Adapter(
-            session,
-            config.gain_config(),
-            update_every=config.update_every,
-            device_preprocess=config.device_preprocess,
-            preprocess_threads=threads,
-        ) as adapter,
-        FrozenSource(
-            session, device_preprocess=config.device_preprocess, preprocess_threads=threads
-        ) as frozen,
+        Adapter(engine, preprocess_threads=config.num_threads) as adapter,
+        FrozenSource(session, preprocess_threads=config.num_threads) as frozen,
     ):
-        adapter.warm_up(config.batch)
-        steps: dict[Variant, Step] = {
-            "frozen": frozen.step,
-            "adapted": lambda frames: adapter.step(
-                [frame.image for frame in frames], regions=[frame.region for frame in frames]
-            ),
-        }
+        adapter.warm_up(config.batch_size)
+        steps: dict[Variant, Step] = {"frozen": frozen.step, "adapted": adapter.step}
         labels = session.artifact.manifest.labels
         return _take_turns(steps, sink, config, labels=labels, on_batch=on_batch)
 
@@ -145,8 +132,8 @@ def _take_turns(
     on_batch: Callable[[], None] | None,
 ) -> dict[Variant, StageTimes]:
     """Every batch through both, and what those behind the warm-up took."""
-    times = {variant: StageTimes(config.batch) for variant in VARIANTS}
-    warm, measured = (-(-count // config.batch) for count in (config.warm_up, config.frames))
+    times = {variant: StageTimes(config.batch_size) for variant in VARIANTS}
+    warm, measured = (-(-count // config.batch_size) for count in (config.warm_up, config.frames))
     with closing(frame_batches(config)) as batches:
         for number in range(warm + measured):
             started = perf_counter_ns()
@@ -167,7 +154,8 @@ def _timed(
 ) -> dict[str, int]:
     """Nanoseconds of one batch in each stage but decoding."""
     started = perf_counter_ns()
-    batch = step(frames)
+    images, regions = zip(*((frame.image, frame.region) for frame in frames), strict=True)
+    batch = step(images, regions=regions)
     stepped = perf_counter_ns()
     for row, frame in enumerate(frames):
         sink.write(
@@ -195,7 +183,7 @@ def frame_batches(config: BenchConfig, /) -> Generator[list[Frame], None, None]:
     """
     with closing(_endless(config)) as frames:
         while True:
-            yield list(islice(frames, config.batch))
+            yield list(islice(frames, config.batch_size))
 
 
 def _endless(config: BenchConfig) -> Generator[Frame, None, None]:
