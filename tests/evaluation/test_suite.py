@@ -151,12 +151,14 @@ def test_a_wrong_suite_is_refused(suite, old, new, message):
         load_suite(suite)
 
 
-@pytest.mark.parametrize("name", ["camera", "pairs", "ablations"])
+@pytest.mark.parametrize("name", ["camera", "pairs", "ablations", "imagenet"])
 def test_the_suites_of_the_project_are_read(name):
     suite = load_suite(suite_path(name))
     assert all(any(True for _ in suite.pairs([each.name])) for each in suite.inputs)
 
 
 def test_an_unknown_suite_is_named_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"expected one of ablations, camera, pairs or a \.toml"):
+    with pytest.raises(
+        ConfigError, match=r"expected one of ablations, camera, imagenet, pairs or a \.toml"
+    ):
         suite_path("cameras")
