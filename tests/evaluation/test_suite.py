@@ -7,7 +7,8 @@ import json
 import pytest
 
 from gain_apps.evaluate import main
-from gain_apps.evaluation.suite import judge, load_suite, suite_markdown, suite_path
+from gain_apps.evaluation.suite import judge, suite_markdown
+from gain_apps.evaluation.suite_file import load_suite, suite_path
 from gain_core.errors import ConfigError
 
 SUITE = """
