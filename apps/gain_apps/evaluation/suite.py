@@ -140,16 +140,19 @@ def suite_markdown(suite: Suite, report: Mapping[str, Any], /) -> str:
         parts.append(_markdown(["bar", "asked", "measured", "", "where"], rows))
     for each in suite.inputs:
         cells = {
-            stream.name: report["cells"].get(f"{each.name}, {stream.name}", {})
+            stream.name: _shared(report["cells"].get(f"{each.name}, {stream.name}", {}))
             for one, stream in suite.pairs()
             if one is each
         }
         cells = {name: cell for name, cell in cells.items() if cell}
         names = list(dict.fromkeys(method for cell in cells.values() for method in cell))
         if cells:
-            rows = [[name, *(_text(cell, m) for m in names)] for name, cell in cells.items()]
+            rows = [
+                [name, str(len(cell[SOURCE])), *(_text(cell, method) for method in names)]
+                for name, cell in cells.items()
+            ]
             heading = f"**{each.name}**: accuracy / ECE (the worst seed against the source)"
-            parts.append(f"{heading}\n\n{_markdown(['stream', *names], rows)}")
+            parts.append(f"{heading}\n\n{_markdown(['stream', 'seeds', *names], rows)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -204,7 +207,7 @@ def _selected(suite: Suite, bar: Bar, cells: Mapping[str, Cell]) -> dict[str, Ce
     """The pairs that a bar is about, of those that have its method."""
     found = {}
     for each, stream in suite.pairs():
-        cell = cells.get(f"{each.name}, {stream.name}", {})
+        cell = _shared(cells.get(f"{each.name}, {stream.name}", {}))
         wanted = (bar.inputs is None or each.name in bar.inputs) and (
             bar.streams is None or stream.name in bar.streams
         )
@@ -213,6 +216,12 @@ def _selected(suite: Suite, bar: Bar, cells: Mapping[str, Cell]) -> dict[str, Ce
             if source < bar.source_below:
                 found[f"{each.name}, {stream.name}"] = cell
     return found
+
+
+def _shared(cell: Cell) -> Cell:
+    """The seeds that every method of a pair has: of a run that was stopped, some have more."""
+    seeds = [seed for seed in cell.get(SOURCE, {}) if all(seed in found for found in cell.values())]
+    return {name: {seed: found[seed] for seed in seeds} for name, found in cell.items() if seeds}
 
 
 def _text(cell: Cell, method: str) -> str:
