@@ -309,13 +309,8 @@ def _suite(args: argparse.Namespace, given: Sequence[str]) -> int:
     """Run a suite."""
     from rich.console import Console
 
-    from gain_apps.evaluation.suite import (
-        folders_of,
-        load_suite,
-        run_suite,
-        suite_markdown,
-        suite_path,
-    )
+    from gain_apps.evaluation.suite import run_suite, suite_markdown
+    from gain_apps.evaluation.suite_file import folders_of, load_suite, suite_path
     from gain_apps.evaluation.table import Progress, print_bars
     from gain_runtime.atomic_file import write_atomically
 

@@ -16,17 +16,6 @@ from gain_apps.evaluation.methods import Batch, Head
 from gain_runtime.artifact import write_metadata
 from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
 
-SHARED = Path(__file__).resolve().parents[3] / "shared"
-
-
-@pytest.fixture(scope="session")
-def dumps_dir() -> Path:
-    """Frozen features of two networks, beside the checkout."""
-    path = SHARED / "data" / "beds"
-    if not path.is_dir():
-        pytest.skip("no data/beds beside the checkout")
-    return path
-
 
 @dataclass(frozen=True)
 class World:

@@ -1,4 +1,4 @@
-"""`gain-eval` from the command line, on beds and on real images through a real session."""
+"""`gain-eval` from the command line, on feature dumps and on real images through a real session."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from gain_apps import evaluate, export
 from gain_apps.corruptions import CORRUPTIONS
 from gain_apps.evaluation.datasets import DOMAINS_3DCC
 from gain_apps.evaluation.methods.registry import parse_method
-from gain_apps.evaluation.suite import load_suite, suite_path
+from gain_apps.evaluation.suite_file import load_suite, suite_path
 from gain_runtime.artifact import write_metadata
 from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
 

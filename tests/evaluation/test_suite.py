@@ -7,7 +7,8 @@ import json
 import pytest
 
 from gain_apps.evaluate import main
-from gain_apps.evaluation.suite import judge, load_suite, suite_markdown, suite_path
+from gain_apps.evaluation.suite import judge, suite_markdown
+from gain_apps.evaluation.suite_file import load_suite, suite_path
 from gain_core.errors import ConfigError
 
 SUITE = """
@@ -61,7 +62,7 @@ def test_a_suite_runs_and_writes_its_tables(suite, colour_dump, capsys):
     assert list(report["cells"]["colours, one class"]) == ["source", "neo"]
     assert report["bars"][0]["verdict"] == "met"
     table = (suite.parents[1] / "results" / "small.md").read_text()
-    assert "| stream | source | neo | recentre |" in table
+    assert "| stream | seeds | source | neo | recentre |" in table
     assert "never far below" in capsys.readouterr().out
 
 
@@ -87,6 +88,7 @@ def test_a_missing_input_is_named(suite, tmp_path, capsys):
     assert "dump.npz: expected the input colours in" in capsys.readouterr().err
 
 
+BAR = {"text": "t", "measured": None, "verdict": "not run", "where": ""}
 CELLS = {
     "a, csc": {
         "source": {"0": {"accuracy": 50.0, "ece": 5.0}, "1": {"accuracy": 52.0, "ece": 5.0}},
@@ -130,7 +132,14 @@ def test_bars(tmp_path, bar, measured, verdict, where):
     (found,) = judge(suite, {"cells": CELLS})
     assert (found["measured"], found["verdict"], found["where"]) == (measured, verdict, where)
     table = suite_markdown(suite, {"cells": CELLS, "bars": [found]})
-    assert "| csc | 51.0 / 5.0 | 52.0 / 4.5 (-2.0) | 51.5 / 4.5 (+0.0) |" in table
+    assert "| csc | 2 | 51.0 / 5.0 | 52.0 / 4.5 (-2.0) | 51.5 / 4.5 (+0.0) |" in table
+
+
+def test_a_table_compares_the_seeds_that_all_methods_have(suite):
+    cell = {"source": dict(CELLS["a, csc"]["source"]), "neo": dict(CELLS["a, csc"]["neo"])}
+    del cell["neo"]["1"]
+    table = suite_markdown(load_suite(suite), {"cells": {"colours, csc": cell}, "bars": [BAR]})
+    assert "| csc | 1 | 50.0 / 5.0 | 51.0 / 4.0 (+1.0) |" in table
 
 
 @pytest.mark.parametrize(
@@ -151,12 +160,14 @@ def test_a_wrong_suite_is_refused(suite, old, new, message):
         load_suite(suite)
 
 
-@pytest.mark.parametrize("name", ["camera", "pairs", "ablations"])
+@pytest.mark.parametrize("name", ["camera", "pairs", "ablations", "imagenet"])
 def test_the_suites_of_the_project_are_read(name):
     suite = load_suite(suite_path(name))
     assert all(any(True for _ in suite.pairs([each.name])) for each in suite.inputs)
 
 
 def test_an_unknown_suite_is_named_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"expected one of ablations, camera, pairs or a \.toml"):
+    with pytest.raises(
+        ConfigError, match=r"expected one of ablations, camera, imagenet, pairs or a \.toml"
+    ):
         suite_path("cameras")

@@ -23,7 +23,7 @@ shifts at once; its adaptation now and then is a method that updates rarely
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ import numpy.typing as npt
 from gain_apps.evaluation.streams import Ints, StreamBatch, StreamPlan, cut
 from gain_core.errors import ConfigError
 
-__all__ = ["EMPTY_SCENE", "NOISE", "camera_stream", "noise_of"]
+__all__ = ["EMPTY_SCENE", "NOISE", "camera_stream", "noise_of", "recorded_stream"]
 
 # Frames an object stays; objects a domain; objects of the one class after all others.
 STAY, OBJECTS, ONE_CLASS_OBJECTS = 12, 170, 250
@@ -100,6 +100,34 @@ def camera_stream(
         severities = np.full(len(images), float(plan.severity))
         batches += cut(plan, domains, images, severities=severities, scored=visit.scored)
     return batches
+
+
+def recorded_stream(
+    plan: StreamPlan,
+    labels: npt.NDArray[np.integer[Any]],
+    recorded: Ints,
+    recordings: Sequence[int],
+    /,
+) -> list[StreamBatch]:
+    """All frames in order; or the first recording, then one class out of the last, cycled."""
+
+    def batches(images: Ints, *, scored: bool) -> list[StreamBatch]:
+        severities = np.full(len(images), float(plan.severity))
+        return cut(plan, recorded[images], images, severities=severities, scored=scored)
+
+    everything = np.arange(len(labels), dtype=np.int64)
+    if plan.kind == "recorded":
+        return batches(everything, scored=True)
+    last = everything[len(labels) - recordings[-1] :]
+    seen = np.bincount(labels[last])
+    # The seeds take the classes in turn, the one seen most first.
+    ranked = np.argsort(-seen, kind="stable")[: np.count_nonzero(seen)]
+    one = ranked[plan.seed % len(ranked)] if plan.only_class is None else plan.only_class
+    frames = last[labels[last] == one]
+    if not len(frames):
+        raise ConfigError(f"class: expected one that the recording shows, got {one}")
+    before = batches(everything[: recordings[0]], scored=False)
+    return before + batches(np.resize(frames, plan.frames), scored=True)
 
 
 def _visits(

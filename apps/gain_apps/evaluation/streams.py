@@ -280,15 +280,15 @@ def make_stream(
         As `image_order`, or if a recording lacks its domains.
     """
     rng = np.random.default_rng(plan.seed)
+    # Imported late: it is made of what is defined here.
+    from gain_apps.evaluation import camera_streams
+
     if plan.kind.startswith("recorded"):
         if recorded is None:
             raise ConfigError(f"stream: {plan.kind} is for what a test:// source recorded")
-        return _recorded(plan, labels, recorded, recordings)
+        return camera_streams.recorded_stream(plan, labels, recorded, recordings)
     if plan.is_camera:
-        # Imported late: it is made of what is defined here.
-        from gain_apps.evaluation.camera_streams import camera_stream
-
-        return camera_stream(plan, labels, num_classes=num_classes)
+        return camera_streams.camera_stream(plan, labels, num_classes=num_classes)
     only = plan.only_class
     if plan.order == "one-class" and only is None:
         # Drawn once: a stream of a single class keeps it through all its domains.
@@ -313,33 +313,6 @@ def make_stream(
             severities = _severities(plan, len(images))
             batches += _batches(plan, domain, images, severities=severities, number=number)
     return batches
-
-
-def _recorded(
-    plan: StreamPlan,
-    labels: npt.NDArray[np.integer[Any]],
-    recorded: Ints,
-    recordings: Sequence[int],
-) -> list[StreamBatch]:
-    """All frames in order; or the first recording, then one class out of the last, cycled."""
-
-    def batches(images: Ints, *, scored: bool) -> list[StreamBatch]:
-        severities = np.full(len(images), float(plan.severity))
-        return cut(plan, recorded[images], images, severities=severities, scored=scored)
-
-    everything = np.arange(len(labels), dtype=np.int64)
-    if plan.kind == "recorded":
-        return batches(everything, scored=True)
-    last = everything[len(labels) - recordings[-1] :]
-    seen = np.bincount(labels[last])
-    # The seeds take the classes in turn, the one seen most first.
-    ranked = np.argsort(-seen, kind="stable")[: np.count_nonzero(seen)]
-    one = ranked[plan.seed % len(ranked)] if plan.only_class is None else plan.only_class
-    frames = last[labels[last] == one]
-    if not len(frames):
-        raise ConfigError(f"class: expected one that the recording shows, got {one}")
-    before = batches(everything[: recordings[0]], scored=False)
-    return before + batches(np.resize(frames, plan.frames), scored=True)
 
 
 def _cdc(plan: StreamPlan, images: list[Ints]) -> list[StreamBatch]:

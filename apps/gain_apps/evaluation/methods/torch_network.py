@@ -123,7 +123,7 @@ class TorchNetwork:
         if batch.pixel_values is None:
             raise ConfigError(
                 "torch methods: expected pixel values, got features only; "
-                "run them on an artifact and images, not on a bed"
+                "run them on an artifact and images, not on a feature dump"
             )
         return self.torch.from_numpy(batch.pixel_values)
 
