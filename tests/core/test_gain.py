@@ -166,7 +166,9 @@ def learn_together(method, waiting, state):
     """One update from several predicted batches, put together first."""
     parts = [fields_of(result) for _, result in waiting]
     whole = {
-        name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != "finite"
+        name: np.concatenate([part[name] for part in parts])
+        for name in parts[0]
+        if name != "finite"
     }
     prediction = replace(waiting[0][1], **whole)
     features = np.concatenate([z for z, _ in waiting])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from gaussian_world import gaussian_world
 from numpy.testing import assert_allclose, assert_array_equal
-from taught_gain import copies, fields_of, make_gain
+from taught_gain import SKEWNESS, copies, fields_of, make_gain
 
-from gain_core import PRESETS, make_method
+from gain_core import PRESETS, Gain, make_method
 from gain_core.records import arrays_of, record_from_arrays
 
 NAMES = list(PRESETS)
@@ -52,16 +52,15 @@ def test_every_library_gives_numpys_answer(xp, name, dtype, update_every):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_function_runs_on_every_library(xp, name):
     head, batches = stream(np.float32, num_batches=6)
-    method = make_method(xp.from_numpy(head), PRESETS[name])
-    state = half = method.init_state()
+    method = make_method(xp.from_numpy(head), PRESETS[name], skewness=SKEWNESS)
+    state = method.init_state()
     for features, logits in batches:
         z, scores = xp.from_numpy(features), xp.from_numpy(logits)
         before, result = state, method.predict(z, scores, state)
-        evidence = method.hold(method.collect(z, result, state, method.no_evidence(4)), 32)
+        evidence = method.hold(method.collect(z, result, state, method.no_evidence(20)), 20)
         assert xp.to_numpy(method.count(evidence)) == len(features)
         state = method.update(evidence, state)
         method.revise(result, before, state)
-        half = before if half is method.init_state() else half
     found = method.posteriors(z, scores, state)
     for log_probs in (found.log_proposal, found.log_evaluator):
         assert_allclose(np.sum(np.exp(xp.to_numpy(log_probs)), axis=1), 1.0, rtol=0, atol=1e-5)
@@ -106,7 +105,7 @@ def test_every_method_of_gain_runs_on_every_library(xp, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_that_is_not_finite_teaches_nothing_without_a_host_read(xp, name, history):
     head, batches = stream(np.float32, num_batches=history + 1)
-    method = make_method(xp.from_numpy(head), PRESETS[name])
+    method = make_method(xp.from_numpy(head), PRESETS[name], skewness=SKEWNESS)
     state = method.init_state()
     for features, logits in batches[:history]:
         z = xp.from_numpy(features)
@@ -160,7 +159,8 @@ def test_the_guard_catches_a_host_read(strict, read):
 def test_torch_keeps_no_graph(name):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     head, batches = stream(np.float32, num_batches=2)
-    gain = make_gain(torch.nn.Parameter(torch.from_numpy(head)), name)
+    parameter = torch.nn.Parameter(torch.from_numpy(head))
+    gain = Gain(parameter, PRESETS[name], update_every=1, warmup_frames=1)
     for features, logits in batches:
         z = torch.from_numpy(features).requires_grad_()
         result = gain.step(z, torch.from_numpy(logits).requires_grad_())
