@@ -97,7 +97,7 @@ def test_permuting_a_batch_permutes_its_rows_and_leaves_the_sums(name):
     assert_allclose(right.probs, left.probs[order], rtol=0, atol=1e-9)
     gain.update(z, left)
     moved.update(z[order], right)
-    read = ORDERED + ("shift", "log_scale", "variance") if name == "shift" else ()
+    read = (*ORDERED, "shift", "log_scale", "variance") if name == "shift" else ()
     assert_states_close(moved.state, gain.state, atol=1e-6, apart=read)
 
 
