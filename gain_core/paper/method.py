@@ -201,7 +201,7 @@ class Paper:
 
     def hold(self, evidence: Rows, capacity: int, /) -> Rows:
         """The newest rows; what does not fit are rows of nothing."""
-        return Rows(**{name: rows[-capacity:] for name, rows in arrays_of(evidence).items()})
+        return Rows(**{name: rows[-capacity:, ...] for name, rows in arrays_of(evidence).items()})
 
     def count(self, evidence: Rows, /) -> Array:
         """Frames in it, ()."""

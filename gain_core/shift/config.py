@@ -67,8 +67,6 @@ class ShiftConfig:
             value = getattr(self, item.name)
             if item.name != "iid_ratio" and not 0.0 < value < math.inf:
                 raise ConfigError(f"{item.name}: expected a finite number > 0, got {value!r}")
-        low, high = self.iid_ratio
-        if not 0.0 <= low < high <= 1.0:
-            raise ConfigError(
-                f"iid_ratio: expected two rising numbers in [0, 1], got {self.iid_ratio!r}"
-            )
+        pair = self.iid_ratio
+        if not (isinstance(pair, tuple) and len(pair) == 2 and 0.0 <= pair[0] < pair[1] <= 1.0):
+            raise ConfigError(f"iid_ratio: expected two rising numbers in [0, 1], got {pair!r}")

@@ -111,7 +111,7 @@ def _cupy_library() -> Library:
         pytest.param("strict", id="array_api_strict"),
         pytest.param("torch", id="torch"),
         pytest.param("torch-cuda", id="torch-cuda", marks=pytest.mark.gpu),
-        pytest.param("cupy", id="cupy"),
+        pytest.param("cupy", id="cupy", marks=pytest.mark.gpu),
     ]
 )
 def xp(request: pytest.FixtureRequest) -> Iterator[Library]:
