@@ -54,7 +54,7 @@ examples:
   gain-export mine.onnx --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --crop-pct 1 --interpolation bilinear
   gain-export mine.onnx --like resnet50.a1_in1k    the file exists: written to mine.gain.onnx
   gain-export vit_b16.onnx --adaptive --update-every 16    and vit_b16.adaptive.onnx beside it
-  gain-export mine.onnx --output-name probs --input-range 0 255 --crop-pct 1 --interpolation bilinear
+  gain-export mine.onnx --output-name probs --input-range 0 255 --crop-pct 1 ...
   gain-export vit_b16.onnx --calibrate photos/    an artifact: adds its fitness report
   gain-export vit_b16.onnx --precision fp16 --verify-images photos/
   gain-export vit_b16.onnx --precision int8 --calibrate photos/    vit_b16.int8.gain.onnx

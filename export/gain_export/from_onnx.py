@@ -14,7 +14,15 @@ from gain_export.batch import freed
 from gain_export.classifier import Classifier, is_half, write_classifier
 from gain_export.ending import Activation, runs_over_classes
 from gain_export.graph import Graph
-from gain_export.input_form import InputForm, Layout, check_range, feed, read_input, rewrite_input
+from gain_export.input_form import (
+    InputForm,
+    Layout,
+    check_range,
+    feed,
+    plain_settings,
+    read_input,
+    rewrite_input,
+)
 from gain_export.labels import choose_labels, names_in_onnx
 from gain_export.layer import Run, choose_layer
 from gain_export.onnx_file import hash_onnx, load_onnx
@@ -175,9 +183,7 @@ def _preprocess(
         known = preprocess_of(like if alias is None else alias.model)
         known |= {} if alias is None else alias.preprocess()
     if form.value_range is not None:
-        low, high = form.value_range
-        width = high - low
-        known |= {"mean": (-low / width,) * 3, "std": (1.0 / width,) * 3}
+        known["mean"], known["std"] = plain_settings(form.value_range)
     fixed = {"height_px": form.height_px, "width_px": form.width_px}
     stated = {name: size for name, size in fixed.items() if size is not None}
     spec = complete(overrides, {**known, **stated}, what=path.name)

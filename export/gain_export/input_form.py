@@ -24,6 +24,7 @@ __all__ = [
     "Layout",
     "check_range",
     "feed",
+    "plain_settings",
     "read_input",
     "rewrite_input",
     "state_batch",
@@ -40,8 +41,6 @@ _DTYPES: dict[int, Any] = {
     TensorProto.DOUBLE: np.float64,
     TensorProto.UINT8: np.uint8,
 }
-# Normalised pixels are a few units wide, levels of a byte 255.
-_WIDE = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,13 +185,19 @@ def check_range(form: InputForm, spec: Preprocess, /, *, path: Path) -> None:
         )
     if form.channels == 1 and spec.channel_order != "RGB":
         raise ConfigError(f"--channel-order: {path} takes one grey channel; leave it out")
-    if form.value_range is not None and form.value_range[1] - form.value_range[0] > _WIDE:
-        widths = [1.0 / value for value in spec.std]
-        if max(widths) < _WIDE:
-            raise ConfigError(
-                f"--mean, --std: {path} normalises its pixels itself ({'; '.join(form.seen)}) and "
-                "would see them normalised twice; leave both out"
-            )
+    if form.value_range is not None and not np.allclose(
+        (spec.mean, spec.std), plain_settings(form.value_range)
+    ):
+        raise ConfigError(
+            f"--mean, --std: {path} normalises its pixels itself ({'; '.join(form.seen)}) and "
+            "would see them normalised twice; leave both out"
+        )
+
+
+def plain_settings(value_range: tuple[float, float], /) -> tuple[tuple[float, ...], ...]:
+    """The mean and std that turn [0, 1] pixels into a range of values."""
+    low, high = value_range
+    return (0.0 - low / (high - low),) * 3, (1.0 / (high - low),) * 3
 
 
 def feed(form: InputForm, pixel_values: npt.NDArray[np.float32], /) -> npt.NDArray[np.generic]:
@@ -338,5 +343,7 @@ def _value_range(graph: Graph, name: str, elem_type: int) -> tuple[tuple[float, 
             return (0.0, 255.0), f"pixels 0 to 255 ({describe(node)} divides by {scaled:.4g})"
         if node.op_type in ("Sub", "Add") and 1.5 < largest <= 255.0:
             return (0.0, 255.0), f"pixels 0 to 255 ({describe(node)} takes off {largest:.4g})"
+        if node.op_type == "Sub" and array.size == 3 and 0.0 < largest <= 1.0:
+            return (0.0, 1.0), f"pixels 0 to 1 ({describe(node)} takes off {largest:.4g})"
         break
     return None, ""

@@ -105,7 +105,7 @@ def prepare(words, desk):
         save_file(model.state_dict(), "mine.safetensors")
 
 
-@pytest.mark.parametrize("words", commands())
+@pytest.mark.parametrize("words", tuple(commands()))
 def test_a_command_of_the_pages_does_what_they_say(words, desk, capsys):
     prepare(words, desk)
     before = set(desk.iterdir())
