@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gain_apps.progress import NOTE
 from gain_core.errors import GainError
 from gain_runtime.snapshots import Snapshot, SnapshotStore
 from gain_runtime.stream_adapter import StreamAdapter
@@ -146,7 +147,7 @@ class SnapshotKeeper:
             return False
         self._store.forget_after(found.number)
         self._rest_on(found)
-        logger.info("%s: rolled back to %d learned frames", found.path, found.frames)
+        logger.log(NOTE, "%s: rolled back to %d learned frames", found.path, found.frames)
         return True
 
     def _rest_on(self, snapshot: Snapshot | None) -> None:

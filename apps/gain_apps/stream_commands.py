@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from gain_apps.commands import Command, CommandQueue
+from gain_apps.progress import NOTE
 from gain_apps.snapshot_keeper import SnapshotKeeper
 from gain_apps.stop_request import StopRequest
 from gain_core.errors import GainError
@@ -47,10 +48,10 @@ def carry_out(
         stop.quit()
     elif command == "reset":
         adapter.reset()
-        logger.info("reset: back to the source")
+        logger.log(NOTE, "reset: back to the source")
     elif command in ("freeze", "unfreeze"):
         (adapter.freeze if command == "freeze" else adapter.unfreeze)()
-        logger.info("frozen" if command == "freeze" else "learning again")
+        logger.log(NOTE, "frozen" if command == "freeze" else "learning again")
     elif keeper is not None and command == "roll-back":
         keeper.roll_back()
     elif keeper is None and state_out is None:
@@ -61,16 +62,16 @@ def carry_out(
         logger.warning("%s: nothing has been saved there yet to roll back to", state_out)
     else:
         adapter.load_state(state_out)
-        logger.info("%s: rolled back to it", state_out)
+        logger.log(NOTE, "%s: rolled back to it", state_out)
 
 
 def _save(adapter: StreamAdapter, *, state_out: str | None, keeper: SnapshotKeeper | None) -> None:
     """Take a snapshot where they are kept, and write the state file where one is named."""
     if keeper is not None and keeper.take():
-        logger.info("%s: snapshot taken", keeper.folder)
+        logger.log(NOTE, "%s: snapshot taken", keeper.folder)
     if state_out is not None:
         adapter.save_state(state_out)
-        logger.info("%s: saved", state_out)
+        logger.log(NOTE, "%s: saved", state_out)
 
 
 def drain_commands(
