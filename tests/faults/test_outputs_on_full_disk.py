@@ -17,7 +17,7 @@ from gain_runtime.video_sink import VideoSink
 def make_result(index: int) -> FrameResult:
     """A frame of noise, which no codec makes small, and a changed prediction."""
     image = np.random.default_rng(index).integers(0, 256, (240, 320, 3), dtype=np.uint8)
-    frame = Frame(image=image, index=index, timestamp_ns=index, source_id="test")
+    frame = Frame(image=image, index=index, timestamp_ns=index * 40_000_000, source_id="test")
     source, adapted = (Ranked(index=k, label=f"class {k}", prob=0.9) for k in (0, 1))
     return FrameResult(
         frame=frame, source_top=(source,), adapted_top=(adapted,), strength=1.0, gain=0.0
@@ -33,7 +33,7 @@ def write_many(sink: Sink) -> None:
 def test_a_video_that_does_not_fit_is_an_error_and_no_file(
     small_disk: Callable, encoders: list[str] | None
 ) -> None:
-    with small_disk(512) as folder:
+    with small_disk(64) as folder:
         sink = VideoSink(
             folder / "out.mp4", render=lambda result: result.frame.image, encoders=encoders
         )
