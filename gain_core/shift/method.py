@@ -223,10 +223,11 @@ class Shift:
         """
         if is_numpy_namespace(namespace(after.shift)) and not self.revises(after):
             return prediction
-        moved = tuple(
-            old + after.iid * (new - old)
-            for old, new in zip(_read(before), _read(after), strict=True)
+        old, new = _read(before), _read(after)
+        shift, log_scale, log_prior, variance = (
+            was + after.iid * (now - was) for was, now in zip(old, new, strict=True)
         )
+        moved = shift, log_scale, log_prior, variance
         return answer(_posteriors(prediction.source_log_probs, moved, finite=prediction.finite))
 
     @quiet

@@ -291,7 +291,7 @@ def _inputs(plan: _Plan) -> Inputs:
 def _stored_head(plan: _Plan) -> StoredHead | None:
     """The head's weight as it is stored, where the method reads it."""
     head = plan.artifact.manifest.head
-    if plan.method.feature_dim is None:
+    if plan.method.feature_dim is None or head is None:
         return None
     # `load_artifact` has seen that it is there.
     tensor = next(item for item in plan.model.graph.initializer if item.name == head.weight)

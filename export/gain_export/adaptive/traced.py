@@ -304,7 +304,8 @@ def _broadcast(shapes: Sequence[Shape]) -> Shape:
 def _where(condition: Array, x: Any, y: Any) -> Array:
     """ONNX Runtime chooses no truth values."""
     if all(isinstance(item, Array) and item.dtype == np.bool_ for item in (x, y)):
-        return (condition & x) | (~condition & y)
+        chosen: Array = (condition & x) | (~condition & y)
+        return chosen
     return _each("Where", condition, x, y)
 
 
