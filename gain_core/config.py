@@ -108,7 +108,7 @@ def make_method(
     ArrayError
         If the head is no floating (K, D) matrix with K >= 2.
     ConfigError
-        If K is below 2, the skewness is no pair of finite numbers, the second the larger, or the
+        If K is below 2, the skewness is no pair of finite numbers, or the
         paper's method was asked for without a head.
     """
     config = PRESETS[DEFAULT_PRESET] if config is None else config

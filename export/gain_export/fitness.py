@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ArtifactError
+from gain_core.shift.skewness import MIN_SEPARATION
 from gain_export.photographs import iterate_photographs
 from gain_export.skewness import CLASS_IMAGES, LEAST_IMAGES, MAX_IMAGES, measure_skewness
 from gain_runtime.artifact import load_artifact, read_model, write_metadata
@@ -158,9 +159,11 @@ def _on_skewness(fitness: Fitness) -> str:
                 f"{LEAST_IMAGES} would do, better {CLASS_IMAGES} of each of the {num_classes} "
                 "classes; until then a guess from the head is used"
             )
+        return "the skewness of these images' logits was not measured"
+    if mixture - one_class < MIN_SEPARATION:
         return (
-            "frames of one class cannot be told from a mixture on these images: their logits are "
-            "as skewed; a guess from the head is used, and adaptation may begin late or never"
+            f"frames of one class have the skewness {one_class:.2f}, a mixture {mixture:.2f}: too "
+            "close to be told apart, so the default keeps the source"
         )
     if fitness.one_class_images == 0:
         return (

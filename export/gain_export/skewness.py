@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gain_core.shift.skewness import MIN_SKEWNESS_GAP, ONE_CLASS, skewness
+from gain_core.shift.skewness import ONE_CLASS, skewness
 
 __all__ = [
     "CLASS_IMAGES",
@@ -56,8 +56,8 @@ def measure_skewness(logits: npt.NDArray[np.floating], /) -> Skewness | None:
     Returns
     -------
     Skewness or None
-        None for two classes, whose centred logits are symmetric always; for fewer than
-        `LEAST_IMAGES` images; and where a mixture is no more skewed than a single class.
+        None for two classes, whose centred logits are symmetric always, and for fewer than
+        `LEAST_IMAGES` images.
 
     Notes
     -----
@@ -77,6 +77,4 @@ def measure_skewness(logits: npt.NDArray[np.floating], /) -> Skewness | None:
         # Six digits are far below the noise, and keep the metadata readable.
         one_class = round(float(np.average(values, weights=counts[known])), 6)
     mixture = round(float(skewness(centered)), 6)
-    if mixture <= one_class + MIN_SKEWNESS_GAP:
-        return None
     return Skewness(one_class=one_class, mixture=mixture, one_class_images=int(counts[known].sum()))

@@ -22,7 +22,12 @@ from gain_core._typing import Array, Namespace
 from gain_core.method import Posteriors, Prediction, all_finite, answer, quiet
 from gain_core.records import arrays_of, refuse_foreign
 from gain_core.shift.config import ShiftConfig
-from gain_core.shift.skewness import DEFAULT_SKEWNESS, checked_pair, skewness_of_head
+from gain_core.shift.skewness import (
+    DEFAULT_SKEWNESS,
+    MIN_SEPARATION,
+    checked_pair,
+    skewness_of_head,
+)
 
 __all__ = ["NUM_TIMESCALES", "Shift", "ShiftEvidence", "ShiftState"]
 
@@ -129,7 +134,13 @@ class Shift:
     ArrayError
         If the head is no floating matrix of at least two rows and one column.
     ConfigError
-        If K is below 2, or `skewness` is no pair of finite numbers, the second the larger.
+        If K is below 2, or `skewness` is no pair of finite numbers.
+
+    Attributes
+    ----------
+    separable : bool
+        Whether a mixture can be told from one class. Where it cannot, as of two classes, nothing
+        is learned and the source answers.
     """
 
     feature_dim = None
@@ -149,7 +160,10 @@ class Shift:
         if skewness is None:
             known = not isinstance(head_or_num_classes, int)
             skewness = skewness_of_head(head_or_num_classes) if known else DEFAULT_SKEWNESS
-        self.skewness = checked_pair(skewness)
+        self.skewness = one_class, mixture = checked_pair(skewness)
+        # Of two classes one logit is the other's negative: their third moment is zero.
+        told = mixture - one_class >= MIN_SEPARATION - EPS
+        self.separable = told and self.num_classes > 2
         longest, ratio = self.config.half_life, self.config.timescale_ratio
         half_lives = [longest / ratio**j for j in reversed(range(NUM_TIMESCALES))]
         rates = [-math.log(2.0) / frames for frames in (*half_lives, self.config.recent)]
@@ -371,6 +385,8 @@ class Shift:
         excess = xp.sum(shares * shares, axis=1) - 1.0 / self.num_classes
         draws = 1.0 / xp.maximum(excess, one / xp.maximum(independent, one))
         least = one_class + config.min_skewness * (mixture - one_class)
+        if not self.separable:
+            least = math.inf
         # An attractor may take half of the source's labels, and none of the corrected ones.
         many = (draws[0] >= config.min_classes) & (draws[1] >= 0.5 * config.min_classes)
         accepted = many & (skew >= least * span) & (independent >= config.block)
@@ -397,7 +413,7 @@ class Shift:
         shift, variance = 0.0 * share, 0.0 * iid
         for j in reversed(range(NUM_TIMESCALES)):
             move, noise = mean[j, :] - shift, total * error[j]
-            kept = _james_stein(move, (1.0 - 0.2 * iid) * noise, some=some, xp=xp)
+            kept = _james_stein(move, noise, some=some, xp=xp)
             # The shortest timescale, in a video, shows what the next frame will show.
             kept = iid * kept if j == 0 else kept
             longest = j == NUM_TIMESCALES - 1

@@ -10,13 +10,14 @@ from array_api_compat import array_namespace
 from gain_core._checks import detached
 from gain_core.errors import ConfigError
 
-__all__ = ["DEFAULT_SKEWNESS", "MIN_SKEWNESS_GAP", "checked_pair", "skewness", "skewness_of_head"]
+__all__ = ["DEFAULT_SKEWNESS", "MIN_SEPARATION", "checked_pair", "skewness", "skewness_of_head"]
 
 # Of one class and of a mixture, for a network of which nothing is known: of the networks measured,
 # the most that one class has and more than most mixtures have, so that blocks are accepted late.
 DEFAULT_SKEWNESS = (0.06, 0.5)
-# A network whose mixtures look like single classes tells nothing: the two differ by this at least.
-MIN_SKEWNESS_GAP = 0.02
+# Standard error of the skewness of the sixteen independent frames of a block: where a mixture has
+# not this much more than one class, nothing is told, and nothing learned.
+MIN_SEPARATION = 0.1
 # Of one class, for a network whose head is known: about what most networks show.
 ONE_CLASS = 0.05
 # Features scatter about the rows of their class, so a mixture is less skewed than the rows are.
@@ -59,21 +60,21 @@ def skewness_of_head(weight: Any, /) -> tuple[float, float]:
 
 
 def checked_pair(pair: tuple[float, float], /) -> tuple[float, float]:
-    """The pair, the second at least `MIN_SKEWNESS_GAP` above the first.
+    """The skewness of one class and of a mixture.
 
     Raises
     ------
     ConfigError
-        If they are no two finite numbers, the second the larger.
+        If they are no two finite numbers.
     """
     try:
-        one, mixture = map(float, pair)
-        valid = math.isfinite(one) and math.isfinite(mixture) and one < mixture
+        one_class, mixture = map(float, pair)
+        valid = math.isfinite(one_class) and math.isfinite(mixture)
     except (TypeError, ValueError):
         valid = False
     if not valid:
         raise ConfigError(
-            "skewness: expected two finite numbers, of one class and of a mixture, the second the "
-            f"larger, got {pair!r}; measure them with gain-export --calibrate"
+            f"skewness: expected two finite numbers, of one class and of a mixture, got {pair!r}; "
+            "measure them with gain-export --calibrate"
         )
-    return one, max(mixture, one + MIN_SKEWNESS_GAP)
+    return one_class, mixture

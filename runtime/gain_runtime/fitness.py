@@ -32,14 +32,14 @@ class Fitness:
     one_class_skewness, mixture_skewness : float or None
         Skewness of the logits about their mean over the images of one class, and over all
         images: what a stream of one class is told from a mixture by. None, both, where it was not
-        measured or the two do not differ enough.
+        measured.
     one_class_images : int
         Images behind `one_class_skewness`; 0 where no class has enough and it is the default.
 
     Raises
     ------
     ValueError
-        If a number is not finite, only one skewness is there, or the second is not the larger.
+        If a number is not finite, or only one skewness is there.
     """
 
     num_images: int
@@ -54,13 +54,8 @@ class Fitness:
         numbers = [value for value in asdict(self).values() if isinstance(value, float)]
         if not all(map(math.isfinite, numbers)):
             raise ValueError("fitness: expected finite numbers")
-        single, mixed = self.one_class_skewness, self.mixture_skewness
-        neither = single is None and mixed is None
-        if not (neither or (single is not None and mixed is not None and single < mixed)):
-            raise ValueError(
-                "fitness: expected the skewness of one class below that of all, or neither, "
-                f"got {single!r} and {mixed!r}"
-            )
+        if (self.one_class_skewness is None) != (self.mixture_skewness is None):
+            raise ValueError("fitness: expected the skewness of one class and of all, or neither")
 
     @property
     def skewness(self) -> tuple[float, float] | None:
