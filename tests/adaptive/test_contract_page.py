@@ -13,46 +13,68 @@ import numpy as np
 import onnx
 import pytest
 
-from gain_apps.defaults import UPDATE_EVERY, WARM_UP
 from gain_apps.export import main
-from gain_core import GainConfig
+from gain_core import PRESETS
 from gain_export.adaptive import add_adaptation
+from gain_runtime.adaptive_artifact import ADAPTIVE_PREFIX, load_adaptive
 from gain_runtime.manifest import Preprocess
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adaptive-onnx.md").read_text(encoding="utf-8")
 NUM_CLASSES, FEATURE_DIM = 1000, 4
-TOLERANCES = ("FREE_PROBS", "FREE_STATE", "ORACLE_SHIFT", "STEP", "SUMS", "ROUNDINGS")
 
 
 @pytest.mark.parametrize(
-    ("update_every", "warmup_frames", "stated"),
+    ("waits", "stated"),
     [
-        pytest.param(1, 1, r"`84 K` bytes .*: (\d+) kB at K = 1000", id="nothing-waits"),
-        pytest.param(UPDATE_EVERY, WARM_UP, r"and (\d+) kB in a file as", id="as-exported"),
+        pytest.param(1, r"`92 K` bytes .*: (\d+) kB at K = 1000", id="nothing-waits"),
+        pytest.param(None, r"and (\d+) kB in a\sfile as", id="as-exported"),
     ],
 )
-def test_the_size_of_a_shifts_state(make_artifact, tmp_path, update_every, warmup_frames, stated):
+def test_the_size_of_a_shifts_state(make_artifact, tmp_path, waits, stated):
     weight = np.random.default_rng(0).normal(size=(NUM_CLASSES, FEATURE_DIM)).astype(np.float32)
-    report = add_adaptation(
-        make_artifact(weight),
-        tmp_path / "tiny.adaptive.onnx",
-        config=GainConfig(),
-        update_every=update_every,
-        warmup_frames=warmup_frames,
-    )
+    settings = {} if waits is None else {"update_every": waits, "warmup_frames": waits}
+    report = add_adaptation(make_artifact(weight), tmp_path / "tiny.adaptive.onnx", **settings)
     found = re.search(stated, PAGE)
     assert found is not None
     assert round(report.state_bytes / 1000) == int(found[1])
-    by_class = {1: "84", UPDATE_EVERY: "84 + 24"}[update_every]
-    assert 0 <= report.state_bytes - sum(map(int, by_class.split(" + "))) * NUM_CLASSES < 2000
-    assert "`84 K`" in PAGE
-    assert "`24 K`" in PAGE
+    by_class = 92 if waits else 92 + 24
+    assert 0 <= report.state_bytes - by_class * NUM_CLASSES < 1000
+    assert "`24 K` more" in PAGE
+
+
+@pytest.mark.parametrize("preset", ["shift", "paper"])
+def test_the_table_of_the_state_is_the_files(make_artifact, tmp_path, preset):
+    """Names, shapes and types, whatever the method keeps."""
+    K, D, M = 5, 7, 3
+    weight = np.random.default_rng(0).normal(size=(K, D)).astype(np.float32)
+    path, waits = tmp_path / "tiny.adaptive.onnx", {"update_every": 2, "warmup_frames": M}
+    add_adaptation(make_artifact(weight), path, config=PRESETS[preset], **waits)
+    part = PAGE.split("With the presets `paper`")[0 if preset == "shift" else 1]
+    part = part.split("## State")[-1].split("Together")[0]
+    sizes = {"K": K, "D": D, "J": 3, "M - 1": M - 1}
+    stated = {}
+    for names, shapes, dtypes in re.findall(r"^\| (`[^|]+) \| ([^|]+) \| (\w+) \|", part, re.M)[1:]:
+        fields_here = re.findall(r"`(\w+)`", names)
+        found = re.findall(r"\(([^)]*)\)", shapes)
+        for field, shape in zip(fields_here, found * (len(fields_here) // len(found)), strict=True):
+            axes = [axis.strip() for axis in shape.split(",") if axis.strip()]
+            stated[field] = tuple(sizes.get(axis) or int(axis) for axis in axes), dtypes
+    assert stated == {item.field: (item.shape, item.dtype) for item in load_adaptive(path).state}
+
+
+def test_every_key_of_the_metadata_has_a_row(make_artifact, tmp_path):
+    path = tmp_path / "tiny.adaptive.onnx"
+    add_adaptation(make_artifact(np.eye(3, 4, dtype=np.float32)), path)
+    keys = {item.key for item in onnx.load(path).metadata_props}
+    assert set(re.findall(rf"`({ADAPTIVE_PREFIX}\w+)`", PAGE)) == {
+        key for key in keys if key.startswith(ADAPTIVE_PREFIX)
+    }
 
 
 def test_every_key_of_the_preprocessing_has_a_row(make_artifact, tmp_path):
     path = tmp_path / "tiny.adaptive.onnx"
-    add_adaptation(make_artifact(np.eye(3, 4, dtype=np.float32)), path, config=GainConfig())
+    add_adaptation(make_artifact(np.eye(3, 4, dtype=np.float32)), path)
     metadata = {item.key: item.value for item in onnx.load(path).metadata_props}
     written = json.loads(metadata["gain.preprocess"])
     assert written.keys() == {field.name for field in fields(Preprocess)}
@@ -65,7 +87,7 @@ def test_every_key_of_the_preprocessing_has_a_row(make_artifact, tmp_path):
 
 def test_the_short_program_reads_outputs_that_exist(make_artifact, tmp_path):
     path = tmp_path / "tiny.adaptive.onnx"
-    add_adaptation(make_artifact(np.eye(3, 4, dtype=np.float32)), path, config=GainConfig())
+    add_adaptation(make_artifact(np.eye(3, 4, dtype=np.float32)), path)
     program = PAGE.split("## In ten lines")[1].split("```")[1]
     outputs = {value.name for value in onnx.load(path).graph.output}
     used = set(re.findall(r"outputs\.(\w+)", program)) - {"next_state"}
@@ -88,30 +110,7 @@ def test_the_readmes_command_makes_the_file(tmp_path, monkeypatch):
 
 
 def test_the_exactness_is_that_of_the_tests():
-    table = PAGE.split("**Exactness.**")[1].split("## Notes")[0]
-    rows = re.findall(r"^\| (free|one step) .* \| (\S+) \| ([^|]+) \|$", table, flags=re.MULTILINE)
-    parts = [tolerances(name) for name in ("shift_graph", "shift_parts", "revision")]
-    gaussian, tracked = (
-        tolerances("step_graph"),
-        {name: max(p.get(name, 0.0) for p in parts) for name in TOLERANCES},
-    )
-    assert [row[1:] for row in rows] == [
-        (as_text(gaussian["FREE_PROBS"]), as_text(tracked["FREE_PROBS"])),
-        (as_text(gaussian["FREE_STATE"]), as_text(tracked["FREE_STATE"])),
-        ("-", as_text(tracked["ORACLE_SHIFT"])),
-        (
-            as_text(gaussian["STEP"]),
-            f"{as_text(tracked['SUMS'])} and {tracked['ROUNDINGS']:.0f} roundings",
-        ),
-    ]
-
-
-def tolerances(name: str) -> dict[str, float]:
-    """Those of a test file."""
-    found = runpy.run_path(str(Path(__file__).with_name(f"test_{name}.py")))
-    return {key: found[key] for key in TOLERANCES if key in found}
-
-
-def as_text(tolerance: float) -> str:
-    """As the page writes it: 5e-5."""
-    return f"{tolerance:.0e}".replace("e-0", "e-")
+    stated = re.search(r"a probability (\S+), a state tensor (\S+) of one plus its peak", PAGE)
+    assert stated is not None
+    held = runpy.run_path(str(Path(__file__).with_name("test_equivalence.py")))
+    assert tuple(map(float, stated.groups())) == (held["PROBS"], held["STATE"])

@@ -14,7 +14,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gain_apps.roadsigns.drive import drive_source
-from gain_core import GainConfig
+from gain_core import PRESETS
 from gain_export import PreprocessOverrides, export_onnx
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adaptive_session import AdaptiveSession
@@ -33,7 +33,8 @@ INCLUDES = (
     str(ROOT / "build" / "onnxruntime" / "usr" / "include" / "onnxruntime"),
 )
 SIZE_PX = 8
-WEIGHT = (np.random.default_rng(2).integers(-16, 17, size=(5, 12)) / 8).astype(np.float32)
+EACH_FRAME = {"update_every": 1, "warmup_frames": 1}
+WEIGHT = (np.random.default_rng(2).integers(-16, 17, size=(24, 32)) / 24).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +83,11 @@ def stream(program, path, frames, *state, size=SIZE_PX):
 @pytest.fixture
 def tiny(make_artifact, make_fitness, write_clip, tmp_path):
     """An adaptive file that corrects most frames of noise, and such frames."""
-    # Noise has no asymmetry; here that is what a mixture of classes looks like.
-    artifact = make_artifact(WEIGHT, fitness=make_fitness(5, (-0.5, 0.0)))
+    # Noise has no skewness; here that is what a mixture of classes looks like.
+    artifact = make_artifact(WEIGHT, fitness=make_fitness(24, (-0.5, 0.0)))
     path = tmp_path / "tiny.adaptive.onnx"
-    add_adaptation(artifact, path, config=GainConfig())
-    return path, write_clip(tmp_path / "clip", num_frames=100, num_classes=5)
+    add_adaptation(artifact, path, **EACH_FRAME)
+    return path, write_clip(tmp_path / "clip", num_frames=100, num_classes=24)
 
 
 def test_cpp_streams_as_python_does(program, tiny):
@@ -133,7 +134,7 @@ def test_cpp_refuses_a_state_that_does_not_fit(program, tiny, make_artifact, tmp
     stream(program, path, pixel_values[:4], state)
     if damage == "other-model":
         # As many classes, so as many bytes.
-        add_adaptation(make_artifact(2.0 * WEIGHT), path, config=GainConfig())
+        add_adaptation(make_artifact(2.0 * WEIGHT), path, **EACH_FRAME)
     else:
         kept = state.read_bytes()
         state.write_bytes(kept[:-1] if damage == "cut" else kept + b"\0")
@@ -156,7 +157,8 @@ def test_cpp_drives_the_road_signs(program, tmp_path):
     )
     artifact = export_onnx(ROAD_SIGNS, output=tmp_path / "signs.onnx", preprocess=overrides).path
     path = tmp_path / "signs.adaptive.onnx"
-    add_adaptation(artifact, path, config=GainConfig.preset("balanced"))
+    # A file that reads features; it corrects from the first frames on.
+    add_adaptation(artifact, path, config=PRESETS["paper-l2"], update_every=4, warmup_frames=16)
     spec = load_artifact(artifact).manifest.preprocess
     with open_source("test://drive?resolution=crop", schemes={"drive": drive_source}) as source:
         seen = list(islice(source, 240))

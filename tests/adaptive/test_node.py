@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gain_core import PRESETS, GainConfig
+from gain_core import PRESETS
 from gain_export import PreprocessOverrides, export_onnx
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adaptive_session import AdaptiveSession
@@ -60,9 +60,10 @@ def test_node_streams_as_python_does(
     batch_size,
 ):
     path = tmp_path / "tiny.adaptive.onnx"
-    # Noise has no asymmetry; here that is what a mixture of classes looks like.
+    # Noise has no skewness; here that is what a mixture of classes looks like.
     artifact = make_artifact(WEIGHT, fitness=make_fitness(5, (-0.5, 0.0)))
-    add_adaptation(artifact, path, config=PRESETS[preset], update_every=update_every)
+    waits = {"update_every": update_every, "warmup_frames": update_every}
+    add_adaptation(artifact, path, config=PRESETS[preset], **waits)
     pixel_values = write_clip(tmp_path / "clip", num_frames=150, num_classes=5)
     result = stream(node_example, path, tmp_path / "clip", batch_size=batch_size)
     assert_is_pythons(result, path, pixel_values, batch_size=batch_size)
@@ -127,8 +128,7 @@ def test_node_drives_past_road_signs_as_python_does(node_example, tmp_path):
         labels=SIGNS / "labels.txt",
     ).path
     path, clip = tmp_path / "signs.adaptive.onnx", tmp_path / "clip"
-    # As gain-export and gain-stream have it.
-    add_adaptation(artifact, path, config=GainConfig(), update_every=16, warmup_frames=64)
+    add_adaptation(artifact, path, update_every=4, warmup_frames=16)
     subprocess.run(
         [
             *(sys.executable, EXAMPLES / "record_clip.py", path),

@@ -19,7 +19,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gain_apps.roadsigns.drive import drive_source
-from gain_core import GainConfig
+from gain_core import PRESETS
 from gain_export import PreprocessOverrides, export_onnx
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adaptive_session import AdaptiveSession
@@ -113,7 +113,14 @@ def write_road_signs(demo: Path) -> list[np.ndarray]:
         preprocess=overrides,
         labels=SIGNS / "labels.txt",
     ).path
-    add_adaptation(artifact, demo / "model.adaptive.onnx", config=GainConfig())
+    add_adaptation(
+        artifact,
+        demo / "model.adaptive.onnx",
+        # It corrects from the first frames on.
+        config=PRESETS["paper-l2"],
+        update_every=1,
+        warmup_frames=1,
+    )
     manifest = load_artifact(artifact).manifest
     spec = manifest.preprocess
     rng = np.random.default_rng(0)
@@ -197,9 +204,9 @@ def test_page_adapts_as_python_does_and_remembers(
     shutil.rmtree(demo, ignore_errors=True)
     pixel_values = write_clip(demo, num_frames=60, num_classes=5)
     path = demo / "model.adaptive.onnx"
-    # Noise has no asymmetry; here that is what a mixture of classes looks like.
+    # Noise has no skewness; here that is what a mixture of classes looks like.
     artifact = make_artifact(WEIGHT, fitness=make_fitness(5, (-0.5, 0.0)))
-    add_adaptation(artifact, path, config=GainConfig())
+    add_adaptation(artifact, path, update_every=1, warmup_frames=1)
     seen = drive(installed, served, tmp_path)
     assert seen["errors"] == []
     assert seen["hosts"] == [served.removeprefix("http://").rstrip("/")]
