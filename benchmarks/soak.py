@@ -144,7 +144,7 @@ class Soak:
         rows, log = folder / f"life-{number}.jsonl", folder / f"life-{number}.log"
         command = [
             *(sys.executable, "-m", "gain_apps.stream", source),
-            *("--model", self._args.artifact, "--threads", 1, "--json", "--watchdog", 60),
+            *("--model", self._args.artifact, "--num-threads", 1, "--json", "--watchdog", 60),
             *("--snapshots", folder / "snapshots", "--snapshot-every", SNAPSHOT_EVERY),
             *("--serve", self._args.port, "--jsonl", rows),
         ]

@@ -353,7 +353,8 @@ class StreamConfig:
 
 def flag(name: str, /) -> str:
     """How a field is spelled on the command line."""
-    return "INPUT" if name == "input" else f"--{name.replace('_', '-')}"
+    others = {"input": "INPUT", "threads": "--num-threads"}
+    return others.get(name, f"--{name.replace('_', '-')}")
 
 
 def _check_target(name: str, value: str | None) -> None:

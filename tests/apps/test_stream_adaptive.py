@@ -236,7 +236,7 @@ def test_its_page_tells_what_it_does_and_takes_commands(
     path = adaptive_path if kind == "tracked" else waiting_path
     state = tmp_path / "state.safetensors"
     with served(
-        "test://pattern?frames=1000000", "--adaptive", path, "--threads", 1, "--state-out", state
+        "test://pattern?frames=1000000", "--adaptive", path, "--num-threads", 1, "--state-out", state
     ) as running:
         status = running.until(lambda status: status["frames_learned"] >= 24)
         assert status["stream"]["artifact"] == path.name
@@ -262,7 +262,7 @@ def test_its_page_tells_what_it_does_and_takes_commands(
 
 def test_it_rolls_back_to_a_snapshot(waiting_path: Path, tmp_path: Path) -> None:
     with served(
-        *("test://pattern?frames=1000000", "--adaptive", waiting_path, "--threads", 1),
+        *("test://pattern?frames=1000000", "--adaptive", waiting_path, "--num-threads", 1),
         *("--snapshots", tmp_path, "--snapshot-every", 10**6, "--snapshot-seconds", 10**6),
     ) as running:
         running.until(lambda status: status["frames_learned"] >= 10)

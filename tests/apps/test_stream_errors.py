@@ -119,10 +119,7 @@ def test_bad_input(
         pytest.param(["--update-every", "0"], "--update-every: expected at least 1", id="update"),
         pytest.param(["--max-frames", "0"], "--max-frames: expected at least 1", id="max frames"),
         pytest.param(["--top-k", "0"], "--top-k: expected at least 1", id="top-k"),
-        pytest.param(
-            ["--device-preprocess"], "--device-preprocess: expected --model with", id="preprocess"
-        ),
-        pytest.param(["--threads", "0"], "--threads: expected at least 1", id="threads"),
+        pytest.param(["--num-threads", "0"], "--num-threads: expected at least 1", id="threads"),
         pytest.param(["--seed", "-1"], "--seed: expected at least 0", id="seed"),
         pytest.param(["--preset", "best"], "preset: expected one of tracked", id="preset"),
         pytest.param(["--half-life", "0"], "half_life", id="half-life"),

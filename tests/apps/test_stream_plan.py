@@ -102,11 +102,6 @@ def test_a_table_of_cameras_gives_each_its_own_settings(
         pytest.param({"names": ["a", ""]}, "--names: expected letters", id="empty"),
         pytest.param({"input": ["0"], "names": ["a"]}, "expected several INPUTs", id="one input"),
         pytest.param({"display": True}, "--display: a window shows one", id="window"),
-        pytest.param(
-            {"device_preprocess": True, "device": "cuda"},
-            "--device-preprocess: frames of several",
-            id="device preprocessing",
-        ),
         pytest.param({"jsonl": "-"}, "--jsonl -: the streams would mix", id="stdout"),
         pytest.param({"input": ["-", "-"]}, "INPUT: standard input", id="stdin twice"),
         pytest.param(

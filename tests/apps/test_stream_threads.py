@@ -37,7 +37,7 @@ def asked_for(monkeypatch):
     ("flags", "expected"),
     [
         pytest.param((), None, id="as-many-as-cores"),
-        pytest.param(("--threads", 2), 2, id="as-many-as-the-network"),
+        pytest.param(("--num-threads", 2), 2, id="as-many-as-the-network"),
     ],
 )
 @pytest.mark.parametrize("kind", ["model", "adaptive"])

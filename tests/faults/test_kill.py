@@ -41,7 +41,7 @@ def kill_often(
         process = start(
             *("test://pattern?width=64&height=48&frames=1000000", "--model", artifact_path),
             *("--snapshots", snapshots, "--snapshot-every", EVERY, "--jsonl", rows),
-            *("--warm-up", 1, "--update-every", 1, "--threads", 1),
+            *("--warm-up", 1, "--update-every", 1, "--num-threads", 1),
         )
         deadline = time.monotonic() + START_S
         while count_lines(rows) <= EVERY and time.monotonic() < deadline:
@@ -97,7 +97,7 @@ def test_killing_several_streams_costs_each_no_more(
     for kill in range(3):
         process = start(
             *(f"test://pattern?width=64&height=48&frames={10**6 + n}" for n in range(3)),
-            *("--names", ",".join(names), "--model", artifact_path, "--threads", 1),
+            *("--names", ",".join(names), "--model", artifact_path, "--num-threads", 1),
             *(
                 "--snapshots",
                 tmp_path / "kept",
@@ -140,7 +140,7 @@ def test_a_stopped_stream_loses_nothing_and_the_next_one_goes_on(
             1,
             "--update-every",
             1,
-            "--threads",
+            "--num-threads",
             1,
             "--json",
         ),
@@ -163,7 +163,7 @@ def test_a_signal_ends_the_stream_in_less_than_two_seconds(
     rows = tmp_path / "rows.jsonl"
     process = start(
         *("test://pattern?width=64&height=48&frames=1000000", "--model", artifact_path),
-        *("--jsonl", rows, "--snapshots", tmp_path / "kept", "--threads", 1, "--json"),
+        *("--jsonl", rows, "--snapshots", tmp_path / "kept", "--num-threads", 1, "--json"),
     )
     deadline = time.monotonic() + START_S
     while count_lines(rows) < 70 and time.monotonic() < deadline:

@@ -37,7 +37,7 @@ def soak(
     process = start(
         *(f"test://pattern?width=64&height=48&frames={num_frames}", "--model", artifact_path),
         *("--snapshots", folder / "kept", "--snapshot-every", 500, "--check-frames"),
-        *("--jsonl", rows, "--threads", 1, "--json"),
+        *("--jsonl", rows, "--num-threads", 1, "--json"),
     )
     sizes: list[int] = []
     while process.poll() is None:

@@ -279,3 +279,15 @@ def test_unknown_and_unavailable_devices_are_refused(tiny_artifact):
     if CUDA_PROVIDER not in onnx_native.native.get_available_providers():
         with pytest.raises(BackendUnavailableError, match=r"gain-edge\[gpu\]"):
             open_session(tiny_artifact, device="cuda")
+
+
+@pytest.mark.gpu
+def test_cuda_agrees_with_the_cpu(tiny_artifact):
+    with (
+        OnnxSession(tiny_artifact, provider=CUDA_PROVIDER) as device,
+        OnnxSession(tiny_artifact) as host,
+    ):
+        for size in (0, 1, 5):
+            pairs = zip(device.infer(batch_of(size)), host.infer(batch_of(size)), strict=True)
+            for got, expected in pairs:
+                np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)

@@ -211,7 +211,7 @@ def test_a_run_is_watched_commanded_and_ended(artifact, run, until, tmp_path):
     state = tmp_path / "state.safetensors"
     running = run(
         *("test://drive?frames=100000", "--model", artifact, "--serve", "0", "--json"),
-        *("--warm-up", "16", "--update-every", "8", "--threads", "1", "--state-out", state),
+        *("--warm-up", "16", "--update-every", "8", "--num-threads", "1", "--state-out", state),
     )
     until(lambda: running.camera()["frames_learned"] >= 24, timeout_s=60)
     status = running.camera()
@@ -319,7 +319,7 @@ def test_a_service_begins_without_cameras_and_keeps_them_in_a_file_of_its_own(
     artifact, run, until, tmp_path
 ):
     cameras = tmp_path / "cameras.toml"
-    running = run("--cameras", cameras, "--model", artifact, "--serve", "0", "--threads", "1")
+    running = run("--cameras", cameras, "--model", artifact, "--serve", "0", "--num-threads", "1")
     assert running.ask("api/cameras")["cameras"] == []
     until(lambda: running.ready())
     running.ask("api/cameras", method="POST", body={"name": "yard", "input": LIVE})
@@ -332,7 +332,7 @@ def test_a_service_begins_without_cameras_and_keeps_them_in_a_file_of_its_own(
 
 def test_paused_learning_survives_a_kill(artifact, run, until, tmp_path):
     arguments = (
-        *(LIVE, "--model", artifact, "--serve", "0", "--threads", "1", "--warm-up", "1"),
+        *(LIVE, "--model", artifact, "--serve", "0", "--num-threads", "1", "--warm-up", "1"),
         *("--update-every", "1", "--snapshots", tmp_path / "kept"),
         *("--events", tmp_path / "events.sqlite"),
     )
@@ -359,7 +359,7 @@ def test_paused_learning_survives_a_kill(artifact, run, until, tmp_path):
 
 def test_rows_go_on_over_restarts_and_a_hangup_opens_the_file_anew(artifact, run, until, tmp_path):
     rows = tmp_path / "rows.jsonl"
-    arguments = (LIVE, "--model", artifact, "--serve", "0", "--threads", "1", "--jsonl", rows)
+    arguments = (LIVE, "--model", artifact, "--serve", "0", "--num-threads", "1", "--jsonl", rows)
     for _ in range(2):
         running = run(*arguments)
         until(lambda running=running: running.camera()["camera"]["frames"] > 5)
@@ -407,7 +407,7 @@ def test_with_a_token_it_listens_everywhere_and_answers_who_knows_it(
     token.write_text("a-secret-of-some-length\n")
     token.chmod(0o600)
     running = run(
-        *("test://drive?frames=100000", "--model", artifact, "--threads", "1"),
+        *("test://drive?frames=100000", "--model", artifact, "--num-threads", "1"),
         *("--serve", "0.0.0.0:0", "--serve-token-file", token, "--debug"),
     )
     with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -432,7 +432,7 @@ def test_secrets_come_from_systemd_and_the_list_of_processes_shows_none(
     until(lambda: running.camera("yard", **bearer)["camera"]["state"] == "live", timeout_s=60)
     running.stop()
     alone = run(
-        *(network_camera.uri, "--model", artifact, "--serve", "0", "--threads", "1"),
+        *(network_camera.uri, "--model", artifact, "--serve", "0", "--num-threads", "1"),
         f"--webhook=http://u:sesame@127.0.0.1:{network_camera.port}/hooks/sesame",
     )
     title = Path(f"/proc/{alone.process.pid}/cmdline")
@@ -456,7 +456,7 @@ def test_a_signal_before_the_first_frame_ends_soon(artifact, tmp_path, kind, sig
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "gain_apps.stream", *uris, "--model", artifact),
-                *("--threads", "1", "--jsonl", tmp_path / "rows.jsonl", *more),
+                *("--num-threads", "1", "--jsonl", tmp_path / "rows.jsonl", *more),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -490,7 +490,7 @@ def test_a_signal_during_a_reconnect_ends_soon(artifact, run, until, tmp_path, n
     network_camera.appear()
     kept = tmp_path / "kept"
     running = run(
-        *(network_camera.uri, "--model", artifact, "--serve", "0", "--threads", "1"),
+        *(network_camera.uri, "--model", artifact, "--serve", "0", "--num-threads", "1"),
         *("--snapshots", kept, "--warm-up", "1", "--update-every", "1"),
     )
     until(lambda: running.camera()["frames_learned"] > 3, timeout_s=60)
@@ -531,7 +531,7 @@ def test_events_are_posted_and_published_without_a_secret(artifact, run, until, 
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     hook = f"http://127.0.0.1:{server.server_port}/services/T00/sesame"
     running = run(
-        *(LIVE, "--model", artifact, "--serve", "0", "--threads", "1"),
+        *(LIVE, "--model", artifact, "--serve", "0", "--num-threads", "1"),
         *("--event-webhook", hook),
     )
     until(lambda: running.camera()["camera"]["frames"] > 0)
@@ -554,7 +554,7 @@ def test_a_log_that_cannot_be_written_stops_no_stream(artifact, until, tmp_path)
             [
                 *(sys.executable, "-m", "gain_apps.stream", LIVE, "rtsp://127.0.0.1:9/x"),
                 *("--names", "here,away", "--model", artifact, "--jsonl", rows),
-                *("--threads", "1", "--debug"),
+                *("--num-threads", "1", "--debug"),
             ],
             stdout=subprocess.DEVNULL,
             stderr=full,
@@ -622,7 +622,7 @@ def test_systemd_is_told_that_it_is_ready_alive_and_ending(artifact, run, until,
         manager.bind(str(address))
         manager.settimeout(30)
         running = run(
-            *(LIVE, "--model", artifact, "--serve", "0", "--threads", "1"),
+            *(LIVE, "--model", artifact, "--serve", "0", "--num-threads", "1"),
             NOTIFY_SOCKET=str(address),
             WATCHDOG_USEC="2000000",
         )
