@@ -108,7 +108,7 @@ def run_suite(
             report["bars"] = judge(suite, report)
             write_results(path, report)
         if on_pair is not None and cell:
-            on_pair(f"{key}: " + ", ".join(f"{name} {_text(cell, name)}" for name in cell))
+            on_pair(f"{key}: " + ", ".join(f"{m} {_text(_shared(cell), m)}" for m in cell))
     report["bars"] = judge(suite, report)
     write_results(path, report)
     return report
