@@ -167,7 +167,7 @@ def test_the_suite_runs_on_every_layout(in_world, capsys):
         cell = cells[f"{each.name}, {stream.name}"]
         assert list(cell) == ["source", *(stream.methods or suite.methods)]
     assert cells["ImageNet-C, CSC"] != cells["ImageNet-C normalised as trained, CSC"]
-    assert "| CSC |" in Path("imagenet.md").read_text(encoding="utf-8")
+    assert "| ImageNet-C, CSC (1) |" in Path("imagenet.md").read_text(encoding="utf-8")
 
 
 def test_gain_report_and_comparison(in_world, capsys):

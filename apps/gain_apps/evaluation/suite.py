@@ -108,7 +108,7 @@ def run_suite(
             report["bars"] = judge(suite, report)
             write_results(path, report)
         if on_pair is not None and cell:
-            on_pair(f"{key}: " + ", ".join(f"{name} {_text(cell, name)}" for name in cell))
+            on_pair(f"{key}: " + ", ".join(f"{m} {_text(_shared(cell), m)}" for m in cell))
     report["bars"] = judge(suite, report)
     write_results(path, report)
     return report
@@ -120,7 +120,7 @@ def judge(suite: Suite, report: Mapping[str, Any], /) -> list[dict[str, Any]]:
 
 
 def suite_markdown(suite: Suite, report: Mapping[str, Any], /) -> str:
-    """The bars and a table per input, as Markdown.
+    """The bars and the scores of every pair, as Markdown.
 
     A cell has the mean over seeds of accuracy / ECE in per cent, and behind it what the worst seed
     (or class, where a stream has one) lost or won against the source.
@@ -138,21 +138,18 @@ def suite_markdown(suite: Suite, report: Mapping[str, Any], /) -> str:
             for bar, found in zip(suite.bars, report["bars"], strict=True)
         ]
         parts.append(_markdown(["bar", "asked", "measured", "", "where"], rows))
-    for each in suite.inputs:
-        cells = {
-            stream.name: _shared(report["cells"].get(f"{each.name}, {stream.name}", {}))
-            for one, stream in suite.pairs()
-            if one is each
-        }
-        cells = {name: cell for name, cell in cells.items() if cell}
-        names = list(dict.fromkeys(method for cell in cells.values() for method in cell))
-        if cells:
-            rows = [
-                [name, str(len(cell[SOURCE])), *(_text(cell, method) for method in names)]
-                for name, cell in cells.items()
-            ]
-            heading = f"**{each.name}**: accuracy / ECE (the worst seed against the source)"
-            parts.append(f"{heading}\n\n{_markdown(['stream', 'seeds', *names], rows)}")
+    pairs = {}
+    for each, stream in suite.pairs():
+        if cell := _shared(report["cells"].get(f"{each.name}, {stream.name}", {})):
+            pairs[f"{each.name}, {stream.name} ({len(cell[SOURCE])})"] = cell
+    run = dict.fromkeys(method for cell in pairs.values() for method in cell)
+    names = list(dict.fromkeys(m for m in (SOURCE, *suite.methods, *run) if m in run))
+    if len(names) > len(pairs):  # the longer list goes down the page
+        table = [[name, *(_text(cell, name) for cell in pairs.values())] for name in names]
+        parts.append(_markdown(["method", *pairs], table))
+    elif pairs:
+        table = [[key, *(_text(cell, name) for name in names)] for key, cell in pairs.items()]
+        parts.append(_markdown(["input, stream (seeds)", *names], table))
     return "\n\n".join(parts) + "\n"
 
 
