@@ -73,7 +73,7 @@ class Gain:
         self._state: Any = self._method.init_state()
         self._frames = 0
         # Batches that were predicted and not yet collected, and the evidence of those before them.
-        self._aside: list[tuple[Array | None, Prediction]] = []
+        self._aside: list[Prediction] = []
         self._waiting: Any | None = None
         self._waiting_frames = 0
 
@@ -174,11 +174,14 @@ class Gain:
         """
         if self._frozen:
             return
-        self._aside.append((features, prediction))
-        self._waiting_frames += prediction.probs.shape[0]
         # A frame alone costs as many calls as a batch, so where that counts it waits for others.
-        reads_logits = self._method.feature_dim is None
-        if not (reads_logits and _is_finite_on_host(prediction)) or len(self._aside) >= MAX_ASIDE:
+        if self._method.feature_dim is None and _is_finite_on_host(prediction):
+            self._aside.append(prediction)
+        else:
+            self._collect()
+            self._waiting = self._method.collect(features, prediction, self._state, self._waiting)
+        self._waiting_frames += prediction.probs.shape[0]
+        if len(self._aside) >= MAX_ASIDE:
             self._collect()
         awaited = self._update_every
         if not self._frames:
@@ -256,10 +259,9 @@ class Gain:
     def _collect(self) -> None:
         """Add what was put aside to the evidence, as one batch."""
         aside, self._aside = self._aside, []
-        if len(aside) > 1:
-            aside = [(None, _joined([prediction for _, prediction in aside]))]
-        for features, prediction in aside:
-            self._waiting = self._method.collect(features, prediction, self._state, self._waiting)
+        if aside:
+            joined = _joined(aside) if len(aside) > 1 else aside[0]
+            self._waiting = self._method.collect(None, joined, self._state, self._waiting)
 
 
 def _is_finite_on_host(prediction: Prediction) -> bool:

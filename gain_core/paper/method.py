@@ -147,7 +147,8 @@ class Paper:
             log_proposal=floored(log_proposal, floor=floor, xp=xp),
             log_evaluator=log_evaluator,
             adapts=state.sample_count > 0,
-            finite=all_finite(rows, logits),
+            # The sums hold squares, which overflow before the features do.
+            finite=all_finite(xp.sum(rows * rows, axis=1), logits),
         )
 
     @quiet

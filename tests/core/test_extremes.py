@@ -141,7 +141,9 @@ def test_float32_holds_over_a_long_stream(name):
     head = rng.normal(size=(10, 8))
     gains = [make_gain(head.astype(dtype), name) for dtype in DTYPES]
     for _ in range(625):
-        z = (0.8 * head[rng.integers(0, 10, 32)] + rng.normal(size=(32, 8)) + 1.0).astype(np.float32)
+        z = (0.8 * head[rng.integers(0, 10, 32)] + rng.normal(size=(32, 8)) + 1.0).astype(
+            np.float32
+        )
         logits = (z @ head.T).astype(np.float32)
         results = [gain.predict(z, logits) for gain in gains]
         for gain in gains:  # both learn from the same predictions
