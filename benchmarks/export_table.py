@@ -416,6 +416,11 @@ def main() -> None:
     import onnxruntime
     import timm
     import torch
+    import torch.onnx._internal.torchscript_exporter.utils  # else in every child
+    import torchvision.models  # noqa: F401
+
+    import gain_export.from_onnx
+    import gain_export.from_timm  # noqa: F401
 
     ends = time.monotonic() + 60.0 * args.minutes
     smallest = Path(tempfile.gettempdir()) / f"timm-families-{timm.__version__}.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 
@@ -24,9 +23,10 @@ HEAVY = ("gain-export vit_b16.onnx", "--model", "test://signs")
 
 def shown(page):
     """Every gain-export command of a page, its comment left off."""
-    blocks = re.findall(r"^```(?:bash)?\n(.*?)^```", (DOCS / page).read_text(), re.S | re.M)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True) for line in lines if line.startswith("gain-export ")]
+    text = (DOCS / page).read_text().replace("\\\n", " ")
+    # A message of the command begins with its name and a colon.
+    lines = [line for line in text.splitlines() if line.startswith("gain-export ")]
+    return [shlex.split(line, comments=True) for line in lines]
 
 
 def commands():

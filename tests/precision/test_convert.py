@@ -101,6 +101,37 @@ def test_below_the_bar_is_refused_unless_allowed(conv_artifact, monkeypatch, cap
     assert "accepted   features: smallest cosine" in capsys.readouterr().err
 
 
+def test_without_a_method_the_second_is_tried_where_the_first_misses(
+    conv_artifact, signs, monkeypatch, capsys
+):
+    path, folder = conv_artifact(), str(signs(3))
+    judged = []
+
+    def strict(model, /, **settings):
+        judged.append(model)
+        if len(judged) % 2:
+            raise ParityError("int8 is too far from float32")
+        return Drift(
+            images=9,
+            top1_agreement=1.0,
+            features_cosine_min=1.0,
+            logits_cosine_min=1.0,
+            logits_max_abs_diff=0.0,
+        ), ()
+
+    monkeypatch.setattr("gain_export.precision.convert._verified", strict)
+    convert_precision(path, "int8", calibration_images=folder)
+    written = load_artifact(precision_path(path, "int8")).manifest.verification
+    assert (len(judged), written["calibration"]) == (2, "percentile")
+    with pytest.raises(ParityError):
+        convert_precision(path, "int8", calibration_images=folder, calibration="minmax", force=True)
+    # What was written before the refusal is said.
+    judged.clear()
+    arguments = ["--precision", "int8", "--calibration", "minmax", "--calibrate", folder]
+    assert main([str(path), *arguments, "--force"]) == 1
+    assert f"(written before: the fitness report in {path})" in capsys.readouterr().err
+
+
 def test_bars():
     drift = Drift(
         images=9,

@@ -1,0 +1,543 @@
+"""What every affine operator makes of the logits on their way up a graph: one rule for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from gain_export.graph import Graph, attribute, describe
+from gain_export.term import Doubles, Term, dense, negated, replaced, times
+
+__all__ = ["AFFINE", "Rules", "StopError", "Values"]
+
+Values = Mapping[str, npt.NDArray[np.generic]]
+
+_MAX_ENTRIES = 2**27
+# What the walk passes, and the method that does.
+AFFINE = {
+    "Gemm": "_gemm",
+    "MatMul": "_matmul",
+    "Einsum": "_einsum",
+    "Conv": "_conv",
+    "BatchNormalization": "_batch_norm",
+    "Add": "_add",
+    "Sub": "_sub",
+    "Sum": "_sum",
+    "Mean": "_mean_of_values",
+    "Mul": "_mul",
+    "Div": "_div",
+    "Neg": "_neg",
+    "Identity": "_same",
+    "Dropout": "_same",
+    "Cast": "_cast",
+    "Reshape": "_reshape",
+    "Flatten": "_reshape",
+    "Squeeze": "_squeeze",
+    "Unsqueeze": "_unsqueeze",
+    "Transpose": "_transpose",
+    "ReduceMean": "_reduce",
+    "ReduceSum": "_reduce",
+    "GlobalAveragePool": "_pool",
+    "AveragePool": "_pool",
+    "Concat": "_concat",
+    "Slice": "_slice",
+    "Gather": "_gather",
+    "Split": "_split",
+}
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
+
+
+class StopError(Exception):
+    """The walk cannot pass this node; says why."""
+
+
+class Rules:
+    """The rules, and the bias that they gather on the way.
+
+    Parameters
+    ----------
+    graph : Graph
+    values : mapping
+        Computed values of one run, for their shapes and types.
+    num_classes : int
+
+    Attributes
+    ----------
+    bias : array, (K,) float64
+    """
+
+    def __init__(self, graph: Graph, values: Values, /, *, num_classes: int) -> None:
+        self._graph = graph
+        self._values = values
+        self._shapes = {name: array.shape for name, array in values.items()}
+        self.bias: Doubles = np.zeros(num_classes)
+
+    def before(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        """What the inputs of a node add to the logits, where its output adds `term`.
+
+        Raises
+        ------
+        StopError
+            If the node is not affine in them; the bias is as it was.
+        """
+        rule = getattr(self, AFFINE.get(node.op_type, ""), None)
+        if rule is None or node.domain:
+            raise StopError(f"comes from {describe(node)}, which is not affine")
+        bias = self.bias
+        try:
+            made: list[Term] = rule(node, term)
+        except StopError:
+            self.bias = bias
+            raise
+        return made
+
+    # What every handler needs.
+
+    def _constant(self, name: str) -> Doubles | None:
+        array = self._graph.constant(name)
+        return None if array is None else np.asarray(array, dtype=np.float64)
+
+    def _needed(self, node: onnx.NodeProto, index: int) -> Doubles:
+        """An input that has to be constant."""
+        array = self._constant(node.input[index]) if len(node.input) > index else None
+        if array is None:
+            raise StopError(f"comes from {describe(node)}, whose operands are all computed")
+        return array
+
+    def _ints(self, node: onnx.NodeProto, index: int, name: str) -> list[int] | None:
+        """Whole numbers that are an input in newer operator sets and an attribute in older."""
+        if len(node.input) > index and node.input[index]:
+            array = self._graph.constant(node.input[index])
+            if array is None:
+                raise StopError(f"comes from {describe(node)}, whose {name} are computed")
+            return [int(value) for value in np.asarray(array).reshape(-1)]
+        value = attribute(node, name, None)
+        return [int(item) for item in value] if isinstance(value, list) else None
+
+    def _is_float(self, name: str) -> bool:
+        return name in self._values and self._values[name].dtype.kind == "f"
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._shapes:
+            raise StopError(f"reads '{name}', whose shape is not known")
+        return self._shapes[name]
+
+    def _aligned(self, node: onnx.NodeProto, array: Doubles, term: Term, value: str) -> Doubles:
+        """A constant operand with the value's number of axes, the same for every image."""
+        shape = self._shape(value)
+        if shape != self._shape(term.value) or array.ndim > len(shape):
+            raise StopError(f"comes from {describe(node)}, which spreads out a computed value")
+        array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+        if array.shape[term.batch_axis] != 1:
+            if not (array == array.take([0], axis=term.batch_axis)).all():
+                raise StopError(f"comes from {describe(node)}, which treats images differently")
+            array = array.take([0], axis=term.batch_axis)
+        return array
+
+    def _add_constant(self, array: Doubles, term: Term) -> None:
+        """What a constant that is added to a value adds to every class."""
+        shape = list(self._shape(term.value))
+        shape[term.batch_axis] = 1
+        full = np.broadcast_to(array, shape)
+        if term.weight is None:
+            assert term.scale is not None
+            assert term.columns is not None
+            others = tuple(axis for axis in range(len(shape)) if axis != term.class_axis)
+            self.bias = self.bias + term.scale * full.sum(axis=others)[term.columns]
+            return
+        same = tuple(axis for axis, length in enumerate(term.weight.shape[1:]) if length == 1)
+        summed = full.sum(axis=same, keepdims=True)
+        self.bias = self.bias + (term.weight * summed).reshape(len(self.bias), -1).sum(axis=1)
+
+    def _scaled(self, node: onnx.NodeProto, factor: Doubles, term: Term, value: str) -> Term:
+        if term.weight is not None:
+            return dense(value, term.batch_axis, term.weight * factor)
+        assert term.scale is not None
+        assert term.columns is not None
+        along = factor.shape[term.class_axis]
+        if factor.size != along:
+            raise StopError(f"comes from {describe(node)}, which weighs the places of a map")
+        column = np.broadcast_to(factor.reshape(-1), (self._shape(value)[term.class_axis],))
+        return replaced(term, value, scale=term.scale * column[term.columns])
+
+    # Sums and factors.
+
+    def _add(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        return self._sum(node, term)
+
+    def _sum(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        made = []
+        for name in node.input:
+            constant = self._constant(name)
+            if constant is None:
+                if self._shape(name) != self._shape(term.value):
+                    raise StopError(f"comes from {describe(node)}, which spreads out a value")
+                made.append(replaced(term, name))
+        for name in node.input:
+            constant = self._constant(name)
+            if constant is not None and made:
+                self._add_constant(self._aligned(node, constant, term, made[0].value), term)
+        return made
+
+    def _sub(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        left, right = node.input
+        first, second = self._constant(left), self._constant(right)
+        if second is not None:
+            self._add_constant(-self._aligned(node, second, term, left), term)
+            return [replaced(term, left)]
+        if self._shape(right) != self._shape(term.value):
+            raise StopError(f"comes from {describe(node)}, which spreads out a value")
+        if first is not None:
+            self._add_constant(self._aligned(node, first, term, right), term)
+            return [negated(term, right)]
+        if self._shape(left) != self._shape(term.value):
+            raise StopError(f"comes from {describe(node)}, which spreads out a value")
+        return [replaced(term, left), negated(term, right)]
+
+    def _mean_of_values(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        return self._sum(node, times(term, 1.0 / len(node.input)))
+
+    def _mul(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        for value, other in (tuple(node.input), tuple(reversed(node.input))):
+            factor = self._constant(other)
+            if factor is not None:
+                factor = self._aligned(node, factor, term, value)
+                return [self._scaled(node, factor, term, value)]
+        raise StopError(f"comes from {describe(node)}, which multiplies computed values")
+
+    def _div(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        divisor = self._aligned(node, self._needed(node, 1), term, node.input[0])
+        return [self._scaled(node, 1.0 / divisor, term, node.input[0])]
+
+    def _neg(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        return [negated(term, node.input[0])]
+
+    def _batch_norm(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        if attribute(node, "training_mode", 0):
+            raise StopError(f"comes from {describe(node)}, which depends on the batch")
+        scale, shift, mean, variance = (self._needed(node, index) for index in (1, 2, 3, 4))
+        epsilon = attribute(node, "epsilon", 1e-5)
+        assert isinstance(epsilon, float)
+        factor = scale / np.sqrt(variance + epsilon)
+        shape = [1] * len(self._shape(term.value))
+        shape[1] = -1
+        self._add_constant((shift - mean * factor).reshape(shape), term)
+        return [self._scaled(node, factor.reshape(shape), term, node.input[0])]
+
+    # Matrix products.
+
+    def _full(self, term: Term, axis: int) -> Doubles:
+        """The weight of a term, every entry along one axis spelt out."""
+        assert term.weight is not None
+        shape = list(term.weight.shape)
+        shape[axis + 1] = self._shape(term.value)[axis]
+        return np.broadcast_to(term.weight, shape)
+
+    def _product(
+        self, term: Term, value: str, matrix: Doubles, *, axis: int, node: onnx.NodeProto
+    ) -> Term:
+        """Before a product along one axis by `matrix`, (entries after, entries before)."""
+        if axis == term.batch_axis:
+            raise StopError(f"comes from {describe(node)}, which mixes images")
+        if term.weight is None:
+            assert term.scale is not None
+            assert term.columns is not None
+            if term.class_axis != axis:
+                # The classes lie along another axis, where the sum is over all entries of this.
+                raise StopError(f"comes from {describe(node)}, a product along another axis")
+            rows = term.scale[:, None] * matrix[term.columns]
+            shape = [1] * len(self._shape(value))
+            shape[axis] = matrix.shape[1]
+            return dense(value, term.batch_axis, rows.reshape(len(rows), *shape))
+        moved = np.moveaxis(self._full(term, axis), axis + 1, -1) @ matrix
+        return dense(value, term.batch_axis, np.moveaxis(moved, -1, axis + 1))
+
+    def _gemm(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        if attribute(node, "transA", 0) or term.batch_axis != 0:
+            raise StopError(f"comes from {describe(node)}, which mixes images")
+        matrix = self._needed(node, 1) * _number(node, "alpha")
+        if not attribute(node, "transB", 0):
+            matrix = matrix.T
+        if len(node.input) > 2 and node.input[2]:
+            added = self._needed(node, 2) * _number(node, "beta")
+            self._add_constant(self._aligned(node, added, term, term.value), term)
+        return [self._product(term, node.input[0], matrix, axis=1, node=node)]
+
+    def _matmul(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        left, right = node.input
+        rank = len(self._shape(term.value))
+        for value, other, axis in ((left, right, rank - 1), (right, left, rank - 2)):
+            matrix = self._constant(other)
+            if matrix is None:
+                continue
+            while matrix.ndim > 2 and matrix.shape[0] == 1:
+                matrix = matrix[0]
+            if matrix.ndim != 2 or len(self._shape(value)) != rank:
+                raise StopError(f"comes from {describe(node)}, a batch of different products")
+            matrix = matrix.T if value == left else matrix
+            return [self._product(term, value, matrix, axis=axis, node=node)]
+        raise StopError(f"comes from {describe(node)}, whose operands are all computed")
+
+    def _einsum(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        equation = attribute(node, "equation", b"")
+        assert isinstance(equation, bytes)
+        text = equation.decode().replace(" ", "")
+        operands, arrow, result = text.partition("->")
+        letters = operands.split(",")
+        constants = [self._constant(name) for name in node.input]
+        computed = sum(array is None for array in constants)
+        if "." in text or not arrow or len(letters) != 2 or computed != 1:
+            raise StopError(f"comes from {describe(node)}, which is not one product by constants")
+        index = 0 if constants[0] is None else 1
+        ours, theirs, constant = letters[index], letters[1 - index], constants[1 - index]
+        assert constant is not None
+        image = result[term.batch_axis]
+        if image in theirs or image not in ours or any(len(set(x)) < len(x) for x in letters):
+            raise StopError(f"comes from {describe(node)}, which mixes images")
+        weight = self._spelt_out(term)
+        full = np.broadcast_to(
+            weight,
+            [weight.shape[0]]
+            + [
+                self._shape(term.value)[axis] if letter in theirs else weight.shape[axis + 1]
+                for axis, letter in enumerate(result)
+            ],
+        )
+        kept = [letter for letter in ours if letter in result or letter in theirs]
+        found = np.einsum(f"Z{result},{theirs}->Z{''.join(kept)}", full, constant)
+        shape = [len(weight)]
+        for letter in ours:
+            shape.append(found.shape[1 + kept.index(letter)] if letter in kept else 1)
+        return [dense(node.input[index], ours.index(image), found.reshape(shape))]
+
+    def _spelt_out(self, term: Term) -> Doubles:
+        """The weight of a term, also of one before the first product."""
+        if term.weight is not None:
+            return term.weight
+        assert term.scale is not None
+        assert term.columns is not None
+        width = self._shape(term.value)[term.class_axis]
+        if len(term.scale) * width > _MAX_ENTRIES:
+            raise StopError("has too many classes to be spelt out")
+        rows = np.zeros((len(term.scale), width))
+        rows[np.arange(len(rows)), term.columns] = term.scale
+        shape = [1] * len(self._shape(term.value))
+        shape[term.class_axis] = width
+        return rows.reshape(len(rows), *shape)
+
+    def _conv(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        kernel = self._needed(node, 1)
+        before, after = self._shape(node.input[0])[2:], self._shape(term.value)[2:]
+        size = kernel.shape[2:]
+        pads, strides = _integers(node, "pads"), _integers(node, "strides")
+        plain = attribute(node, "group", 1) == 1 and not any(pads) and term.batch_axis == 0
+        pointwise = set(size) <= {1} and before == after and set(strides) <= {1}
+        covering = size == before and set(after) <= {1}
+        if not (plain and (pointwise or covering)):
+            raise StopError(f"comes from {describe(node)}, a convolution over a map")
+        if len(node.input) > 2 and node.input[2]:
+            shape = [1, -1, *[1] * len(after)]
+            self._add_constant(self._needed(node, 2).reshape(shape), term)
+        flat = kernel.reshape(kernel.shape[0], -1)
+        if pointwise:
+            return [self._product(term, node.input[0], flat, axis=1, node=node)]
+        made = self._product(term, node.input[0], flat, axis=1, node=node)
+        assert made.weight is not None
+        shape = [len(made.weight), 1, *kernel.shape[1:]]
+        return [dense(node.input[0], 0, made.weight.reshape(shape))]
+
+    # What moves values about.
+
+    def _same(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        if node.output[0] != term.value:
+            raise StopError(f"is the mask of {describe(node)}")
+        return [replaced(term, node.input[0])]
+
+    def _cast(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        if attribute(node, "to", 0) not in _FLOATS or not self._is_float(node.input[0]):
+            raise StopError(f"comes from {describe(node)}, which rounds")
+        return [replaced(term, node.input[0])]
+
+    def _reshape(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        value = node.input[0]
+        before, after = self._shape(value), self._shape(term.value)
+        if before == after:
+            return [replaced(term, value)]
+        if term.batch_axis != 0 or before[:1] != after[:1]:
+            raise StopError(f"comes from {describe(node)}, which reshapes the batch axis")
+        if term.weight is None:
+            width = after[term.class_axis]
+            wide = [axis for axis, length in enumerate(before) if axis and length == width]
+            if len(wide) != 1 or int(np.prod(before[1:])) != width:
+                raise StopError(f"comes from {describe(node)}, which reshapes the classes")
+            return [replaced(term, value, class_axis=wide[0])]
+        if len(term.weight) * int(np.prod(after[1:])) > _MAX_ENTRIES:
+            raise StopError(f"comes from {describe(node)}, which reshapes a large map")
+        full = np.broadcast_to(term.weight, (len(term.weight), 1, *after[1:]))
+        return [dense(value, 0, full.reshape(len(full), 1, *before[1:]))]
+
+    def _squeeze(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        value = node.input[0]
+        shape = self._shape(value)
+        axes = self._ints(node, 1, "axes")
+        if axes is None:
+            axes = [axis for axis, length in enumerate(shape) if length == 1]
+        dropped = {axis % len(shape) for axis in axes}
+        return [self._with_axes(term, value, dropped)]
+
+    def _with_axes(self, term: Term, value: str, new: set[int]) -> Term:
+        """A term on a value that has more axes, of which `new` are not in the present one."""
+        old = [axis for axis in range(len(self._shape(value))) if axis not in new]
+        batch_axis = old[term.batch_axis]
+        if term.weight is None:
+            return replaced(term, value, batch_axis=batch_axis, class_axis=old[term.class_axis])
+        weight = np.expand_dims(term.weight, tuple(axis + 1 for axis in sorted(new)))
+        return dense(value, batch_axis, weight)
+
+    def _unsqueeze(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        axes = self._ints(node, 1, "axes")
+        rank = len(self._shape(term.value))
+        gone = {axis % rank for axis in axes or []}
+        return [self._without_axes(node, term, node.input[0], gone)]
+
+    def _without_axes(self, node: onnx.NodeProto, term: Term, value: str, gone: set[int]) -> Term:
+        """A term on a value that lacks some axes of length one."""
+        if term.batch_axis in gone or term.class_axis in gone:
+            raise StopError(f"comes from {describe(node)}, which drops the batch axis")
+        kept = [axis for axis in range(len(self._shape(term.value))) if axis not in gone]
+        batch_axis = kept.index(term.batch_axis)
+        if term.weight is None:
+            class_axis = kept.index(term.class_axis)
+            return replaced(term, value, batch_axis=batch_axis, class_axis=class_axis)
+        weight = term.weight.reshape(
+            len(term.weight), *[term.weight.shape[axis + 1] for axis in kept]
+        )
+        return dense(value, batch_axis, weight)
+
+    def _transpose(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        rank = len(self._shape(term.value))
+        perm = attribute(node, "perm", list(range(rank))[::-1])
+        assert isinstance(perm, list)
+        batch_axis = perm[term.batch_axis]
+        if term.weight is None:
+            return [
+                replaced(
+                    term,
+                    node.input[0],
+                    batch_axis=batch_axis,
+                    class_axis=perm[term.class_axis],
+                )
+            ]
+        order = [0, *[perm.index(axis) + 1 for axis in range(rank)]]
+        return [dense(node.input[0], batch_axis, term.weight.transpose(order))]
+
+    def _reduce(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        value = node.input[0]
+        shape = self._shape(value)
+        axes = self._ints(node, 1, "axes")
+        if axes is None:
+            raise StopError(f"comes from {describe(node)}, which mixes images")
+        reduced = {axis % len(shape) for axis in axes}
+        if not attribute(node, "keepdims", 1):
+            term = self._with_axes(term, value, reduced)
+        else:
+            term = replaced(term, value)
+        if term.batch_axis in reduced or (term.weight is None and term.class_axis in reduced):
+            raise StopError(f"comes from {describe(node)}, which sums over images or classes")
+        count = int(np.prod([shape[axis] for axis in reduced]))
+        return [times(term, 1.0 / count if node.op_type == "ReduceMean" else 1.0)]
+
+    def _pool(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        before, after = self._shape(node.input[0])[2:], self._shape(term.value)[2:]
+        if node.op_type == "AveragePool":
+            whole = tuple(_integers(node, "kernel_shape")) == before
+            if not whole or set(after) != {1} or any(_integers(node, "pads")):
+                raise StopError(f"comes from {describe(node)}, which averages parts of a map")
+        count = int(np.prod(before))
+        return [times(replaced(term, node.input[0]), 1.0 / count)]
+
+    def _concat(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        rank = len(self._shape(term.value))
+        axis = attribute(node, "axis", 1)
+        assert isinstance(axis, int)
+        axis %= rank
+        if axis == term.batch_axis:
+            raise StopError(f"comes from {describe(node)}, which mixes images")
+        # Where the classes lie along another axis, each of the values adds to all of them.
+        stacked = term.weight is None and term.class_axis != axis
+        weight = None if stacked else self._spelt_out(term)
+        made, start = [], 0
+        for name in node.input:
+            constant = self._constant(name)
+            length = self._shape(name)[axis] if constant is None else constant.shape[axis]
+            if weight is None:
+                part = replaced(term, name)
+            elif weight.shape[axis + 1] == 1:
+                part = dense(name, term.batch_axis, weight)
+            else:
+                rows = range(start, start + length)
+                part = dense(name, term.batch_axis, weight.take(rows, axis=axis + 1))
+            start += length
+            if constant is None:
+                made.append(part)
+            else:
+                raise StopError(f"comes from {describe(node)}, which puts a constant beside it")
+        return made
+
+    def _chosen(
+        self, node: onnx.NodeProto, term: Term, axis: int, indices: npt.NDArray[np.int64]
+    ) -> list[Term]:
+        """Some of the classes: 1001 with one for the background, of which 1000 are kept."""
+        if term.weight is not None or axis != term.class_axis:
+            raise StopError(f"comes from {describe(node)}, which picks a part of a map")
+        assert term.columns is not None
+        return [replaced(term, node.input[0], columns=indices[term.columns])]
+
+    def _slice(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        shape = self._shape(node.input[0])
+        starts, ends = self._ints(node, 1, "starts"), self._ints(node, 2, "ends")
+        axes, steps = self._ints(node, 3, "axes"), self._ints(node, 4, "steps")
+        if starts is None or ends is None or len(starts) != 1:
+            raise StopError(f"comes from {describe(node)}, which picks a part of a map")
+        axis = (axes or [0])[0] % len(shape)
+        step = (steps or [1])[0]
+        indices = np.arange(shape[axis])[slice(starts[0], ends[0], step)]
+        return self._chosen(node, term, axis, indices)
+
+    def _gather(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        shape = self._shape(node.input[0])
+        axis = attribute(node, "axis", 0)
+        indices = self._graph.constant(node.input[1])
+        assert isinstance(axis, int)
+        if indices is None or indices.ndim != 1:
+            raise StopError(f"comes from {describe(node)}, which picks a part of a map")
+        axis %= len(shape)
+        return self._chosen(node, term, axis, np.asarray(indices, dtype=np.int64) % shape[axis])
+
+    def _split(self, node: onnx.NodeProto, term: Term) -> list[Term]:
+        shape = self._shape(term.value)
+        axis = attribute(node, "axis", 0)
+        assert isinstance(axis, int)
+        axis %= len(shape)
+        start = 0
+        for name in node.output:
+            if name == term.value:
+                break
+            start += self._shape(name)[axis]
+        return self._chosen(node, term, axis, start + np.arange(shape[axis]))
+
+
+def _integers(node: onnx.NodeProto, name: str) -> list[int]:
+    """An attribute of whole numbers; none where it is left out."""
+    value = attribute(node, name, [])
+    return [int(item) for item in value] if isinstance(value, list) else []
+
+
+def _number(node: onnx.NodeProto, name: str) -> float:
+    """A scalar attribute that defaults to one."""
+    value = attribute(node, name, 1.0)
+    assert isinstance(value, float | int)
+    return float(value)
