@@ -253,7 +253,7 @@ class ServiceSoak:
         """The overview; empty while nobody answers."""
         try:
             return list(self._ask("api/cameras")["cameras"])
-        except (OSError, ValueError):
+        except (KeyError, ValueError):
             return []
 
     def _ask(self, path: str, *, method: str = "GET", body: bytes | None = None) -> Any:
@@ -267,11 +267,22 @@ class ServiceSoak:
         except urllib.error.HTTPError as err:
             print(f"{method} {path}: {err.code} {err.read()[:200]!r}", file=sys.stderr)
             return {}
+        except OSError as err:
+            # A machine with other work may answer late.
+            print(f"{method} {path}: {err}", file=sys.stderr)
+            return {}
 
     def _metrics(self, *, per_camera: bool = False) -> dict[str, Any]:
         """What is noted: of all cameras, or learned frames of each."""
-        with urllib.request.urlopen(f"{self._url}/metrics", timeout=20) as reply:
-            text = reply.read().decode()
+        for patience in (20, 60, 120):
+            try:
+                with urllib.request.urlopen(f"{self._url}/metrics", timeout=patience) as reply:
+                    text = reply.read().decode()
+                break
+            except OSError as err:
+                print(f"metrics: {err}", file=sys.stderr)
+        else:
+            raise SystemExit("the service does not answer")
         samples = [
             sample for family in text_string_to_metric_families(text) for sample in family.samples
         ]

@@ -159,7 +159,8 @@ class Camera:
         self.ask_to_end()
         if not self.join(end_s=time.monotonic() + END_S):
             raise ConfigError(
-                f"{self.name}: does not end: it hangs in a driver; restart the service"
+                f"{self.name}: has not ended within {END_S:g} s; try again, and where it hangs in "
+                "a driver restart the service"
             )
 
     def _run(self) -> None:

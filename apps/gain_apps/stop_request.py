@@ -97,6 +97,8 @@ def signals_handled(stop: StopRequest, /) -> Iterator[None]:
     reading, writing = socket.socketpair()
     writing.setblocking(False)
 
+    seen = threading.Semaphore(0)
+
     def watch() -> None:
         while noted := reading.recv(1):
             if noted[0] == 0:
@@ -105,11 +107,16 @@ def signals_handled(stop: StopRequest, /) -> Iterator[None]:
                 stop.on_hangup()
             else:
                 stop.on_signal(noted[0])
+            seen.release()
+
+    def wait_until_seen(*_: object) -> None:
+        # So that whatever follows in the main thread knows of it.
+        seen.acquire(timeout=1.0)
 
     taken = (*SIGNALS, hangup) if hangup else SIGNALS
     watcher = threading.Thread(target=watch, name="signals", daemon=True)
     earlier = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-    previous = {signum: signal.signal(signum, lambda *_: None) for signum in taken}
+    previous = {signum: signal.signal(signum, wait_until_seen) for signum in taken}
     watcher.start()
     try:
         yield

@@ -24,6 +24,8 @@ from gain_core.errors import GainError
 
 __all__ = ["build_parser", "main"]
 
+# Of a service with more cameras nobody reads them, and drawing them would delay its end.
+MOST_TABLES = 4
 PACKAGES = ("gain_apps", "gain_runtime", "gain_core")
 
 EPILOG = """\
@@ -377,7 +379,8 @@ def _serve(plan: Any, stop: Any, console: Any, *, file: Any, formatter: Any) -> 
     from gain_apps.service import run_service
 
     as_json = bool(plan.shared.get("json", False))
-    run_service(plan, stop, report=_reporter(console, as_json), file=file, formatter=formatter)
+    report = _reporter(console, as_json, tables=len(plan.configs) <= MOST_TABLES)
+    run_service(plan, stop, report=report, file=file, formatter=formatter)
 
 
 def _stream(config: Any, stop: Any, console: Any) -> None:
@@ -387,7 +390,9 @@ def _stream(config: Any, stop: Any, console: Any) -> None:
     run_stream(config, stop, console, report=_reporter(console, config.json))
 
 
-def _reporter(console: Any, as_json: bool) -> Callable[[dict[str, Any]], None]:
+def _reporter(
+    console: Any, as_json: bool, *, tables: bool = True
+) -> Callable[[dict[str, Any]], None]:
     """Prints the summary of a stream."""
     from gain_apps.progress import NOTE
     from gain_apps.summary import print_summary
@@ -395,7 +400,7 @@ def _reporter(console: Any, as_json: bool) -> Callable[[dict[str, Any]], None]:
     def report(summary: dict[str, Any]) -> None:
         # A terminal that has gone takes nothing with it.
         with suppress(OSError):
-            if logging.getLogger(PACKAGES[0]).level <= NOTE:
+            if tables and logging.getLogger(PACKAGES[0]).level <= NOTE:
                 print_summary(summary, console)
         if as_json:
             write_result(json.dumps(summary, allow_nan=False))

@@ -24,9 +24,9 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
-import tomllib
 
 from gain_apps.commands import CommandQueue
+from gain_apps.config_file import read_toml
 from gain_apps.stop_request import StopRequest
 from gain_apps.stream_commands import carry_out, drain_commands
 from gain_apps.stream_config import StreamConfig
@@ -297,7 +297,7 @@ def test_cameras_are_added_paused_and_removed_and_the_file_remembers(
     text = file.read_text()
     assert "# the yard" in text
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    kept = tomllib.loads(text)["cameras"]
+    kept = read_toml(file)["cameras"]
     assert kept == {
         "yard": {"input": LIVE, "paused": True},
         "door": {"input": LIVE, "update-every": 4},
@@ -312,7 +312,7 @@ def test_cameras_are_added_paused_and_removed_and_the_file_remembers(
     assert removed == "camera removed, kept in cameras.toml"
     assert again.states() == {"yard": "live"}
     again.stop()
-    assert list(tomllib.loads(file.read_text())["cameras"]) == ["yard"]
+    assert list(read_toml(file)["cameras"]) == ["yard"]
 
 
 def test_a_service_begins_without_cameras_and_keeps_them_in_a_file_of_its_own(
@@ -326,7 +326,7 @@ def test_a_service_begins_without_cameras_and_keeps_them_in_a_file_of_its_own(
     until(lambda: running.states() == {"yard": "live"})
     running.stop()
     assert running.process.returncode == 143
-    assert tomllib.loads(cameras.read_text()) == {"cameras": {"yard": {"input": LIVE}}}
+    assert read_toml(cameras) == {"cameras": {"yard": {"input": LIVE}}}
     assert stat.S_IMODE(cameras.stat().st_mode) == 0o600
 
 

@@ -319,7 +319,7 @@ def _summary(view: LiveView) -> str:
         parts.append(
             f"what changed in the scene has moved the logits by {shift:.1f} nats"
             if shift >= 0.05
-            else "the logits have not moved"
+            else "the logits have hardly moved"
         )
     if view.agreement is not None:
         changed = 100.0 * (1.0 - view.agreement)
