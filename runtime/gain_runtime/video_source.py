@@ -152,8 +152,11 @@ class VideoSource(Closing):
         if missing_s > SHORT_PERIODS * period_s and (
             missing_s > SHORT_RATIO * length_s or missing_s > SHORT_S
         ):
-            # Without a rate nobody knows how many frames that was.
-            self._missing = round(missing_s * rate_hz) if rate_hz is not None else 0
+            # Without a rate nobody knows how many frames that was; what came damaged after the
+            # last frame has been counted.
+            counted = self._decoder.damaged - self._damaged_before
+            lost = round(missing_s * rate_hz) if rate_hz is not None else 0
+            self._missing = max(lost - counted, 0)
             logger.warning(
                 "%s: ended %.1f s early%s: cut short or damaged; what came before is used",
                 self._source_id,

