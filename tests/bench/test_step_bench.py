@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gain_core import preset, Gain
+from gain_core import Gain
 
 pytestmark = pytest.mark.slow
 

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from gain_core import preset
 from gain_core.errors import ArtifactError, ConfigError, EngineError
 from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, build_engine, check_engine

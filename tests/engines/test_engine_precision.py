@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto
 from PIL import Image
 
+from gain_core import preset
 from gain_export import export_timm
 from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, EngineReport, build_engine

@@ -20,6 +20,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 from gain_apps.export import main
+from gain_core import preset
 from gain_core.errors import BackendUnavailableError, EngineError, ParityError
 from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, build_engine
