@@ -27,7 +27,7 @@ NUM_CLASSES, FEATURE_DIM = 1000, 4
 @pytest.mark.parametrize(
     ("waits", "stated"),
     [
-        pytest.param(1, r"`92 K` bytes .*: (\d+) kB at K = 1000", id="nothing-waits"),
+        pytest.param(1, r"`84 K` bytes .*: (\d+) kB at K = 1000", id="nothing-waits"),
         pytest.param(None, r"and (\d+) kB in a\sfile as", id="as-exported"),
     ],
 )
@@ -38,9 +38,9 @@ def test_the_size_of_a_shifts_state(make_artifact, tmp_path, waits, stated):
     found = re.search(stated, PAGE)
     assert found is not None
     assert round(report.state_bytes / 1000) == int(found[1])
-    by_class = 92 if waits else 92 + 24
+    by_class = 84 if waits else 84 + 28
     assert 0 <= report.state_bytes - by_class * NUM_CLASSES < 1000
-    assert "`24 K` more" in PAGE
+    assert "`28 K` more" in PAGE
 
 
 @pytest.mark.parametrize("preset", ["shift", "paper"])
