@@ -1,8 +1,6 @@
-"""The state's two sets of buffers, and inputs that lie on a device (here: the host's memory)."""
+"""The state's two sets of buffers, which change places."""
 
 from __future__ import annotations
-
-import contextlib
 
 import numpy as np
 import pytest
@@ -21,53 +19,6 @@ WEIGHT = WORLD.prototypes.astype(np.float32)
 # Logits that have moved, so that there is something to correct.
 MOVED = 0.5 * np.random.default_rng(3).normal(size=6)
 BATCHES = [(z.astype(np.float32), (raw + MOVED).astype(np.float32)) for z, raw, _ in WORLD.batches]
-
-
-class OnDevice(np.ndarray):
-    """An array that `HostMemory` takes for its own."""
-
-
-class HostMemory:
-    """`DeviceMemory` in host memory, which counts what is copied to it."""
-
-    device_type, device_id, stream = "cpu", 0, None
-
-    def __init__(self):
-        self.inside, self.uploads, self.waits = False, 0, 0
-
-    @contextlib.contextmanager
-    def ordered(self):
-        self.inside = True
-        yield
-        self.inside = False
-
-    def empty(self, shape):
-        assert self.inside
-        # From a large block, so that the address is a multiple of what is asked for.
-        block = np.full(2 * 256 + int(np.prod(shape)), np.nan, np.float32)
-        start = -block.ctypes.data % 256 // 4
-        return block[start : start + int(np.prod(shape))].reshape(shape).view(OnDevice)
-
-    def holds(self, array):
-        return isinstance(array, OnDevice)
-
-    def address(self, array):
-        return array.ctypes.data
-
-    def upload(self, host, target):
-        assert self.inside
-        self.uploads += 1
-        target[...] = host
-
-    def synchronize(self):
-        self.waits += 1
-
-    def placed(self, host):
-        """A copy on the device."""
-        with self.ordered():
-            target = self.empty(host.shape)
-        target[...] = host
-        return target
 
 
 @pytest.fixture(params=["shift", "paper-l2"])
@@ -94,27 +45,20 @@ def batches(path):
 
 
 @pytest.fixture
-def memory():
-    return HostMemory()
-
-
-@pytest.fixture
-def binding(path, memory):
+def binding(path):
     native = create_native(path, CPU_PROVIDER, 1)
-    return AdaptiveBinding(native, load_adaptive(path), CPU_PROVIDER, memory=memory)
+    return AdaptiveBinding(native, load_adaptive(path), CPU_PROVIDER)
 
 
 def state_of(binding, path):
     return {item.field: binding.read(item.field) for item in load_adaptive(path).state}
 
 
-@pytest.mark.parametrize("place", ["host", "device"])
-def test_inputs_are_read_where_they_lie(binding, path, memory, place, batches):
+def test_a_stream_through_the_buffers_is_the_sessions(binding, path, batches):
     strengths = []
     with AdaptiveSession(path, num_threads=1) as session:
         for batch in batches:
-            given = batch if place == "host" else [memory.placed(array) for array in batch]
-            values = binding.run(given, update=True)
+            values = binding.run(batch, update=True)
             binding.advance()
             expected = session.step(*batch)
             assert set(values) == set(PREDICTED)
@@ -124,7 +68,6 @@ def test_inputs_are_read_where_they_lie(binding, path, memory, place, batches):
         assert np.mean(np.concatenate(strengths) > 0.0) > 0.3
         for field, array in session.arrays().items():
             assert_array_equal(binding.read(field), array, err_msg=field)
-    assert memory.uploads == (sum(map(len, batches)) if place == "host" else 0)
 
 
 def test_a_call_that_is_not_followed_up_has_changed_nothing(binding, path, batches):
@@ -164,8 +107,3 @@ def test_replaced_state_is_copied(binding, path):
     read = binding.read("frames")
     read[...] = 3
     assert binding.read("frames") == 7
-
-
-def test_waiting_is_the_devices(binding, memory):
-    binding.synchronize()
-    assert memory.waits == 1
