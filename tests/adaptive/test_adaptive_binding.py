@@ -54,7 +54,7 @@ def state_of(binding, path):
     return {item.field: binding.read(item.field) for item in load_adaptive(path).state}
 
 
-def test_calls_are_the_sessions(binding, path, batches):
+def test_a_stream_through_the_buffers_is_the_sessions(binding, path, batches):
     strengths = []
     with AdaptiveSession(path, num_threads=1) as session:
         for batch in batches:
@@ -63,6 +63,7 @@ def test_calls_are_the_sessions(binding, path, batches):
             expected = session.step(*batch)
             assert set(values) == set(PREDICTED)
             assert_array_equal(values["probs"], expected.probs)
+            assert_array_equal(values["strength"], expected.strength)
             strengths.append(expected.strength)
         assert np.mean(np.concatenate(strengths) > 0.0) > 0.3
         for field, array in session.arrays().items():
