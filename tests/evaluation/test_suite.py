@@ -81,6 +81,7 @@ def test_only_what_is_missing_or_named_is_run_again(suite, colour_dump):
     # All is there: the input is not even looked for.
     colour_dump.unlink()
     run(suite, colour_dump)
+    assert run(suite, colour_dump, "--refresh", "neo", "--seeds", "0")["cells"]["colours, csc"]
 
 
 def test_a_missing_input_is_named(suite, tmp_path, capsys):
