@@ -136,6 +136,12 @@ def test_bars(tmp_path, bar, measured, verdict, where):
     assert "| shift | 52.0 / 4.5 (-2.0) | 77.0 / 8.0 (-3.0) |" in table
 
 
+def test_a_bar_says_how_many_pairs_were_not_run(suite):
+    cells = {"colours, csc": CELLS["a, csc"]}
+    (found,) = judge(load_suite(suite), {"cells": cells})
+    assert found["verdict"] == "met, 1 pairs not run"
+
+
 def test_a_table_compares_the_seeds_that_all_methods_have(suite):
     cell = {"source": dict(CELLS["a, csc"]["source"]), "neo": dict(CELLS["a, csc"]["neo"])}
     del cell["neo"]["1"]
