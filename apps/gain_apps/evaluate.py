@@ -292,7 +292,9 @@ def _suite_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", metavar="A,B", type=_names, default=(), help="inputs or streams")
     parser.add_argument("--refresh", metavar="A,B", type=_names, default=(), help="methods again")
-    parser.add_argument("--seeds", metavar="N", type=int, help="at most so many")
+    parser.add_argument(
+        "--seeds", metavar="N", type=int, help="at most so many; 0 judges what was run"
+    )
     parser.add_argument("--cache", metavar="DIR", type=Path, help="folder for features")
     parser.add_argument(
         "--json",

@@ -81,6 +81,7 @@ def test_only_what_is_missing_or_named_is_run_again(suite, colour_dump):
     # All is there: the input is not even looked for.
     colour_dump.unlink()
     run(suite, colour_dump)
+    assert run(suite, colour_dump, "--refresh", "neo", "--seeds", "0")["cells"]["colours, csc"]
 
 
 def test_a_missing_input_is_named(suite, tmp_path, capsys):
@@ -133,6 +134,12 @@ def test_bars(tmp_path, bar, measured, verdict, where):
     assert (found["measured"], found["verdict"], found["where"]) == (measured, verdict, where)
     table = suite_markdown(suite, {"cells": CELLS, "bars": [found]})
     assert "| shift | 52.0 / 4.5 (-2.0) | 77.0 / 8.0 (-3.0) |" in table
+
+
+def test_a_bar_says_how_many_pairs_were_not_run(suite):
+    cells = {"colours, csc": CELLS["a, csc"]}
+    (found,) = judge(load_suite(suite), {"cells": cells})
+    assert found["verdict"] == "met, 1 pairs not run"
 
 
 def test_a_table_compares_the_seeds_that_all_methods_have(suite):

@@ -116,7 +116,7 @@ def run_suite(
 
 def judge(suite: Suite, report: Mapping[str, Any], /) -> list[dict[str, Any]]:
     """Every bar with what was measured, whether that clears it, and the pair it hangs on."""
-    return [_judged(bar, _selected(suite, bar, report["cells"])) for bar in suite.bars]
+    return [_judged(bar, *_selected(suite, bar, report["cells"])) for bar in suite.bars]
 
 
 def suite_markdown(suite: Suite, report: Mapping[str, Any], /) -> str:
@@ -153,8 +153,8 @@ def suite_markdown(suite: Suite, report: Mapping[str, Any], /) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _judged(bar: Bar, cells: Mapping[str, Cell]) -> dict[str, Any]:
-    """One bar."""
+def _judged(bar: Bar, cells: Mapping[str, Cell], lacking: int) -> dict[str, Any]:
+    """One bar, and how many of its pairs were not run."""
     value, where = _measured(bar, cells) if cells else (None, "")
     if value is None:
         verdict = "not run"
@@ -162,6 +162,8 @@ def _judged(bar: Bar, cells: Mapping[str, Cell]) -> dict[str, Any]:
         over = value - bar.at_least if bar.at_least is not None else (bar.at_most or 0.0) - value
         verdict = "met" if over >= 0.0 else f"missed by {-over:.1f}"
         value = round(value, 2)
+    if lacking and value is not None:
+        verdict += f", {lacking} pairs not run"
     return {"text": bar.text, "measured": value, "verdict": verdict, "where": where}
 
 
@@ -200,19 +202,23 @@ def _changes(cell: Cell, method: str, score: str = "accuracy") -> list[float]:
     return [scores[score] - cell[SOURCE][seed][score] for seed, scores in cell[method].items()]
 
 
-def _selected(suite: Suite, bar: Bar, cells: Mapping[str, Cell]) -> dict[str, Cell]:
-    """The pairs that a bar is about, of those that have its method."""
-    found = {}
+def _selected(suite: Suite, bar: Bar, cells: Mapping[str, Cell]) -> tuple[dict[str, Cell], int]:
+    """The pairs that a bar is about, of those that have its method, and how many have not."""
+    found: dict[str, Cell] = {}
+    lacking = 0
     for each, stream in suite.pairs():
+        if bar.inputs is not None and each.name not in bar.inputs:
+            continue
+        if bar.streams is not None and stream.name not in bar.streams:
+            continue
         cell = _shared(cells.get(f"{each.name}, {stream.name}", {}))
-        wanted = (bar.inputs is None or each.name in bar.inputs) and (
-            bar.streams is None or stream.name in bar.streams
-        )
-        if wanted and bar.method in cell:
-            source = float(np.mean([scores["accuracy"] for scores in cell[SOURCE].values()]))
-            if source < bar.source_below:
-                found[f"{each.name}, {stream.name}"] = cell
-    return found
+        if bar.method not in cell:
+            lacking += 1
+            continue
+        source = float(np.mean([scores["accuracy"] for scores in cell[SOURCE].values()]))
+        if source < bar.source_below:
+            found[f"{each.name}, {stream.name}"] = cell
+    return found, lacking
 
 
 def _shared(cell: Cell) -> Cell:

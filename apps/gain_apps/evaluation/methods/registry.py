@@ -147,12 +147,6 @@ def make_method(
     if spec.name == "source":
         _check_options(spec, frozenset())
         return Source()
-    if head.logits_only and not isinstance(PRESETS.get(spec.name), ShiftConfig):
-        raise ConfigError(
-            f"{spec.text}: needs features, and the network has logits only; use shift"
-        )
-    if spec.name in PRESETS:
-        return _make_gain(spec, head)
     if spec.name in _WITH_TORCH:
         if network is None:
             raise ConfigError(
@@ -161,6 +155,12 @@ def make_method(
         module, name = _WITH_TORCH[spec.name]
         methods = importlib.import_module(f"gain_apps.evaluation.methods.{module}")
         return _build(spec, getattr(methods, name), network())
+    if head.logits_only and not isinstance(PRESETS.get(spec.name), ShiftConfig):
+        raise ConfigError(
+            f"{spec.text}: needs features, and the network has logits only; use shift"
+        )
+    if spec.name in PRESETS:
+        return _make_gain(spec, head)
     arguments = () if spec.name in _WITHOUT_HEAD else (head,)
     return _build(spec, _BASELINES[spec.name], *arguments)
 
