@@ -115,7 +115,7 @@ def test_missing_keys_take_their_defaults():
 
 
 @pytest.mark.parametrize(
-    "pair", [(0.5, 0.5), (0.5, 0.1), (NAN, 0.5), (0.1, INF), (0.1,), 0.3, "skewed", (0.1, None)]
+    "pair", [(0.5, 0.1), (NAN, 0.5), (0.1, INF), (0.1,), 0.3, "skewed", (0.1, None)]
 )
 def test_a_skewness_that_is_no_rising_pair_is_refused(pair):
     with pytest.raises(ConfigError, match=r"^skewness: expected two finite numbers"):
@@ -125,10 +125,11 @@ def test_a_skewness_that_is_no_rising_pair_is_refused(pair):
 def test_skewness_is_given_guessed_from_the_head_or_conservative():
     assert make_method(5, skewness=(0.1, 0.4)).measured == {"skewness": (0.1, 0.4)}
     assert make_method(5).measured == {"skewness": DEFAULT_SKEWNESS}
-    one, mixture = make_method(5, skewness=(0.1, 0.1001)).skewness
-    assert mixture - one >= 0.02 - 1e-12
+    for close in (0.1001, 0.1):  # two classes have none, whether one is shown or both
+        one, mixture = make_method(5, skewness=(0.1, close)).skewness
+        assert mixture - one >= 0.02 - 1e-12
 
 
 def test_an_object_that_is_no_config_is_refused():
-    with pytest.raises(ConfigError, match="^config: expected a config, got 'shift'"):
+    with pytest.raises(ConfigError, match=r"^config: expected a config, got 'shift'"):
         make_method(5, "shift")
