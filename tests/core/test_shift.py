@@ -50,9 +50,12 @@ def assert_close(result, expected, *, atol):
     assert_allclose(np.asarray(result) / peak, np.asarray(expected) / peak, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [pytest.param(config, np.float64, id=name) for name, config in CONFIGS.items()]
+    + [pytest.param(CONFIGS["default"], np.float32, id="float32")],
+)
 def test_a_stream_is_the_oracles(config, stream, dtype):
     batches = stream()
     num_classes = batches[0].shape[1]

@@ -177,7 +177,7 @@ class ShiftOracle:
             mean, _, draws = moments[j]
             noise = float(np.sum(square)) * max(concentration, 1.0 / max(draws, 1e-9))
             move = mean - np.mean(mean) - shift
-            kept = stein(move, (1.0 - 0.2 * self.iid) * noise) * (self.iid if j == 0 else 1.0)
+            kept = stein(move, noise) * (self.iid if j == 0 else 1.0)
             variance = noise / K if j == 2 else variance + kept * (noise / K - variance)
             shift = shift + kept * move
         self.shift, self.variance = shift, variance
