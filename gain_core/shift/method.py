@@ -365,9 +365,12 @@ class Shift:
         fresh = self.init_state()
         refuse_foreign(fresh, first, name="first state")
         refuse_foreign(fresh, second, name="second state")
-        dropped = ("block", "block_facts", "unconfirmed", "last")
+        dropped = ("block", "block_facts", "last")
         total = {name: getattr(first, name) + getattr(second, name) for name in arrays_of(fresh)}
         total |= {name: getattr(fresh, name) for name in dropped}
+        # What one of them has not seen confirmed for long is not confirmed by merging.
+        xp = namespace(first.shift)
+        total["unconfirmed"] = xp.maximum(first.unconfirmed, second.unconfirmed)
         return self.update(self.no_evidence(), ShiftState(**total))
 
     def summary(self, state: ShiftState, /) -> dict[str, Array]:

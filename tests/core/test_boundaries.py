@@ -205,11 +205,11 @@ def test_a_foreign_state_is_neither_loaded_nor_merged(name):
     foreign = [make_method(head, PRESETS[name]).init_state() for head in heads]
     foreign.append(make_method(np.eye(10, 8, dtype=np.float32), PRESETS[other]).init_state())
     for state in foreign:
-        with pytest.raises(ArrayError, match="^state"):
+        with pytest.raises(ArrayError, match=r"^state"):
             gain.load_state(state, frames=3)
-        with pytest.raises(ArrayError, match="^second state"):
+        with pytest.raises(ArrayError, match=r"^second state"):
             gain.method.merge(own, state)
-        with pytest.raises(ArrayError, match="^first state"):
+        with pytest.raises(ArrayError, match=r"^first state"):
             gain.method.merge(state, own)
     assert_bitwise(copies(gain.state), before)
     assert gain.frames == 96

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["World", "gaussian_world"]
+__all__ = ["World", "camera_world", "gaussian_world"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -58,6 +58,48 @@ def gaussian_world(
         logits = features @ prototypes.T + bias
         batches.append((_rounded(features + offset), _rounded(logits), labels))
     return World(_rounded(prototypes), tuple(batches))
+
+
+@dataclass(frozen=True)
+class CameraWorld:
+    """What a camera sees of a Gaussian world: objects that stay, in domains that move the features.
+
+    Attributes
+    ----------
+    prototypes : array, (K, D) float64
+    domains : array, (number of domains, D) float64
+        What each adds to the features; the first adds nothing.
+    """
+
+    prototypes: Floats
+    domains: Floats
+
+    def frames(
+        self, classes: npt.ArrayLike, *, domain: int, stay: int = 12, seed: int = 0
+    ) -> tuple[Floats, npt.NDArray[np.int64]]:
+        """Logits (N, K) float64 and labels (N,): an object of each class, `stay` frames of it.
+
+        An object scatters about its class's mean, and its frames a little about the object.
+        """
+        rng = np.random.default_rng([seed, domain])
+        labels = np.asarray(classes, dtype=np.int64)
+        shape = (len(labels), self.prototypes.shape[1])
+        objects = self.prototypes[labels] + self.domains[domain] + rng.normal(size=shape)
+        features = np.repeat(objects, stay, axis=0)
+        features = features + 0.1 * rng.normal(size=features.shape)
+        return _rounded(features @ self.prototypes.T), np.repeat(labels, stay)
+
+
+def camera_world(
+    num_classes: int, *, num_domains: int = 4, size: float = 1.2, level: float = 3.2, seed: int = 0
+) -> CameraWorld:
+    """Draw head and domains; `level` is the length of a row, `size` how far a domain leads."""
+    rng = np.random.default_rng(seed)
+    dim = max(16, num_classes)
+    prototypes = rng.normal(size=(num_classes, dim)) * level / np.sqrt(dim)
+    domains = size * rng.normal(size=(num_domains, dim)) / np.sqrt(dim) * np.sqrt(level)
+    domains[0] = 0.0
+    return CameraWorld(_rounded(prototypes), domains)
 
 
 def _rounded(array: Floats) -> Floats:

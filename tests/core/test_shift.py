@@ -1,0 +1,101 @@
+"""The shift against the slow float64 code, over streams as they come and as a camera sees them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gaussian_world import camera_world, gaussian_world
+from numpy.testing import assert_allclose
+from shift_oracle import ShiftOracle
+from taught_gain import SKEWNESS
+
+from gain_core import Gain, ShiftConfig
+
+# Every setting moved to where it matters.
+CONFIGS = {
+    "default": ShiftConfig(),
+    "short-memory": ShiftConfig(half_life=120.0, timescale_ratio=3.0),
+    "small-blocks": ShiftConfig(block=6.0, min_classes=4.0, patience=24.0),
+    "any-skewness": ShiftConfig(min_skewness=0.01),
+    "late": ShiftConfig(recent=12.0, iid_ratio=(0.9, 0.99)),
+}
+TOLERANCE = {np.float64: (1e-8, 1e-7), np.float32: (2e-4, 2e-3)}
+
+
+def shuffled(batch_sizes=(16, 5, 11)):
+    """Images in no order, a new domain every ten batches."""
+    world = gaussian_world(10, 8, num_batches=26, batch_sizes=batch_sizes, seed=61)
+    return [logits for _, logits, _ in world.batches]
+
+
+def video():
+    """Objects that stay: all classes in two domains, a few of them, one, then all again."""
+    world, rng = camera_world(12, seed=3), np.random.default_rng(4)
+    parts = [
+        (rng.integers(0, 12, 40), 0),
+        (rng.integers(0, 12, 30), 1),
+        (rng.integers(0, 3, 10), 1),
+        (np.full(10, 5), 2),
+        (rng.integers(0, 12, 20), 2),
+    ]
+    logits = [world.frames(classes, domain=domain, stay=4)[0] for classes, domain in parts]
+    return np.split(np.concatenate(logits), range(16, 440, 16))
+
+
+STREAMS = {"shuffled": shuffled, "video": video}
+
+
+def assert_close(result, expected, *, atol):
+    peak = 1.0 + np.max(np.abs(expected))
+    assert_allclose(np.asarray(result) / peak, np.asarray(expected) / peak, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [pytest.param(config, np.float64, id=name) for name, config in CONFIGS.items()]
+    + [pytest.param(CONFIGS["default"], np.float32, id="float32")],
+)
+def test_a_stream_is_the_oracles(config, stream, dtype):
+    batches = stream()
+    num_classes = batches[0].shape[1]
+    like = np.zeros((), dtype=dtype)
+    gain = Gain(num_classes, config, update_every=1, warmup_frames=1, skewness=SKEWNESS, like=like)
+    oracle = ShiftOracle(num_classes, SKEWNESS, config)
+    of_probs, of_state = TOLERANCE[dtype]
+    reached, trusts = 0.0, []
+    for logits in batches:
+        first = gain.predict(None, logits.astype(dtype))
+        assert_allclose(first.probs, oracle.predict(logits).probs, rtol=0, atol=of_probs)
+        result, expected = gain.step(None, logits.astype(dtype)), oracle.step(logits)
+        assert result.probs.dtype == dtype
+        assert_allclose(result.probs, expected.probs, rtol=0, atol=of_probs)
+        assert_close(result.gain, expected.gain, atol=of_state)
+        state = gain.state
+        for name in ("shift", "log_scale", "log_prior", "variance", "iid", "trust", "confirmed"):
+            assert_close(getattr(state, name), getattr(oracle, name), atol=of_state)
+        reached = max(reached, float(np.max(expected.strength)))
+        trusts.append(oracle.trust)
+    assert reached > 0.5
+    assert len(oracle.blocks) > 1
+    assert max(trusts) > 0.5
+
+
+@pytest.mark.parametrize("update_every", [16, 40])
+def test_sixteen_frames_one_by_one_are_learned_as_one_batch(update_every):
+    """Predicted against the state before them, and not revised."""
+    logits = np.concatenate(video())
+    like = np.zeros((), dtype=np.float64)
+    gain = Gain(12, update_every=update_every, warmup_frames=64, skewness=SKEWNESS, like=like)
+    oracle, waiting = ShiftOracle(12, SKEWNESS, ShiftConfig()), 0
+    for row in range(len(logits)):
+        frame = logits[row : row + 1]
+        result = gain.predict(None, frame)
+        gain.update(None, result)
+        assert_allclose(result.probs, oracle.predict(frame).probs, rtol=0, atol=1e-8)
+        waiting += 1
+        if waiting >= (update_every if oracle.seen else 64):
+            oracle.update(logits[row + 1 - waiting : row + 1])
+            waiting = 0
+    assert_close(gain.state.shift, oracle.shift, atol=1e-7)
+    assert len(oracle.blocks) > 1

@@ -1,0 +1,215 @@
+"""The shift of the logits in float64, one frame, class and timescale at a time, from its equations.
+
+Every memory is a plain list of (frames ago, what was seen), so that forgetting is a weight that is
+worked out anew each time. Nothing is shared with `gain_core` but the names of the settings.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gain_oracle import OracleStep, log_softmax, row_answer
+
+__all__ = ["ShiftOracle"]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class Block:
+    """Frames that may be accepted together: x, s and q of each, and what they show."""
+
+    frames: list[tuple[Floats, Floats, Floats]] = field(default_factory=list)
+    skew: float = 0.0
+    span: float = 0.0
+    independent: float = 0.0
+
+
+class ShiftOracle:
+    """A stream's history; `config` has `ShiftConfig`'s names, `pair` is the skewness."""
+
+    def __init__(self, num_classes: int, pair: tuple[float, float], config: Any) -> None:
+        self.K, self.pair, self.config = num_classes, pair, config
+        self.now = 0
+        self.seen: list[tuple[int, Floats, Floats]] = []  # the update's end, x, w of every frame
+        self.steps: list[tuple[int, float]] = []
+        self.blocks: list[tuple[int, Block, float]] = []  # accepted: when, and its draws
+        self.open, self.unconfirmed = Block(), 0.0
+        zeros = np.zeros(num_classes)
+        self.shift, self.log_scale, self.log_prior = zeros, zeros, zeros
+        self.variance = self.iid = self.trust = self.confirmed = 0.0
+        self.last: Floats | None = None
+
+    def half_life(self, j: int) -> float:
+        """Of the j-th timescale, 2 being the longest."""
+        return self.config.half_life / self.config.timescale_ratio ** (2 - j)
+
+    def kept(self, when: int, half_life: float) -> float:
+        """Weight of what was learned at the end of the update at frame `when`."""
+        return 0.5 ** ((self.now - when) / half_life)
+
+    def predict(self, logits: npt.ArrayLike) -> OracleStep:
+        """The prediction of every row of a batch; the state does not change."""
+        return self._answers(logits, *self._read())
+
+    def step(self, logits: npt.ArrayLike) -> OracleStep:
+        """Learn from a batch, then predict it with that as far as frames are independent."""
+        before = self._read()
+        self.update(logits)
+        after = self._read()
+        return self._answers(
+            logits, *(b + self.iid * (a - b) for b, a in zip(before, after, strict=True))
+        )
+
+    def _read(self) -> tuple[Any, ...]:
+        return (
+            self.trust * self.shift,
+            self.trust * self.log_scale,
+            self.confirmed * self.log_prior,
+            self.variance,
+        )
+
+    def _answers(
+        self, logits: npt.ArrayLike, shift: Any, log_scale: Any, log_prior: Any, variance: Any
+    ) -> OracleStep:
+        rows = []
+        for row in np.asarray(logits, dtype=np.float64):
+            log_s = log_softmax(row)
+            moved = log_softmax((log_s - np.mean(log_s) - shift) * np.exp(log_scale))
+            flat = math.sqrt(1.0 + math.pi / 4.0 * variance)
+            proposal, evaluator = moved + log_prior, moved / flat + log_prior
+            rows.append(row_answer(log_s, log_s, log_softmax(proposal), log_softmax(evaluator)))
+        return OracleStep(*(np.stack(column) for column in zip(*rows, strict=True)))
+
+    def update(self, logits: npt.ArrayLike) -> None:
+        """Learn from the frames since the last update, under the state as it was."""
+        rows = [log_softmax(row) for row in np.asarray(logits, dtype=np.float64)]
+        reference, frames = self._reference(), []
+        self.now += len(rows)
+        for log_s in rows:
+            x = log_s - np.mean(log_s)
+            s = np.exp(log_s)
+            q = np.exp(log_softmax((x - self.shift) * np.exp(self.log_scale)))
+            frames.append((x, s, q))
+            self.steps.append((self.now, 0.0 if self.last is None else half_square(x - self.last)))
+            self.last = x
+            self.seen.append((self.now, x, 1.0 - s * q))
+        ratio = self._ratio()
+        low, high = self.config.iid_ratio
+        self.iid = min(max((ratio - low) / (high - low), 0.0), 1.0)
+        config = self.config
+        self.unconfirmed += len(rows) * min(ratio / config.block, 1.0 / config.patience)
+        if reference is not None:  # the first frames give the reference only
+            for frame in frames:
+                self.open.frames.append(frame)
+                y = frame[0] - reference
+                self.open.skew += float(np.max(y) + np.min(y))
+                self.open.span += float(np.max(y) - np.min(y))
+            self.open.independent += ratio * len(rows)
+        self._judge()
+        self._estimate()
+
+    def _reference(self) -> Floats | None:
+        """Mean of x over all frames before this update, at the middle timescale."""
+        if not self.seen:
+            return None
+        weights = [self.kept(when, self.half_life(1)) for when, _, _ in self.seen]
+        return weighted_mean(weights, [x for _, x, _ in self.seen])
+
+    def _ratio(self) -> float:
+        """Von Neumann's, at the longest timescale."""
+        weights = np.array([self.kept(when, self.half_life(2)) for when, _, _ in self.seen])
+        x = np.stack([x for _, x, _ in self.seen])
+        mean = np.sum(weights[:, None] * x, axis=0) / np.sum(weights)
+        scatter = float(np.sum(weights[:, None] * (x - mean) ** 2))
+        steps = float(np.sum(weights * np.array([step for _, step in self.steps])))
+        return min(max(steps / max(scatter, 1e-9), 0.01), 1.0)
+
+    def _judge(self) -> None:
+        """Accept the open block where it shows a mixture, or drop it where it never will."""
+        block, config, (one, mixture) = self.open, self.config, self.pair
+        if not block.frames:
+            return
+        corrected, source = (
+            self._draws(np.mean([frame[part] for frame in block.frames], axis=0)) for part in (2, 1)
+        )
+        many = corrected >= config.min_classes and source >= config.min_classes / 2.0
+        skewed = block.skew >= (one + config.min_skewness * (mixture - one)) * block.span
+        if many and skewed and block.independent >= config.block:
+            self.blocks.append((self.now, block, corrected))
+            self.open, self.unconfirmed = Block(), 0.0
+        elif block.independent >= config.patience:
+            self.open = Block()
+
+    def _draws(self, share: Floats) -> float:
+        """Effective number of draws of a class, from the classes' shares."""
+        excess = float(np.sum(share**2)) - 1.0 / self.K
+        return 1.0 / max(excess, 1.0 / max(self.open.independent, 1.0))
+
+    def _moments(self, j: int) -> tuple[Floats, Floats, float]:
+        """Mean and variance of each class over frames that are not its own, and draws."""
+        half_life, weights, values = self.half_life(j), [], []
+        for when, block, _ in self.blocks:
+            for x, s, q in block.frames:
+                weights.append(self.kept(when, half_life) * (1.0 - s * q))
+                values.append(x)
+        mean = weighted_mean(weights, values)
+        square = weighted_mean(weights, [(x - mean) ** 2 for x in values])
+        return mean, square, sum(d * self.kept(when, half_life) for when, _, d in self.blocks)
+
+    def _estimate(self) -> None:
+        """Shift, scale, prior and how much of them is believed."""
+        if not self.blocks:
+            return
+        K, moments = self.K, [self._moments(j) for j in range(3)]
+        square = moments[2][1]
+        held = [
+            (self.kept(w, self.half_life(2)), q) for w, b, _ in self.blocks for _, _, q in b.frames
+        ]
+        share = weighted_mean([weight for weight, _ in held], [q for _, q in held])
+        concentration = float(np.sum(share**2)) - 1.0 / K
+        shift, variance = np.zeros(K), 0.0
+        for j in (2, 1, 0):
+            mean, _, draws = moments[j]
+            noise = float(np.sum(square)) * max(concentration, 1.0 / max(draws, 1e-9))
+            move = mean - np.mean(mean) - shift
+            kept = stein(move, noise) * (self.iid if j == 0 else 1.0)
+            variance = noise / K if j == 2 else variance + kept * (noise / K - variance)
+            shift = shift + kept * move
+        self.shift, self.variance = shift, variance
+        inverse_draws = max(concentration, 1.0 / moments[2][2])
+        total = sum(weight for weight, _ in held)
+        sharp = sum(weight * float(np.sum(q**2)) for weight, q in held) / total - 1.0 / K
+        logs = 0.5 * np.log(np.maximum(square, 1e-6 * np.mean(square)))
+        logs = logs - np.mean(logs)
+        logs = stein(logs, 0.5 * K * inverse_draws / max(sharp, 1e-9)) * logs
+        size = 0.5 * math.log(np.sum(square) / np.sum(square * np.exp(-2.0 * logs)))
+        self.log_scale = size - logs
+        weights = [self.kept(when, self.config.recent) * w for when, _, w in self.seen]
+        newest = weighted_mean(weights, [x for _, x, _ in self.seen])
+        agreement = float((newest - np.mean(newest)) @ shift) / max(float(shift @ shift), 1e-9)
+        self.confirmed = min(max(2.0 - self.unconfirmed, 0.0), 1.0)
+        self.trust = self.confirmed * min(max(agreement, 0.0), 1.0)
+        away = share - 1.0 / K
+        prior = 1.0 / K + stein(away, 1.0 / moments[2][2] + 0.05 / K) * away
+        log_prior = np.log(np.clip(prior, 0.5 / K, 2.0 / K))
+        self.log_prior = log_prior - np.mean(log_prior)
+
+
+def half_square(step: Floats) -> float:
+    return 0.5 * float(np.sum(step**2))
+
+
+def weighted_mean(weights: list[Any], values: list[Floats]) -> Floats:
+    """Of each class, over frames; a weight is one number, or one of each class."""
+    total = sum(np.maximum(weight, 0.0) for weight in weights)
+    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+
+
+def stein(move: Floats, noise: float) -> float:
+    """James and Stein's shrinkage: the share of a move that is kept."""
+    return max(0.0, 1.0 - noise / max(float(np.sum(move**2)), 1e-9))
