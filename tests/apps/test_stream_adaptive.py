@@ -189,7 +189,9 @@ class Served:
             return json.loads(reply.read())
 
     def post(self, name: str) -> None:
-        request = urllib.request.Request(self.url + f"api/cameras/camera/commands/{name}", method="POST")
+        request = urllib.request.Request(
+            self.url + f"api/cameras/camera/commands/{name}", method="POST"
+        )
         urllib.request.urlopen(request, timeout=10).close()
 
     def until(self, holds: Callable[[dict], bool]) -> dict:
