@@ -181,6 +181,7 @@ def test_the_windows_keys(caplog: pytest.LogCaptureFixture, tmp_path: object) ->
     calls: list[str] = []
     adapter = SimpleNamespace(
         frozen=False,
+        frames=7,
         reset=lambda: calls.append("reset"),
         freeze=lambda: calls.append("freeze"),
         unfreeze=lambda: calls.append("unfreeze"),
@@ -194,7 +195,7 @@ def test_the_windows_keys(caplog: pytest.LogCaptureFixture, tmp_path: object) ->
     act("freeze")
     act("save")
     assert calls == ["reset", "freeze", "unfreeze", "save s"]
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         _actions(adapter, StreamConfig(input="0", model="m"), stop)("save")
     assert "--state-out" in caplog.text
     assert not stop

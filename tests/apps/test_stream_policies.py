@@ -161,6 +161,7 @@ def test_a_device_that_cannot_keep_up_updates_less_then_skips_and_recovers(
     kind: str,
 ) -> None:
     monkeypatch.setattr("gain_apps.backpressure.EVERY_S", 0.1)
+    monkeypatch.setattr("gain_apps.backpressure.SETTLING_S", 0.05)
     source = LiveSource(PatternSource(PatternParams(width=24, height=16, frames=900, rate=300.0)))
     record, slow = RunRecord(), threading.Event()
     slow.set()
@@ -255,7 +256,7 @@ def test_a_beating_watchdog_ends_nothing_and_a_silent_one_ends_the_process() -> 
         assert expired.wait(2.0)
     code = (
         "import time\nfrom gain_apps.watchdog import Watchdog\n"
-        "with Watchdog(0.2):\n    time.sleep(30)\n"
+        "with Watchdog(0.2) as watchdog:\n    watchdog.beat()\n    time.sleep(30)\n"
     )
     started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

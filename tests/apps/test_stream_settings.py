@@ -122,7 +122,6 @@ def test_a_state_continues_as_one_run_would(
     state = tmp_path / "state"
     expected = read_rows(tmp_path / "all")
     names = [row["source_id"] for row in expected]
-    rows: list[dict] = []
     for number, half in enumerate((names[:6], names[6:])):
         folder = tmp_path / f"half{number}"
         folder.mkdir()
@@ -130,7 +129,8 @@ def test_a_state_continues_as_one_run_would(
             (folder / name).symlink_to(photo_folder / name)
         before = ["--state-in", state] if number else []
         run(folder, *use, *before, "--state-out", state, "--jsonl", tmp_path / "half")
-        rows += read_rows(tmp_path / "half")
+    # The second run goes on in the file of the first.
+    rows = read_rows(tmp_path / "half")
     keys = ("source_id", "source", "adapted", "strength", "gain")
     assert [[row[key] for key in keys] for row in rows] == [
         [row[key] for key in keys] for row in expected
@@ -157,6 +157,7 @@ def test_shuffled_photos_come_in_an_order_of_the_seed(
     run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path
 ) -> None:
     def order(*extra: object) -> list[str]:
+        (tmp_path / "rows").unlink(missing_ok=True)
         run(photo_folder, "--model", artifact_path, "--jsonl", tmp_path / "rows", *extra)
         return [row["source_id"] for row in read_rows(tmp_path / "rows")]
 
