@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gain_apps.commands import Command, CommandQueue
+from gain_apps.progress import NOTE
 from gain_apps.snapshot_keeper import SnapshotKeeper
 from gain_apps.stop_request import StopRequest
 from gain_core.errors import GainError
@@ -132,7 +133,8 @@ def drain_commands(
                 keeper=keeper,
                 who=request.who,
             )
-            logger.info("%s", outcome)
+            # What a person did is worth a line whatever else is said.
+            logger.log(NOTE, "%s", outcome)
         except GainError as err:
             outcome = f"{request.command} failed: {err}"
             logger.error("%s", outcome)

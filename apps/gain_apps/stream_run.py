@@ -338,7 +338,7 @@ def _actions(
         outcome = carry_out(
             command, adapter, stop, state_out=config.state_out, keeper=keeper, who="the window"
         )
-        logger.info("%s", outcome)
+        logger.log(NOTE, "%s", outcome)
         if board is not None:
             board.note("command", outcome, who="the window")
 
