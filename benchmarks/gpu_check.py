@@ -1,8 +1,8 @@
 """What adaptation costs beside ViT-B/16 on a GPU, and whether it is right there; one JSON.
 
     pip install '.[export,cuda13]' pytest   # and ONNX Runtime as docs/cuda.md says
-    python benchmarks/gpu_check.py --json gpu_check.json
-    python benchmarks/gpu_check.py --cpu-dry-run      # the same code, the road signs, the CPU
+    benchmarks/gpu_check.sh --json gpu_check.json
+    benchmarks/gpu_check.sh --cpu-dry-run             # the same code, the road signs, the CPU
 
 Each way of adapting is timed beside the network it follows, turn about, and compared with a float64
 step in NumPy. The times of a dry run mean nothing. The exit status is 1 where a result is wrong, a
