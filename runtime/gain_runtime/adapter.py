@@ -340,12 +340,14 @@ class Adapter(Closing):
         """One batch through network and method."""
         prediction, (forward_ns, adapt_ns) = self._engine.step(pixel_values, learn=learn)
         source_log_probs = np.asarray(prediction.source_log_probs)
+        log_probs = np.asarray(prediction.log_probs)
         times = (preprocess_ns, forward_ns, adapt_ns)
         return AdaptedBatch(
             source_probs=np.exp(source_log_probs),
             source_log_probs=source_log_probs,
-            probs=np.asarray(prediction.probs),
-            log_probs=np.asarray(prediction.log_probs),
+            # By the same function as the source's: equal logarithms give equal bits.
+            probs=np.exp(log_probs),
+            log_probs=log_probs,
             strength=np.asarray(prediction.strength),
             gain=np.asarray(prediction.gain),
             stage_ns=dict(zip(STAGES, times, strict=True)),
