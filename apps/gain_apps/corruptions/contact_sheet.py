@@ -97,7 +97,7 @@ def read_photo(path: Path) -> Pixels:
     try:
         upright = Image.fromarray(load_image(path))
     except StreamError as err:
-        raise ConfigError(f"photo: {err}") from err
+        raise ConfigError(f"photo: expected a picture file, got {err}") from err
     size = (REFERENCE_PX, REFERENCE_PX)
     return np.asarray(ImageOps.fit(upright, size, Image.Resampling.BICUBIC))
 
