@@ -23,8 +23,9 @@ import numpy as np
 import onnxruntime
 from threadpoolctl import threadpool_limits
 
-from gain_core import GainConfig, __version__
+from gain_core import __version__
 from gain_runtime.adapter import Adapter
+from gain_runtime.engine import NetworkEngine
 from gain_runtime.open_session import open_session
 from gain_runtime.session import Session
 from gain_runtime.shared_session import MOST_ROWS, SharedSession
@@ -79,9 +80,10 @@ def measure(
 ) -> dict[str, float]:
     """So many streams for a while, after a tenth of it to warm up."""
     shared = SharedSession(session, most_rows=most_rows)
-    config = GainConfig.preset("tracked")
     members = [shared.join() for _ in range(num_streams)]
-    adapters = [Adapter(member, config, update_every=args.update_every) for member in members]
+    adapters = [
+        Adapter(NetworkEngine(member, update_every=args.update_every)) for member in members
+    ]
     period_s = 0.0 if args.rate is None else 1.0 / args.rate
 
     def play(adapter: Adapter, seed: int, seconds: float) -> list[float]:

@@ -73,7 +73,7 @@ def run_stream(
         If something cannot be opened or fails in mid-stream. In the latter case the outputs are
         finished, the state is saved and the summary reported first.
     """
-    logger.debug("config: %s", json.dumps(config.to_dict()))
+    logger.info("config: %s", json.dumps(config.to_dict()))
     # Until something is open, there is nothing to finish: a signal ends the process at once.
     stop.nothing_to_lose = host is None
     with ExitStack() as stack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -219,12 +220,21 @@ def _refuse_unreadable(path: Path) -> None:
         ) from err
 
 
+def _touch(lock: Path) -> None:
+    """Make the file to lock; an error where nothing can be written beside it."""
+    try:
+        lock.touch()
+    except PermissionError:
+        # Another user's, in a folder that several may write to.
+        if not lock.exists() or not os.access(lock.parent, os.W_OK):
+            raise
+
+
 def _locked(folder: Path) -> IO[bytes]:
     """The folder, made if need be, locked until the file is closed or the process dies."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / LOCK).exists():
-            (folder / LOCK).touch()
+        _touch(folder / LOCK)
         # Read only, or the disk could not be made read-only while the stream runs.
         lock = (folder / LOCK).open("rb")
     except OSError as err:

@@ -15,10 +15,10 @@ import cv2
 import numpy as np
 import pytest
 
-from gain_core import preset
+from gain_core import config_from_dict, preset
 from gain_core.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from gain_runtime.adapter import Adapter
-from gain_runtime.engine import NetworkEngine
+from gain_runtime.engine import NetworkEngine, artifact_method
 from gain_runtime.open_session import open_session
 from gain_runtime.sources import open_source
 from gain_runtime.state_file import load_state
@@ -69,7 +69,7 @@ def test_photos_give_the_rows_the_adapter_gives(
     assert summary["frames_learned"] == 12
     assert summary["artifact"]["sha256"] == adapter.artifact.sha256
     assert summary["provider"] == "CPUExecutionProvider"
-    assert summary["config"]["gain"] == preset("shift").to_dict()
+    assert config_from_dict(summary["config"]["gain"]) == preset("shift")
 
 
 def test_the_prediction_is_the_sources_while_warming_up(
@@ -78,7 +78,7 @@ def test_the_prediction_is_the_sources_while_warming_up(
     rows_path = tmp_path / "rows.jsonl"
     done = command(
         *(photo_folder, "--model", artifact_path, "--jsonl", rows_path, "--json"),
-        *("--warm-up", "8", "--update-every", "1", "--preset", "balanced"),
+        *("--warm-up", "8", "--update-every", "1", "--preset", "paper"),
     )
     assert done.returncode == 0, done.stderr
     strengths = [row["strength"] for row in read_rows(rows_path)]
@@ -190,8 +190,7 @@ def test_a_signal_finishes_the_files_and_saves_the_state(
     with open_session(artifact_path) as session:
         loaded = load_state(
             state,
-            prototypes=session.artifact.head_weight,
-            config=preset("shift"),
+            method=artifact_method(session.artifact),
             artifact_sha256=session.artifact.sha256,
         )
     assert loaded.frames == summary["frames"]

@@ -121,8 +121,9 @@ def test_bad_input(
         pytest.param(["--top-k", "0"], "--top-k: expected at least 1", id="top-k"),
         pytest.param(["--num-threads", "0"], "--num-threads: expected at least 1", id="threads"),
         pytest.param(["--seed", "-1"], "--seed: expected at least 0", id="seed"),
-        pytest.param(["--preset", "best"], "preset: expected one of tracked", id="preset"),
-        pytest.param(["--half-life", "0"], "half_life", id="half-life"),
+        pytest.param(
+            ["--preset", "best"], "preset: expected one of shift, paper, paper-l2", id="preset"
+        ),
         pytest.param(["--device", "tpu"], "device: expected cpu", id="device"),
         pytest.param(["--log-level", "loud"], "--log-level: expected one of", id="log level"),
         pytest.param(["--corrupt", "mist:3"], "got 'mist'", id="corruption"),
@@ -237,7 +238,9 @@ def test_states_that_do_not_fit(
     use = [clip_path, "--model", other_artifact_path, "--state-in", state]
     assert "artifact hash" in fail(*use)
     use = [clip_path, "--model", artifact_path, "--state-in", state]
-    assert "another config: half_life" in fail(*use, "--half-life", "7")
+    settings = write_file(tmp_path / "run.toml", b"[gain]\nhalf_life = 7\n")
+    assert "another config: half_life" in fail(*use, "--config", settings)
+    assert "another config: " in fail(*use, "--preset", "paper")
     data = state.read_bytes()
     state.write_bytes(data[: len(data) // 2])
     assert "damaged" in fail(*use)

@@ -57,7 +57,7 @@ def test_each_stream_ends_as_it_would_alone(
         *common,
         *("--names", "clip,photos,pattern", "--jsonl", tmp_path / "rows.jsonl", "--json"),
         *("--state-out", tmp_path / "s.safetensors", "--output", tmp_path / "out.avi"),
-        *("--snapshots", tmp_path / "kept", "--snapshot-every", 5),
+        *("--snapshots", tmp_path / "kept", "--snapshot-every", 5, "--verbose"),
     )
     assert together.returncode == 0, together.stderr
     summaries = [json.loads(line) for line in together.stdout.splitlines()]
@@ -91,7 +91,7 @@ def test_each_continues_from_its_own_snapshots(
         done = command(
             *(f"test://pattern?{SMALL}&frames={frames}" for frames in (20, 9)),
             *("--model", artifact_path, "--warm-up", 1, "--update-every", 1, "--num-threads", 1),
-            *("--snapshots", tmp_path / "kept", "--names", "a,b", "--json"),
+            *("--snapshots", tmp_path / "kept", "--names", "a,b", "--json", "--verbose"),
         )
         assert done.returncode == 0, done.stderr
         learned = [json.loads(line)["frames_learned"] for line in done.stdout.splitlines()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -221,13 +222,14 @@ class EndingSource:
         pass
 
 
-def test_frames_before_a_lost_signal_are_all_classified() -> None:
+@pytest.mark.parametrize("ahead", [0, 1], ids=["host", "device"])
+def test_frames_before_a_lost_signal_are_all_classified(ahead: int) -> None:
     sizes: list[int] = []
     probs = np.full((2, 2), 0.5, dtype=np.float32)
 
-    def step(images: list, regions: list, learn: bool) -> SimpleNamespace:
+    def submit(images: list, regions: list, learn: bool) -> Callable[[], SimpleNamespace]:
         sizes.append(len(images))
-        return SimpleNamespace(
+        batch = SimpleNamespace(
             source_probs=probs,
             probs=probs,
             source_log_probs=np.log(probs),
@@ -236,9 +238,10 @@ def test_frames_before_a_lost_signal_are_all_classified() -> None:
             gain=np.zeros(2),
             stage_ns={"preprocess": 1, "forward": 2, "adapt": 3},
         )
+        return lambda: batch
 
-    manifest = SimpleNamespace(labels=("a", "b"))
-    adapter = SimpleNamespace(artifact=SimpleNamespace(manifest=manifest), step=step)
+    artifact = SimpleNamespace(manifest=SimpleNamespace(labels=("a", "b")))
+    adapter = SimpleNamespace(artifact=artifact, submit=submit, ahead=ahead)
     outputs, record, sink = Outputs(), RunRecord(), RecordingSink()
     outputs.add("rows", sink)
     loop = StreamLoop(adapter, outputs, record, stop=StopRequest(), batch=2)
@@ -263,7 +266,7 @@ def test_the_summary_puts_frozen_beside_adapted() -> None:
         "frames_learned": 0,
         "artifact": {"path": "m.onnx", "sha256": "ab" * 32},
         "provider": "CPUExecutionProvider",
-        "config": StreamConfig(input="photos", model="m.onnx").to_dict(),
+        "config": StreamConfig(input="photos", model="m.onnx", preset="paper").to_dict(),
         "outputs": {"jsonl": "rows.jsonl"},
         "stopped_by": None,
         "truth": {"frames": 5, "source": score, "adapted": better, "conditions": {}},
@@ -275,3 +278,4 @@ def test_the_summary_puts_frozen_beside_adapted() -> None:
     cells = [cell.strip() for cell in line.split("│") if cell.strip()]
     assert cells == ["all", "5", "40.0", "60.0", "9.0", "5.0", "1.500", "inf"]
     assert "1 unreadable, 2 dropped, 0 rejected" in text
+    assert "method paper, batch 1, seed 0, device cpu" in text

@@ -104,9 +104,6 @@ def test_a_table_of_cameras_gives_each_its_own_settings(
         pytest.param({"display": True}, "--display: a window shows one", id="window"),
         pytest.param({"jsonl": "-"}, "--jsonl -: the streams would mix", id="stdout"),
         pytest.param({"input": ["-", "-"]}, "INPUT: standard input", id="stdin twice"),
-        pytest.param(
-            {"model": None, "adaptive": "a.onnx"}, "--adaptive: an adaptive file", id="adaptive"
-        ),
         pytest.param({"model": None}, "--model: expected", id="no model"),
         pytest.param({"jsonl": "nowhere/rows.jsonl"}, "no such folder nowhere", id="no folder"),
         pytest.param({"batch": 0}, "--batch: expected at least 1", id="any other"),

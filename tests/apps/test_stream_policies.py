@@ -263,7 +263,7 @@ def test_a_beating_watchdog_ends_nothing_and_a_silent_one_ends_the_process() -> 
     assert done.returncode == HUNG_STATUS
     assert time.monotonic() - started < 10.0
     assert "Current thread" in done.stderr
-    assert "time.sleep" in done.stderr or "line 4" in done.stderr
+    assert "time.sleep" in done.stderr or "line 5" in done.stderr
 
 
 def test_a_slow_delivery_never_stalls_and_the_queue_is_bounded() -> None:

@@ -68,9 +68,10 @@ def test_photos_with_names_and_mixed_inputs_stay_several_streams(
     photos = [str(path) for path in sorted(photo_folder.glob("*.jpg"))[:2]]
     common = {"model": str(artifact_path)}
     named = plan_streams({**common, "input": photos, "names": ["a", "b"]})
-    assert [config.name for config in named] == ["a", "b"]
-    assert len(plan_streams({**common, "input": [photos[0], str(clip_path)]})) == 2
-    (one,) = plan_streams({**common, "input": photos})
+    assert [config.name for config in named.configs] == ["a", "b"]
+    mixed = plan_streams({**common, "input": [photos[0], str(clip_path)]})
+    assert [config.photos for config in mixed.configs] == [(), ()]
+    (one,) = plan_streams({**common, "input": photos}).configs
     assert one.photos == tuple(photos)
 
 

@@ -25,9 +25,9 @@ def asked_for(monkeypatch):
     seen: list[int | None] = []
     make = BatchPreprocessor.__init__
 
-    def note(self, spec, /, *, threads=1):
+    def note(self, spec, /, *, threads=1, **more):
         seen.append(threads)
-        make(self, spec, threads=threads)
+        make(self, spec, threads=threads, **more)
 
     monkeypatch.setattr(BatchPreprocessor, "__init__", note)
     return seen
@@ -56,7 +56,7 @@ def test_stream_by_itself_preprocesses_in_as_many_threads_as_its_network(
         file = tmp_path / "tiny.adaptive.onnx"
         add_adaptation(artifact_path, file, config=preset("shift"))
     status = main(
-        [*map(str, (photo_folder, f"--{kind}", file, "--json", "--batch", 4, *flags))],
+        [*map(str, (photo_folder, "--model", file, "--json", "--batch", 4, *flags))],
     )
     assert status == 0
     assert json.loads(capsys.readouterr().out)["frames"] == 12

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gain_core import Gain
+from gain_core import PRESETS, Gain, preset
 
 pytestmark = pytest.mark.slow
 
@@ -27,14 +27,14 @@ def _as_torch(array: np.ndarray) -> Any:
     [pytest.param(10, 512, id="K10"), pytest.param(1000, 768, id="K1000")],
 )
 @pytest.mark.parametrize("batch_size", [1, 64])
-@pytest.mark.parametrize("preset", ["tracked", "balanced"])
+@pytest.mark.parametrize("name", list(PRESETS))
 def test_step(
-    benchmark: Any, convert: Any, num_classes: int, feature_dim: int, batch_size: int, preset: str
+    benchmark: Any, convert: Any, num_classes: int, feature_dim: int, batch_size: int, name: str
 ) -> None:
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((num_classes, feature_dim)).astype(np.float32)
     features = rng.standard_normal((batch_size, feature_dim)).astype(np.float32)
-    gain = Gain(convert(weight), preset(preset))
+    gain = Gain(convert(weight), preset(name))
     inputs = convert(features), convert(features @ weight.T / feature_dim**0.5)
     gain.step(*inputs)
     prediction = benchmark(gain.step, *inputs)

@@ -121,15 +121,15 @@ def test_of_two_classes_nothing_is_learned_and_the_source_answers():
     assert gain.state.draws[-1] == 0.0
 
 
-def test_of_three_classes_a_mixture_is_learned_from():
-    """Eight draws are not eight classes: three in equal shares are as many draws as frames."""
-    world = camera_world(3, size=2.0, seed=0)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_where_a_mixture_cannot_be_told_the_source_answers(seed):
+    """Of three classes, one and a mixture are 0.07 apart: less than the error of a block."""
+    world = camera_world(3, size=2.0, seed=seed)
     gain = made(world)
-    found = [accuracies(gain, *mixture(world, domain)) for domain in range(3)]
-    gains = np.diff(found, axis=1)
-    assert np.mean(gains) > 2.0
-    assert np.min(gains) > -2.0
-    assert gain.state.draws[-1] > 0.0
+    for domain in range(3):
+        source, adapted = accuracies(gain, *mixture(world, domain))
+        assert source == adapted
+    assert gain.state.draws[-1] == 0.0
 
 
 def test_a_rare_class_is_not_lost():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from PIL import Image
 from gain_apps.export import main
 from gain_apps.export_text import Written, print_text
 from gain_apps.stream_config import StreamConfig
-from gain_core import PRESETS, preset
+from gain_core import PRESETS, UPDATE_EVERY, WARMUP_FRAMES, preset
 from gain_export.adaptive import AdaptiveReport
 from gain_export.graph import rename_value
 from gain_runtime.adaptive_artifact import load_adaptive
@@ -60,7 +59,6 @@ def test_of_an_artifact_only_the_adaptive_file_is_written(classifier, saved, cap
         ),
         pytest.param(["--preset", "paper"], "--preset: is a setting of --adaptive", id="preset"),
         pytest.param(["--adaptive", "--preset", "none"], "preset: expected one of", id="unknown"),
-        pytest.param(["--half-life", "9"], "--half-life: is a setting of --adaptive", id="memory"),
         pytest.param(["--warm-up", "9"], "--warm-up: is a setting of --adaptive", id="wait"),
         *(
             pytest.param(
@@ -70,19 +68,6 @@ def test_of_an_artifact_only_the_adaptive_file_is_written(classifier, saved, cap
             )
             for flag in ("--update-every", "--warm-up")
             for frames in ("0", "-3", "1025")
-        ),
-        *(
-            pytest.param(
-                ["--adaptive", "--half-life", frames],
-                f"--half-life {frames}: half_life: expected a number > 0",
-                id=f"half-life-{frames}",
-            )
-            for frames in ("0", "-3", "nan")
-        ),
-        pytest.param(
-            ["--adaptive", "--preset", "balanced", "--half-life", "inf"],
-            "--half-life inf: prior_samples: expected 0",
-            id="half-life-endless",
         ),
     ],
 )
@@ -97,13 +82,13 @@ def test_bad_settings_are_one_line_and_nothing_is_written(
     assert list(path.parent.glob("*.onnx")) == [path]
 
 
-def test_memory_and_waits_are_baked_in(classifier, saved, capsys):
+def test_preset_and_waits_are_baked_in(classifier, saved, capsys):
     path = saved(classifier.plain())
-    flags = ["--preset", "balanced", "--half-life", "50", "--warm-up", "9", "--update-every", "3"]
+    flags = ["--preset", "paper", "--warm-up", "9", "--update-every", "3"]
     assert main([str(path), *PREPROCESSING, "--adaptive", *flags]) == 0
     assert "update every 3, warm-up 9" in capsys.readouterr().err
     artifact = load_adaptive(path.with_name("net.adaptive.onnx"))
-    assert artifact.config == replace(preset("balanced"), half_life=50.0)
+    assert artifact.config == preset("paper")
     assert (artifact.update_every, artifact.warmup_frames) == (3, 9)
 
 
@@ -114,8 +99,8 @@ def test_what_nobody_says_is_what_a_stream_does(classifier, saved, preset):
     artifact = load_adaptive(path.with_name("net.adaptive.onnx"))
     stream = StreamConfig(input="clip.mp4", model="net.gain.onnx", preset=preset)
     assert artifact.config == stream.gain_config()
-    assert artifact.update_every == stream.update_every
-    assert artifact.warmup_frames == stream.warm_up == 64
+    assert (stream.update_every, stream.warm_up) == (None, None)
+    assert (artifact.update_every, artifact.warmup_frames) == (UPDATE_EVERY, WARMUP_FRAMES)
 
 
 @pytest.fixture

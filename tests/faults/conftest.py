@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gain_core import preset as named
 from gain_runtime.adapter import Adapter
 from gain_runtime.engine import NetworkEngine
 from gain_runtime.open_session import open_session
@@ -51,9 +52,9 @@ def make_adapter(artifact_path: Path) -> Iterator[Callable[..., Adapter]]:
     """Adapters on the tiny artifact or another; their sessions are closed after the test."""
     sessions = []
 
-    def make(path: Path = artifact_path, /, *, preset: str = "tracked") -> Adapter:
+    def make(path: Path = artifact_path, /, *, preset: str = "shift") -> Adapter:
         sessions.append(open_session(path, num_threads=1))
-        return Adapter(NetworkEngine(sessions[-1], preset(preset), update_every=1, warmup_frames=1))
+        return Adapter(NetworkEngine(sessions[-1], named(preset), update_every=1, warmup_frames=1))
 
     yield make
     for session in sessions:

@@ -143,6 +143,7 @@ def test_a_stopped_stream_loses_nothing_and_the_next_one_goes_on(
             "--num-threads",
             1,
             "--json",
+            "--verbose",
         ),
     )
     for total in (40, 80):

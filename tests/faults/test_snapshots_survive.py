@@ -233,11 +233,11 @@ def test_rolling_back_goes_one_further_each_time_and_forgets_what_was_newer(
         assert adapter.frames == 7
         frames = []
         for _ in range(3):
-            assert keeper.roll_back()
+            assert keeper.roll_back().startswith("rolled back to ")
             frames.append(adapter.frames)
         assert frames == [6, 4, 2]
         assert [item.frames for item in store.snapshots()] == [2]
-        assert not keeper.roll_back()
+        assert keeper.roll_back() == "no earlier snapshot to roll back to"
         assert adapter.frames == 2
 
 
@@ -250,7 +250,7 @@ def test_a_reset_is_kept_too(make_adapter: Callable[..., Adapter], tmp_path: Pat
         adapter.reset()
         keeper.tick()
         assert [item.frames for item in store.snapshots()] == [0, 4]
-        assert keeper.roll_back()
+        assert keeper.roll_back().startswith("rolled back to 4 learned frames")
         assert adapter.frames == 4
 
 

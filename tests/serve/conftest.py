@@ -160,7 +160,7 @@ class FakeCameras:
     acts: list[tuple[str, str, str]] = field(default_factory=list)
 
     def all(self) -> list[WatchedCamera]:
-        return [stream.watched() for stream in self.streams.values()]
+        return [stream.watched() for stream in list(self.streams.values())]
 
     def find(self, name: str) -> WatchedCamera | None:
         return self.streams[name].watched() if name in self.streams else None
@@ -194,7 +194,7 @@ def stream(idle):
     idle.thread.start()
     yield idle
     idle.stop.set()
-    idle.thread.join(timeout=5)
+    idle.thread.join(timeout=60)
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def serve(cameras):
         server.close()
 
 
-def wait_until(happened, *, timeout_s: float = 20.0):
+def wait_until(happened, *, timeout_s: float = 120.0):
     """The first true value, or a failure."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
@@ -232,7 +232,7 @@ def wait_until(happened, *, timeout_s: float = 20.0):
 
 def answers(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()
     except OSError:
         return False
     return True
@@ -278,7 +278,7 @@ def ask():
         )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(wanted, timeout=10) as reply:
+            with opener.open(wanted, timeout=60) as reply:
                 return Reply(
                     reply.status, {k.lower(): v for k, v in reply.headers.items()}, reply.read()
                 )
