@@ -4,7 +4,7 @@
     python benchmarks/soak.py --table benchmarks/results/soak.json --into docs/operations.md
 
 ARTIFACT is `models/roadsigns/roadsigns.onnx` after `gain-export`; `make demo` leaves one.
-`gain-stream test://drive` runs on it at a camera's pace, with the guard, snapshots and the page on.
+`gain-stream test://drive` runs on it at a camera's pace, with snapshots and the page on.
 A viewer stays on the page. Twice a minute the metrics and the resident memory are noted; every ten
 minutes the process gets SIGKILL and is started again, and what the next one restores is compared
 with what the last one had learned. The file is written after every note.
@@ -51,8 +51,6 @@ NOTED = {
     "gain_frames_learned": "learned",
     "gain_rate_hz": "rate_hz",
     "gain_agreement_ratio": "agreement",
-    "gain_adaptation_guard_trips": "guard_trips",
-    "gain_adaptation_guard_hold_frames": "guard_hold_frames",
     "gain_adaptation_shift_nats": "shift_nats",
 }
 
@@ -143,7 +141,7 @@ class Soak:
         source = f"test://drive?live=1&rate={self._args.rate:g}&frames={frames}&seed={number}"
         rows, log = folder / f"life-{number}.jsonl", folder / f"life-{number}.log"
         command = [
-            *(sys.executable, "-m", "gain_apps.stream", source),
+            *(sys.executable, "-m", "gain_apps.stream", "--verbose", source),
             *("--model", self._args.artifact, "--num-threads", 1, "--json", "--watchdog", 60),
             *("--snapshots", folder / "snapshots", "--snapshot-every", SNAPSHOT_EVERY),
             *("--serve", self._args.port, "--jsonl", rows),

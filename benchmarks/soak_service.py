@@ -154,7 +154,7 @@ class ServiceSoak:
         cores = sorted(os.sched_getaffinity(0))[: self._args.cores]
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gain_apps.stream", "--config", str(config)],
+                [sys.executable, "-m", "gain_apps.stream", "--verbose", "--config", str(config)],
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -73,7 +73,6 @@ def _whole(report: Mapping[str, Any], lives: Sequence[Life], lost: Sequence[int]
         ),
         ("snapshots set aside", str(sum(life["set_aside"] for life in lives))),
         ("torn rows in the JSON lines", str(_rows(lives, "torn"))),
-        ("guard trips", f"{max(int(note.get('guard_trips', 0)) for note in notes)}"),
         (
             "viewer",
             f"{report['viewer']}; the picture had moved at "

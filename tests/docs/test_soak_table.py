@@ -41,7 +41,6 @@ def life(number: int, *, kib: tuple[int, int], lost: int | None) -> dict[str, ob
             "rss_kib": size,
             "frames": frames,
             "dropped": 3,
-            "guard_trips": 1,
             "cpu_s": 240.0,
             "open_files": 14,
             "viewer": {"moved": frames > 0},
@@ -87,7 +86,6 @@ def test_the_table_adds_up_what_was_noted(tmp_path: Path, lost: int, survived: s
     assert shown["frames classified"] == "9,600, 8.00 a second"
     assert shown["frames dropped"] == "6"
     assert shown["kills survived"] == survived
-    assert shown["guard trips"] == "1"
     assert shown["viewer"] == "a client; the picture had moved at 4 of 6 looks"
     assert shown["processor"].startswith("0.40 of a core")
     assert shown["accuracy, frozen source"] == "50.0 % of 9,600"

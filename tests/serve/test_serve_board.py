@@ -81,7 +81,7 @@ def test_history_has_the_means_of_each_second(board, clock, result):
 
 def test_history_remembers_the_adaptations_numbers(board, clock, facts, result):
     for shift in (0.25, 0.5, float("nan")):
-        facts["adaptation"] = {"shift_nats": shift, "guard": "watching", "trips": 2}
+        facts["adaptation"] = {"shift_nats": shift, "mode": "learning"}
         board.write(result(0))
         clock.now += 1.0
     # JSON has no NaN.
@@ -101,16 +101,15 @@ def test_history_forgets_and_keeps_gaps(result):
 
 def test_words_that_change_are_events_and_numbers_are_not(board, clock, facts, events):
     for adaptation in (
-        {"guard": "watching", "drift": 0.1, "held": False, "guard_trips": 0},
-        {"guard": "watching", "drift": 0.9, "held": False, "guard_trips": 1},
-        {"guard": "source only", "drift": 0.9, "held": True, "guard_trips": 1},
+        {"mode": "learning", "drift": 0.1, "held": False},
+        {"mode": "learning", "drift": 0.9, "held": False},
+        {"mode": "source only", "drift": 0.9, "held": True},
     ):
         facts["adaptation"] = adaptation
         board.poll()
         clock.now += PROBE_INTERVAL_S
     assert told(events) == [
-        ("adaptation", "guard_trips: 0 → 1"),
-        ("adaptation", "guard: watching → source only"),
+        ("adaptation", "mode: learning → source only"),
         ("adaptation", "held: no → yes"),
     ]
 

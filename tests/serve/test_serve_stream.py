@@ -767,14 +767,14 @@ def test_a_command_that_fails_does_not_end_the_stream(adapter, caplog):
 @dataclass
 class Told:
     drift: float
-    guard: str
+    mode: str
     array: tuple[int, ...]
 
 
 @pytest.mark.parametrize(
     ("status", "shown"),
     [
-        pytest.param(Told(0.5, "ok", (1,)), {"drift": 0.5, "guard": "ok"}, id="record"),
+        pytest.param(Told(0.5, "ok", (1,)), {"drift": 0.5, "mode": "ok"}, id="record"),
         pytest.param({"held": True, "since": None}, {"held": True, "since": None}, id="mapping"),
     ],
 )

@@ -73,8 +73,7 @@ class StreamFacts:
     not_learned : mapping
         Frames that were predicted but not learned from, by what was wrong with them.
     adaptation : mapping
-        Numbers and words of the adapter's status. A word that changes is an event, and so is a
-        count whose name ends with `_trips`.
+        Numbers and words of the adapter's status. A word that changes is an event.
     device : DeviceFacts
     kept : KeptFacts or None
         None where no snapshots are taken.
@@ -122,9 +121,7 @@ def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind,
         found.append(("state", words[fails]))
     for name, value in after.adaptation.items():
         old = before.adaptation.get(name)
-        # A guard may trip and recover between two looks: its count tells.
-        told = isinstance(value, str | bool) or name.endswith("_trips")
-        if told and old is not None and old != value:
+        if isinstance(value, str | bool) and old is not None and old != value:
             found.append(("adaptation", f"{name}: {_word(old)} → {_word(value)}"))
     return found
 

@@ -10,7 +10,7 @@ const HISTORY_MS = 1000;
 const EVENTS_MS = 2000;
 const SPANS = { fine: 600, coarse: 86400 };
 const ROWS = 5;
-const KNOWN = { shift_nats: "shift", trust: "trust", guard: "guard" };
+const KNOWN = { shift_nats: "shift", trust: "trust" };
 
 const seen = { name: null, status: null, scale: "fine", view: "annotated", points: new Map(), events: [], aheadS: 0 };
 const charts = makeCharts();

@@ -22,7 +22,6 @@ const TERMS = {
   "left out": "Frames that are skipped evenly, so that the device keeps up with the camera.",
   "in no snapshot": "Learned frames that a crash would cost now.",
   "last snapshot": "When what was learned was last written to the disk.",
-  "guard": "Watches how often the adapted prediction agrees with the source network, and lets the source network answer when it hardly does.",
   "update": "So many frames are collected for one step of learning. Every frame is predicted at once.",
 };
 
