@@ -49,7 +49,7 @@ def test_the_artifact_says_what_its_weights_were_trained_with(report):
     assert report.preprocess.std == pytest.approx((128 / 255,) * 3)
     assert "efficientnet-lite0-57934424.pth" in report.source
     assert (report.num_classes, report.feature_dim) == (1000, 1280)
-    assert report.verification["logits_max_abs_diff"] < 1e-4
+    assert report.verification["output_max_abs_diff"] < 1e-4
 
 
 def test_a_sample_of_photographs_is_recognised(report, photographs):

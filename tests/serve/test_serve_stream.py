@@ -72,6 +72,8 @@ class Running:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **environment},
+            # Under `nohup` it would be ignored, which the stream takes for a wish.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         self.log: list[str] = []
         assert self.process.stderr is not None
