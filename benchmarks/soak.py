@@ -81,25 +81,28 @@ def main() -> int:
         parser.error("--artifact is required; make demo leaves one")
     args.folder = args.folder or Path(tempfile.mkdtemp(prefix="soak-"))
     args.folder.mkdir(parents=True, exist_ok=True)
-    Soak(args).run()
+    StreamSoak(args).run()
     return 0
 
 
 class Soak:
-    """Lives of one stream, one after another, and the report on them."""
+    """Lives of one process, one after another, and the report on them.
 
-    def __init__(self, args: argparse.Namespace, /) -> None:
+    Parameters
+    ----------
+    args : argparse.Namespace
+        Has `port` and `json`, where the report goes.
+    settings : mapping
+        The beginning of the report.
+    """
+
+    def __init__(self, args: argparse.Namespace, settings: Mapping[str, Any], /) -> None:
         self._args = args
         self._url = f"http://127.0.0.1:{args.port}"
         self._began_s = time.monotonic()
         self._lives: list[dict[str, Any]] = []
         self._report: dict[str, Any] = {
-            "command": f"python benchmarks/soak.py --artifact ARTIFACT --minutes {args.minutes:g} "
-            f"--kill-minutes {args.kill_minutes:g} --last-minutes {args.last_minutes:g} "
-            f"--rate {args.rate:g}",
-            "minutes_wanted": args.minutes,
-            "rate_wanted_hz": args.rate,
-            "snapshot_every": SNAPSHOT_EVERY,
+            **settings,
             "versions": {
                 "gain-edge": __version__,
                 "onnxruntime": onnxruntime.__version__,
@@ -109,6 +112,34 @@ class Soak:
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "lives": self._lives,
         }
+
+    def _now(self) -> float:
+        """Seconds since the soak began."""
+        return round(time.monotonic() - self._began_s, 1)
+
+    def _save(self) -> None:
+        """Replace the file with what is known by now."""
+        self._report["minutes"] = round(self._now() / 60.0, 2)
+        if self._args.json is None:
+            return
+        temporary = self._args.json.with_name(f".{self._args.json.name}.tmp")
+        temporary.write_text(json.dumps(self._report, indent=1) + "\n")
+        temporary.replace(self._args.json)
+
+
+class StreamSoak(Soak):
+    """Lives of one stream."""
+
+    def __init__(self, args: argparse.Namespace, /) -> None:
+        settings = {
+            "command": f"python benchmarks/soak.py --artifact ARTIFACT --minutes {args.minutes:g} "
+            f"--kill-minutes {args.kill_minutes:g} --last-minutes {args.last_minutes:g} "
+            f"--rate {args.rate:g}",
+            "minutes_wanted": args.minutes,
+            "rate_wanted_hz": args.rate,
+            "snapshot_every": SNAPSHOT_EVERY,
+        }
+        super().__init__(args, settings)
 
     def run(self) -> None:
         """Everything; raises at the first thing that does not hold."""
@@ -231,19 +262,6 @@ class Soak:
                 if name is not None:
                     values[name] = sample.value
         return values
-
-    def _now(self) -> float:
-        """Seconds since the soak began."""
-        return round(time.monotonic() - self._began_s, 1)
-
-    def _save(self) -> None:
-        """Replace the file with what is known by now."""
-        self._report["minutes"] = round(self._now() / 60.0, 2)
-        if self._args.json is None:
-            return
-        temporary = self._args.json.with_name(f".{self._args.json.name}.tmp")
-        temporary.write_text(json.dumps(self._report, indent=1) + "\n")
-        temporary.replace(self._args.json)
 
 
 def process_status(pid: int) -> dict[str, float]:

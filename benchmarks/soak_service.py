@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import re
 import signal
@@ -31,13 +30,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
 from marks import put_tables
 from prometheus_client.parser import text_string_to_metric_families
-from soak import process_status
+from soak import Soak, process_status
 from soak_viewer import Viewer, open_viewer
-
-from gain_core import __version__
 
 START_S = 180.0
 SNAPSHOT_EVERY = 20
@@ -72,20 +68,16 @@ def main() -> int:
     return 0
 
 
-class ServiceSoak:
+class ServiceSoak(Soak):
     """Lives of one service, one after another, and the report on them."""
 
     def __init__(self, args: argparse.Namespace, /) -> None:
-        self._args = args
-        self._url = f"http://127.0.0.1:{args.port}"
         self._folder = Path(tempfile.mkdtemp(prefix="soak-service-"))
         self._names = [f"camera-{number:02d}" for number in range(args.cameras)]
         # Those that come and go; the others must never notice.
         self._moving = self._names[len(self._names) - args.come_and_go :]
         self._random = random.Random(0)
-        self._began_s = time.monotonic()
-        self._lives: list[dict[str, Any]] = []
-        self._report: dict[str, Any] = {
+        settings = {
             "command": f"python benchmarks/soak_service.py --artifact ARTIFACT --minutes "
             f"{args.minutes:g} --kills {args.kills} --cameras {args.cameras} --come-and-go "
             f"{args.come_and_go} --rate {args.rate:g} --cores {args.cores}",
@@ -94,15 +86,8 @@ class ServiceSoak:
             "rate_wanted_hz": args.rate,
             "cores": args.cores,
             "snapshot_every": SNAPSHOT_EVERY,
-            "versions": {
-                "gain-edge": __version__,
-                "onnxruntime": onnxruntime.__version__,
-                "python": platform.python_version(),
-            },
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "lives": self._lives,
         }
+        super().__init__(args, settings)
 
     def run(self) -> None:
         """Everything; the file is written after every note."""
@@ -321,16 +306,6 @@ class ServiceSoak:
             "still_rate_median_hz": round(statistics.median(still.values()), 3),
             "latency_p95_s": quantile(buckets, 0.95),
         }
-
-    def _now(self) -> float:
-        """Seconds since the soak began."""
-        return round(time.monotonic() - self._began_s, 1)
-
-    def _save(self) -> None:
-        """Replace the file with what is known by now."""
-        self._report["minutes"] = round(self._now() / 60.0, 2)
-        if self._args.json is not None:
-            self._args.json.write_text(json.dumps(self._report, indent=1) + "\n")
 
 
 def quantile(buckets: Mapping[str, float], share: float, /) -> float:
