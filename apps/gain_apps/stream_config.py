@@ -278,10 +278,6 @@ class StreamConfig:
             return request
         return replace(request, pixel_format=self.camera_format)
 
-    def logging_level(self) -> int:
-        """`log_level` as a number; `debug` wins."""
-        return logging.DEBUG if self.debug else LOG_LEVELS[self.log_level]
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values of every setting, the resolved config under `gain` where it is given."""
         record = {item.name: getattr(self, item.name) for item in fields(self)}

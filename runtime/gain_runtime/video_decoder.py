@@ -119,7 +119,6 @@ class VideoDecoder(Closing):
         self._interlaced = False
         self._damaged = 0
         self._num_decoded = 0
-        self._ended_by: str | None = None
         self._decoder = ""
         self._first: Decoded | None = None
         self._frames = self._read_on()
@@ -138,11 +137,6 @@ class VideoDecoder(Closing):
     def damaged(self) -> int:
         """Pieces of data so far from which no frame could be decoded."""
         return self._damaged
-
-    @property
-    def ended_by(self) -> str | None:
-        """Why the data ended before its end, as far as the container tells; else None."""
-        return self._ended_by
 
     @property
     def decoder(self) -> str:
@@ -315,7 +309,6 @@ class VideoDecoder(Closing):
                     lost = f"signal lost after {self._num_decoded} frames"
                     what = lost if self._num_decoded else "cannot be opened"
                     raise self._failure(err, what, waited_s=self._limits.read_s) from err
-                self._ended_by = reason_of(err)
                 yield None
                 return
             yield packet
