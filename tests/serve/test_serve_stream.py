@@ -16,23 +16,17 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
 
-from gain_apps.commands import CommandQueue
 from gain_apps.config_file import read_toml
-from gain_apps.stop_request import StopRequest
-from gain_apps.stream_commands import carry_out, drain_commands
 from gain_apps.stream_config import StreamConfig
-from gain_apps.stream_facts import status_words
-from gain_core.errors import ArtifactError, ConfigError
+from gain_core.errors import ConfigError
 
 ROADSIGNS = Path(__file__).resolve().parents[2] / "models" / "roadsigns"
 # Two seconds are promised; a machine that runs other tests meanwhile needs far more. Still less
@@ -710,79 +704,6 @@ def test_the_token_never_reaches_settings_or_logs(tmp_path):
     token.write_text("a-secret-of-some-length")
     config = StreamConfig(input="0", model="m", serve="8080", serve_token_file=str(token))
     assert "a-secret" not in json.dumps(config.to_dict())
-
-
-@pytest.fixture
-def adapter():
-    """Records what it is asked for."""
-    calls: list[str] = []
-    return SimpleNamespace(
-        calls=calls,
-        frozen=False,
-        frames=7,
-        reset=lambda: calls.append("reset"),
-        freeze=lambda: calls.append("freeze"),
-        unfreeze=lambda: calls.append("unfreeze"),
-        save_state=lambda path: calls.append(f"save {path}"),
-        load_state=lambda path: calls.append(f"load {path}"),
-    )
-
-
-def test_commands_do_what_they_say(adapter, tmp_path):
-    state = str(tmp_path / "state")
-    stop = StopRequest()
-    for command in ("freeze", "unfreeze", "reset", "save", "roll-back"):
-        carry_out(command, adapter, stop, state_out=state)
-    Path(state).touch()
-    carry_out("roll-back", adapter, stop, state_out=state)
-    assert adapter.calls == ["freeze", "unfreeze", "reset", f"save {state}", f"load {state}"]
-    assert not stop
-    carry_out("quit", adapter, stop, state_out=None)
-    assert stop.reason == "quit"
-
-
-@pytest.mark.parametrize("command", ["save", "roll-back"])
-def test_without_a_file_nothing_is_saved_and_it_is_said(adapter, command):
-    outcome = carry_out(command, adapter, StopRequest(), state_out=None)
-    assert adapter.calls == []
-    assert outcome == f"{command}: nothing done; name a file with --state-out or --snapshots"
-
-
-def test_a_command_that_fails_does_not_end_the_stream(adapter, caplog):
-    def fail(path: str) -> None:
-        raise ArtifactError(f"{path}: no space left on device")
-
-    adapter.save_state = fail
-    queue = CommandQueue()
-    requests = [queue.submit(command, who="me") for command in ("save", "reset")]
-    noted: list[tuple[str, str]] = []
-    drain_commands(
-        *(queue, adapter, StopRequest()), state_out="s", note=lambda *words: noted.append(words)
-    )
-    assert adapter.calls == ["reset"]
-    assert noted[0] == ("save failed: s: no space left on device", "me")
-    assert requests[0] is not None
-    assert requests[0].outcome.result() == noted[0][0]
-    assert noted[0][0] in caplog.text
-
-
-@dataclass
-class Told:
-    drift: float
-    mode: str
-    array: tuple[int, ...]
-
-
-@pytest.mark.parametrize(
-    ("status", "shown"),
-    [
-        pytest.param(Told(0.5, "ok", (1,)), {"drift": 0.5, "mode": "ok"}, id="record"),
-        pytest.param({"held": True, "since": None}, {"held": True, "since": None}, id="mapping"),
-    ],
-)
-def test_status_is_taken_as_it_comes(status, shown):
-    assert status_words(SimpleNamespace(status=lambda: status)) == shown
-    assert status_words(SimpleNamespace()) == {}
 
 
 def test_a_database_that_fails_stops_nothing_and_is_said_once(tmp_path, caplog):
