@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gain_apps.corruptions import CORRUPTIONS, corrupt, image_rng
+from gain_scenes.corruptions import CORRUPTIONS, corrupt, image_rng
 
 WIDTH, EPOCHS, BATCH, SEVERITY, NUM_TEST = 24, 6, 128, 2, 2000
 

@@ -24,8 +24,8 @@ import timm
 import torch
 from torch import nn
 
-from gain_apps.corruptions import CORRUPTIONS, corrupt, image_rng
 from gain_apps.evaluation.streams import tail_counts
+from gain_scenes.corruptions import CORRUPTIONS, corrupt, image_rng
 
 SIZE_PX, NUM_TRAIN, NUM_TEST, SEVERITY = 128, 4000, 1500, 3
 DECAY = 1e-3

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gain_apps.corruptions import CORRUPTIONS, corrupt, image_rng
+from gain_scenes.corruptions import CORRUPTIONS, corrupt, image_rng
 
 WIDTH, DEPTH, HEADS, REGISTERS, PATCH_PX, SIZE_PX = 128, 6, 4, 4, 4, 32
 MEAN = torch.tensor([0.4914, 0.4822, 0.4465]).view(1, 3, 1, 1)

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import PIL
 
-from gain_apps.corruptions import CORRUPTIONS, corrupt, image_rng
-from gain_apps.corruptions.contact_sheet import read_photo
+from gain_scenes.corruptions import CORRUPTIONS, corrupt, image_rng
+from gain_scenes.corruptions.contact_sheet import read_photo
 
 HERE = Path(__file__).resolve().parent
 PHOTO = HERE.parent / "tests" / "corruptions" / "photo.png"

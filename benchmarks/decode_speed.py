@@ -20,7 +20,7 @@ import av
 import cv2
 import numpy as np
 
-from gain_runtime.video_source import VideoSource
+from gain_runtime.sources.video import VideoSource
 
 OUT = Path(__file__).resolve().parent / "results" / "decode_speed.json"
 SIZE = (1920, 1080)

@@ -20,8 +20,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from gain_apps.roadsigns.conditions import CONDITIONS
-from gain_apps.roadsigns.drive import DriveParams, DriveSource
+from gain_scenes.roadsigns.conditions import CONDITIONS
+from gain_scenes.roadsigns.sources import DriveParams, DriveSource
 
 OUT = Path(__file__).resolve().parent / "results" / "drive_speed.json"
 LIMIT_HZ = 60.0

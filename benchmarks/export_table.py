@@ -123,7 +123,7 @@ def right(
     after: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> float:
     """Largest difference from the library's own forward pass, relative to its largest value."""
-    from gain_runtime.onnx_session import OnnxSession
+    from gain_runtime.sessions.onnx import OnnxSession
 
     pixels = np.random.default_rng(1).normal(size=(2, 3, *size)).astype(np.float32)
     with OnnxSession(report.path) as session:
@@ -265,7 +265,7 @@ def shows_range(path: Path) -> bool:
     """Whether the file normalises its pixels itself."""
     import onnx
 
-    from gain_export.input_form import read_input
+    from gain_export.preprocessing import read_input
 
     return read_input(onnx.load(path), path=path).value_range is not None
 

@@ -32,11 +32,10 @@ import numpy.typing as npt
 from gain_core import Gain, __version__, make_method
 from gain_export import PreprocessOverrides, export_onnx
 from gain_export.adaptive import add_adaptation
-from gain_runtime.adaptive_session import AdaptiveSession
-from gain_runtime.atomic_file import write_atomically
 from gain_runtime.engine import NetworkEngine, artifact_method
-from gain_runtime.onnx_native import CPU_PROVIDER, CUDA_PROVIDER
-from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.files.paths import write_atomically
+from gain_runtime.sessions.adaptive import AdaptiveSession
+from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ROAD_SIGNS = REPOSITORY / "models" / "roadsigns" / "roadsigns.onnx"

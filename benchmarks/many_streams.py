@@ -26,9 +26,8 @@ from threadpoolctl import threadpool_limits
 from gain_core import __version__
 from gain_runtime.adapter import Adapter
 from gain_runtime.engine import NetworkEngine
-from gain_runtime.open_session import open_session
-from gain_runtime.session import Session
-from gain_runtime.shared_session import MOST_ROWS, SharedSession
+from gain_runtime.sessions.session import Session, open_session
+from gain_runtime.sessions.shared import MOST_ROWS, SharedSession
 
 NUM_PICTURES = 8
 

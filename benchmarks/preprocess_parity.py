@@ -28,9 +28,9 @@ from PIL import Image
 
 from gain_core import __version__
 from gain_core._optional import require
-from gain_runtime.manifest import Preprocess
-from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.files.manifest import Preprocess
 from gain_runtime.preprocess import preprocess
+from gain_runtime.sessions.onnx import OnnxSession
 
 torch = require("torch", extra="eval")
 timm = require("timm", extra="eval")

@@ -29,13 +29,13 @@ import torch
 from onnx import numpy_helper
 from threadpoolctl import threadpool_limits
 
-from gain_apps.corruptions import CORRUPTIONS
 from gain_apps.evaluation import InputSettings, open_input
 from gain_apps.evaluation import evaluate as evaluate_methods
 from gain_apps.evaluation.methods.torch_network import TorchNetwork
-from gain_apps.roadsigns.designs import LABELS
-from gain_apps.roadsigns.sample import render_labelled
 from gain_core import PRESETS
+from gain_scenes.corruptions import CORRUPTIONS
+from gain_scenes.roadsigns.designs import LABELS
+from gain_scenes.roadsigns.sample import render_labelled
 
 MODEL = Path(__file__).resolve().parents[1] / "models" / "roadsigns"
 # Neither the training's nor the validation's: see models/roadsigns/train.py and evaluate.py.

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from gain_apps.roadsigns.drive import drive_source
 from gain_core.errors import GainError
-from gain_runtime.atomic_file import write_atomically
-from gain_runtime.frame import FrameSource
-from gain_runtime.manifest import Manifest
+from gain_runtime.files.manifest import Manifest
+from gain_runtime.files.paths import write_atomically
+from gain_runtime.frames import FrameSource
 from gain_runtime.preprocess import preprocess
-from gain_runtime.sources import open_source
+from gain_runtime.sources.opening import open_source
+from gain_scenes.roadsigns.sources import drive_source
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import is_numpy_namespace
 
-from gain_core._logspace import log_softmax, softmax
-from gain_core._rows import max_of, min_of, namespace, sum_of
+from gain_core._rows import log_softmax, max_of, min_of, namespace, softmax, sum_of
 from gain_core._typing import Array, Namespace
 
 __all__ = ["evidence_path", "expected_gain", "slope", "solve_strength"]

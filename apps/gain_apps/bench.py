@@ -139,9 +139,8 @@ def _run(flags: dict[str, Any], *, command: str, debug: bool) -> int:
     # Imported late, so that --help and wrong usage do not wait for OpenCV and ONNX Runtime.
     from rich.console import Console
 
-    from gain_apps.benchmarking.bench_config import STDOUT, BenchConfig
-    from gain_apps.benchmarking.bench_table import print_benchmark
-    from gain_apps.benchmarking.run_bench import run_benchmark
+    from gain_apps.benchmarking.config import STDOUT, BenchConfig
+    from gain_apps.benchmarking.run import print_benchmark, run_benchmark
     from gain_apps.evaluation.results import write_results
 
     config = BenchConfig.from_flags(flags)
@@ -160,7 +159,7 @@ def _run(flags: dict[str, Any], *, command: str, debug: bool) -> int:
 @contextmanager
 def _logging_to(console: Any, /, *, level: int) -> Iterator[None]:
     """Our packages' log lines on a console while it lasts: which device is used, and why."""
-    from gain_apps.progress import ConsoleHandler
+    from gain_apps.streaming.summary import ConsoleHandler
 
     handler = ConsoleHandler(console)
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))

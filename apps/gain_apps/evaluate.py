@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gain_core.errors import ConfigError, GainError
-from gain_runtime.file_kind import is_folder
+from gain_runtime.files.paths import is_folder
 
 __all__ = ["build_parser", "main"]
 
@@ -314,7 +314,7 @@ def _suite(args: argparse.Namespace, given: Sequence[str]) -> int:
     from gain_apps.evaluation.suite import run_suite, suite_markdown
     from gain_apps.evaluation.suite_file import folders_of, load_suite, suite_path
     from gain_apps.evaluation.table import Progress, print_bars
-    from gain_runtime.atomic_file import write_atomically
+    from gain_runtime.files.paths import write_atomically
 
     console = Console(stderr=True)
     place = suite_path(args.suite)

@@ -13,36 +13,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gain_apps.export_adaptive import (
+from gain_apps.exporting.adaptive import (
     add_adaptive_arguments,
     check_adaptive_arguments,
     write_adaptive,
 )
-from gain_apps.export_artifact import check_artifact, is_finished
-from gain_apps.export_engine import (
+from gain_apps.exporting.engine import (
     add_engine_arguments,
     check_engine_arguments,
     check_engine_settings,
     write_engine,
 )
-from gain_apps.export_images import calibration_folder, check_calibration, write_fitness
-from gain_apps.export_precision import (
+from gain_apps.exporting.images import calibration_folder, check_calibration, write_fitness
+from gain_apps.exporting.precision import (
     add_precision_arguments,
     check_precision_arguments,
     precision_target,
     write_precision,
 )
-from gain_apps.export_text import Written, print_json, print_text
+from gain_apps.exporting.text import Written, check_artifact, is_finished, print_json, print_text
 from gain_core import __version__
 from gain_core.errors import ArtifactError, ConfigError, GainError
-from gain_runtime.file_kind import exists, is_folder
+from gain_runtime.files.paths import exists, is_folder
 
 if TYPE_CHECKING:
     from gain_export import ExportReport, PreprocessOverrides
     from gain_export.adaptive import AdaptiveReport
     from gain_export.engine import EngineReport
     from gain_export.precision import PrecisionReport
-    from gain_export.report import OnStep
+    from gain_export.write import OnStep
 
 __all__ = ["build_parser", "main"]
 
@@ -342,7 +341,7 @@ def _logging(*, debug: bool) -> Iterator[None]:
 
 def _export(args: argparse.Namespace) -> ExportReport:
     """Choose the road and take it, with a progress line meanwhile."""
-    from gain_apps.export_progress import progress_line
+    from gain_apps.exporting.target import progress_line
 
     road = _export_onnx if _is_onnx_road(args) else _export_timm
     with progress_line(enabled=not args.json) as on_step:

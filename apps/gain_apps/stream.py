@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from gain_apps.flags import add_device_flags
-from gain_apps.std_streams import (
+from gain_apps.system import (
     finish_output,
     open_missing_streams,
     refuse_closed,
@@ -322,13 +322,13 @@ def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) ->
     # Imported late, so that --help and wrong usage do not wait for OpenCV and ONNX Runtime.
     from rich.console import Console
 
-    from gain_apps.config_file import read_settings
-    from gain_apps.process_title import hide_credentials
-    from gain_apps.progress import ConsoleHandler
-    from gain_apps.service import CameraNameFormatter
-    from gain_apps.stop_request import StopRequest, signals_handled
-    from gain_apps.stream_config import LOG_LEVELS
-    from gain_apps.stream_plan import plan_streams
+    from gain_apps.streaming.config import LOG_LEVELS
+    from gain_apps.streaming.config_file import read_settings
+    from gain_apps.streaming.plan import plan_streams
+    from gain_apps.streaming.service import CameraNameFormatter
+    from gain_apps.streaming.stopping import StopRequest, signals_handled
+    from gain_apps.streaming.summary import ConsoleHandler
+    from gain_apps.system import hide_credentials
 
     if "names" in flags:
         flags["names"] = flags["names"].split(",")
@@ -376,7 +376,7 @@ def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) ->
 
 def _serve(plan: Any, stop: Any, console: Any, *, file: Any, formatter: Any) -> None:
     """Run a service and print the summaries of its streams."""
-    from gain_apps.service import run_service
+    from gain_apps.streaming.service import run_service
 
     as_json = bool(plan.shared.get("json", False))
     report = _reporter(console, as_json, tables=len(plan.configs) <= MOST_TABLES)
@@ -385,7 +385,7 @@ def _serve(plan: Any, stop: Any, console: Any, *, file: Any, formatter: Any) -> 
 
 def _stream(config: Any, stop: Any, console: Any) -> None:
     """Run one stream and print its summary."""
-    from gain_apps.stream_run import run_stream
+    from gain_apps.streaming.run import run_stream
 
     run_stream(config, stop, console, report=_reporter(console, config.json))
 
@@ -394,8 +394,7 @@ def _reporter(
     console: Any, as_json: bool, *, tables: bool = True
 ) -> Callable[[dict[str, Any]], None]:
     """Prints the summary of a stream."""
-    from gain_apps.progress import NOTE
-    from gain_apps.summary import print_summary
+    from gain_apps.streaming.summary import NOTE, print_summary
 
     def report(summary: dict[str, Any]) -> None:
         # A terminal that has gone takes nothing with it.

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from gain_export.from_onnx import export_onnx
     from gain_export.from_timm import export_timm
     from gain_export.preprocessing import PreprocessOverrides
-    from gain_export.report import ExportReport
+    from gain_export.write import ExportReport
 
 __all__ = ["ExportReport", "PreprocessOverrides", "export_onnx", "export_timm"]
 
 _HOMES = {
-    "ExportReport": "gain_export.report",
+    "ExportReport": "gain_export.write",
     "PreprocessOverrides": "gain_export.preprocessing",
     "export_onnx": "gain_export.from_onnx",
     "export_timm": "gain_export.from_timm",

@@ -8,8 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from gain_export.graph import Graph, attribute, describe
-from gain_export.term import Doubles, Term, dense, negated, replaced, times
+from gain_export.graph import (
+    Doubles,
+    Graph,
+    Term,
+    attribute,
+    dense,
+    describe,
+    negated,
+    replaced,
+    times,
+)
 
 __all__ = ["AFFINE", "Rules", "StopError", "Values"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gain_core.errors import ArtifactError, ConfigError
-from gain_runtime.models_dir import find_models_dir
+from gain_runtime.files.paths import find_models_dir
 
 if sys.version_info >= (3, 11):
     import tomllib

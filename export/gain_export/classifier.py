@@ -10,17 +10,22 @@ import onnx
 from onnx import TensorProto
 
 from gain_core.errors import EngineError, ParityError
-from gain_export.ending import Activation
 from gain_export.graph import Graph, all_nodes, attribute
 from gain_export.head import Head, NotLinearError, affine_values, compose_head
-from gain_export.input_form import state_batch
-from gain_export.opset import foreign_operators
-from gain_export.original import run_values
-from gain_export.report import ExportReport, Steps
+from gain_export.onnx_file import foreign_operators
+from gain_export.outputs import Activation, run_values
+from gain_export.preprocessing import state_batch
 from gain_export.surgery import attach_head, attach_logits
 from gain_export.verify import Reference
-from gain_export.write import Facts, VerifyImages, make_manifest, verify_and_write
-from gain_runtime.manifest import HeadLocation
+from gain_export.write import (
+    ExportReport,
+    Facts,
+    Steps,
+    VerifyImages,
+    make_manifest,
+    verify_and_write,
+)
+from gain_runtime.files.manifest import HeadLocation
 
 __all__ = ["Classifier", "is_half", "write_classifier"]
 

@@ -10,31 +10,45 @@ import numpy.typing as npt
 import onnx
 
 from gain_core.errors import ArtifactError, ConfigError
-from gain_export.batch import freed
 from gain_export.classifier import Classifier, is_half, write_classifier
-from gain_export.ending import Activation, runs_over_classes
 from gain_export.graph import Graph
-from gain_export.input_form import (
+from gain_export.head import Run, choose_layer
+from gain_export.labels import choose_labels, names_in_onnx
+from gain_export.onnx_file import hash_onnx, load_onnx, settle_versions
+from gain_export.outputs import (
+    Activation,
+    Candidate,
+    Original,
+    Values,
+    choose_output,
+    find_candidates,
+    run_values,
+    runs_over_classes,
+)
+from gain_export.preprocessing import (
     InputForm,
     Layout,
+    PreprocessOverrides,
     check_range,
+    complete,
     feed,
     plain_settings,
     read_input,
     rewrite_input,
 )
-from gain_export.labels import choose_labels, names_in_onnx
-from gain_export.layer import Run, choose_layer
-from gain_export.onnx_file import hash_onnx, load_onnx
-from gain_export.opset import settle_versions
-from gain_export.original import Original, Values, run_values
-from gain_export.outputs import Candidate, choose_output, find_candidates
-from gain_export.preprocessing import PreprocessOverrides, complete
-from gain_export.report import ExportReport, OnStep, Steps
+from gain_export.surgery import freed
 from gain_export.verify import Reference
-from gain_export.write import Facts, check_output, choose_images, verification_pixels
-from gain_runtime.file_kind import resolved
-from gain_runtime.manifest import Preprocess
+from gain_export.write import (
+    ExportReport,
+    Facts,
+    OnStep,
+    Steps,
+    check_output,
+    choose_images,
+    verification_pixels,
+)
+from gain_runtime.files.manifest import Preprocess
+from gain_runtime.files.paths import resolved
 
 __all__ = ["export_onnx"]
 
@@ -177,7 +191,7 @@ def _preprocess(
     if like is not None:
         # Imported late: everything else works without timm.
         from gain_export.aliases import load_aliases
-        from gain_export.timm_models import preprocess_of
+        from gain_export.from_timm import preprocess_of
 
         alias = load_aliases().get(like)
         known = preprocess_of(like if alias is None else alias.model)

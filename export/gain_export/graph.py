@@ -1,28 +1,58 @@
-"""Small questions about an ONNX graph, and the few edits everything else is made of."""
+"""An ONNX graph to read in: values, their shapes and makers, and what one adds to the logits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
 from onnx import numpy_helper
 
-from gain_export.native import evaluate
+from gain_runtime.sessions.onnx import NATIVE_ERRORS
 
 __all__ = [
+    "Doubles",
     "Graph",
+    "Term",
     "all_nodes",
     "attribute",
     "consumed_values",
+    "dense",
     "describe",
+    "evaluate",
     "free_name",
+    "merged",
+    "negated",
+    "open_native",
     "prune",
     "release_name",
     "rename_value",
+    "replaced",
     "subgraphs",
+    "times",
 ]
+
+_LOG_FATAL_ONLY = 4
+
+
+def open_native(model: str | bytes, /) -> onnxruntime.InferenceSession:
+    """A session on a file, or on a model's bytes, that logs nothing."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _LOG_FATAL_ONLY
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def evaluate(model: onnx.ModelProto, /) -> npt.NDArray[np.generic] | None:
+    """The output of a model without inputs; None where ONNX Runtime cannot give it."""
+    try:
+        (value,) = open_native(model.SerializeToString()).run(None, {})
+    except NATIVE_ERRORS:
+        return None
+    array: npt.NDArray[np.generic] = np.asarray(value)
+    return array
 
 
 class Graph:
@@ -230,3 +260,86 @@ def _rename(model: onnx.ModelProto, old: str, new: str) -> None:
             for item in field:
                 if item.name == old:
                     item.name = new
+
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """What one value adds to the logits.
+
+    Before the first matrix product class k is `scale[k]` times entry `columns[k]` along
+    `class_axis`, summed over all other axes. After it, `weight` has the value's axes behind one of
+    classes; an axis of length one stands for equal numbers all along it, as the batch axis always
+    does.
+    """
+
+    value: str
+    batch_axis: int
+    scale: Doubles | None = None
+    columns: npt.NDArray[np.int64] | None = None
+    class_axis: int = -1
+    weight: Doubles | None = None
+
+
+def dense(value: str, batch_axis: int, weight: Doubles) -> Term:
+    """What a value adds after the first product, by a weight for each of its entries."""
+    return Term(value, batch_axis, weight=weight)
+
+
+def replaced(
+    term: Term,
+    value: str,
+    *,
+    scale: Doubles | None = None,
+    columns: npt.NDArray[np.int64] | None = None,
+    batch_axis: int | None = None,
+    class_axis: int | None = None,
+) -> Term:
+    """The same on another value."""
+    return Term(
+        value,
+        term.batch_axis if batch_axis is None else batch_axis,
+        scale=term.scale if scale is None else scale,
+        columns=term.columns if columns is None else columns,
+        class_axis=term.class_axis if class_axis is None else class_axis,
+        weight=term.weight,
+    )
+
+
+def times(term: Term, factor: float) -> Term:
+    """A multiple of it."""
+    if term.weight is not None:
+        return dense(term.value, term.batch_axis, term.weight * factor)
+    assert term.scale is not None
+    return replaced(term, term.value, scale=term.scale * factor)
+
+
+def negated(term: Term, value: str) -> Term:
+    """The opposite on another value."""
+    return times(replaced(term, value), -1.0)
+
+
+def merged(terms: Sequence[Term]) -> list[Term]:
+    """One term per value: what several roads add to the logits is summed."""
+    kept: list[Term] = []
+    for term in terms:
+        for position, other in enumerate(kept):
+            if other.value != term.value or other.batch_axis != term.batch_axis:
+                continue
+            if other.weight is not None and term.weight is not None:
+                kept[position] = dense(term.value, term.batch_axis, other.weight + term.weight)
+                break
+            if other.scale is not None and term.scale is not None and _same_columns(other, term):
+                kept[position] = replaced(term, term.value, scale=other.scale + term.scale)
+                break
+        else:
+            kept.append(term)
+    return kept
+
+
+def _same_columns(left: Term, right: Term) -> bool:
+    return left.class_axis == right.class_axis and np.array_equal(
+        np.asarray(left.columns), np.asarray(right.columns)
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 
 from gain_core.errors import ArtifactError, ConfigError
-from gain_runtime.models_dir import find_models_dir
+from gain_runtime.files.paths import find_models_dir
 
 __all__ = [
     "IMAGENET",

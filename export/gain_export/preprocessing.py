@@ -1,15 +1,358 @@
-"""Settling how frames become `pixel_values`: what is known, what was asked for, what is missing."""
+"""How frames become a network's input: what the graph says, what was asked for, what is missing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from gain_core.errors import ConfigError
-from gain_runtime.manifest import Preprocess
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["PreprocessOverrides", "complete", "from_timm_config", "parse_values"]
+from gain_core.errors import ArtifactError, ConfigError
+from gain_export.graph import Graph, attribute, describe, free_name, release_name, rename_value
+from gain_runtime.files.artifact import dtype_name
+from gain_runtime.files.manifest import Preprocess
+
+__all__ = [
+    "BATCH",
+    "PIXEL_VALUES",
+    "InputForm",
+    "Layout",
+    "PreprocessOverrides",
+    "check_range",
+    "complete",
+    "feed",
+    "from_timm_config",
+    "parse_values",
+    "plain_settings",
+    "read_input",
+    "rewrite_input",
+    "state_batch",
+]
+
+PIXEL_VALUES, BATCH = "pixel_values", "batch"
+Layout = Literal["NCHW", "NHWC"]
+
+# Weights of red, green and blue in grey: ITU-R BT.601, as Pillow and torchvision have them.
+_LUMA = (0.299, 0.587, 0.114)
+_DTYPES: dict[int, Any] = {
+    TensorProto.FLOAT: np.float32,
+    TensorProto.FLOAT16: np.float16,
+    TensorProto.DOUBLE: np.float64,
+    TensorProto.UINT8: np.uint8,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputForm:
+    """How a network takes its images.
+
+    Attributes
+    ----------
+    name : str
+    layout : {"NCHW", "NHWC"}
+    channels : {1, 3}
+    elem_type : int
+        Of `onnx.TensorProto`.
+    batch, height_px, width_px : int or None
+        None where the graph leaves it open.
+    value_range : (low, high) or None
+        What black and white are, where the graph normalises the pixels itself.
+    seen : tuple of str
+        What of it was read off the graph, for the report.
+    """
+
+    name: str
+    layout: Layout
+    channels: int
+    elem_type: int
+    batch: int | None
+    height_px: int | None
+    width_px: int | None
+    value_range: tuple[float, float] | None
+    seen: tuple[str, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `pixel_values` can be fed as they are."""
+        return (self.layout, self.channels, self.elem_type) == ("NCHW", 3, TensorProto.FLOAT)
+
+
+def read_input(
+    model: onnx.ModelProto,
+    /,
+    *,
+    path: Path,
+    layout: Layout | None = None,
+    value_range: tuple[float, float] | None = None,
+) -> InputForm:
+    """Read off a graph how it takes its images.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    path : Path
+        For messages.
+    layout : str, optional
+        Where the channels are, if the graph leaves it open.
+    value_range : (low, high), optional
+        What black and white are, for a graph that normalises the pixels itself.
+
+    Returns
+    -------
+    InputForm
+
+    Raises
+    ------
+    ArtifactError
+        If the model takes anything but one batch of RGB or grey images.
+    ConfigError
+        If `layout` or `value_range` contradicts the graph, or the layout cannot be told.
+    """
+    graph = Graph(model)
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in initializers]
+    if len(inputs) != 1:
+        names = ", ".join(value.name for value in inputs) or "none"
+        raise ArtifactError(
+            f"{path}: expected one input (a batch of images), got {len(inputs)} ({names}); "
+            "export the image classifier alone"
+        )
+    name, tensor = inputs[0].name, inputs[0].type.tensor_type
+    where = f"{path}: input {name}"
+    if tensor.elem_type not in _DTYPES:
+        raise ArtifactError(
+            f"{where}: expected images of float32, float16, float64 or uint8, got "
+            f"{dtype_name(tensor.elem_type)}; only image classifiers can be exported"
+        )
+    sizes = [dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim]
+    written = ", ".join(str(d.dim_value or d.dim_param or "?") for d in tensor.shape.dim)
+    if len(sizes) != 4:
+        raise ArtifactError(
+            f"{where}: expected images (B, 3, H, W) or (B, H, W, 3), got ({written}); "
+            "only image classifiers can be exported"
+        )
+    found, how = _layout(graph, name, sizes)
+    if layout is not None and found not in (None, layout):
+        raise ConfigError(f"--layout {layout}: {where} is {found} ({how}); leave the flag out")
+    chosen = layout or found
+    if chosen is None and None not in (sizes[1], sizes[3]):
+        raise ArtifactError(
+            f"{where}: expected 3 colour channels, or 1 of grey, got ({written}); "
+            "only RGB, BGR and grey classifiers can be exported"
+        )
+    if chosen is None:
+        raise ConfigError(
+            f"{where}: its shape ({written}) does not say where the channels are; give --layout "
+            "NCHW or --layout NHWC"
+        )
+    channels = sizes[1 if chosen == "NCHW" else 3] or _kernel_channels(graph, name) or 3
+    if channels not in (1, 3):
+        raise ArtifactError(
+            f"{where}: expected 3 colour channels, or 1 of grey, got {channels} in ({written}); "
+            "only RGB, BGR and grey classifiers can be exported"
+        )
+    seen = [f"layout {chosen} ({how})"] if chosen == "NHWC" and layout is None else []
+    if value_range is None:
+        value_range, why = _value_range(graph, name, tensor.elem_type)
+        seen += [why] if why else []
+    height, width = sizes[2:] if chosen == "NCHW" else sizes[1:3]
+    return InputForm(
+        name=name,
+        layout=chosen,
+        channels=channels,
+        elem_type=tensor.elem_type,
+        batch=sizes[0],
+        height_px=height,
+        width_px=width,
+        value_range=value_range,
+        seen=tuple(seen),
+    )
+
+
+def check_range(form: InputForm, spec: Preprocess, /, *, path: Path) -> None:
+    """Refuse pixels that are normalised twice, and grey from planes that are not alike.
+
+    Raises
+    ------
+    ConfigError
+        If the graph normalises levels of a byte and the settings do so, too, or a grey network
+        has three means.
+    """
+    if form.channels == 1 and (len(set(spec.mean)) > 1 or len(set(spec.std)) > 1):
+        raise ConfigError(
+            f"--mean, --std: {path} takes one grey channel, got three different numbers; give one"
+        )
+    if form.channels == 1 and spec.channel_order != "RGB":
+        raise ConfigError(f"--channel-order: {path} takes one grey channel; leave it out")
+    if form.value_range is not None and not np.allclose(
+        (spec.mean, spec.std), plain_settings(form.value_range)
+    ):
+        raise ConfigError(
+            f"--mean, --std: {path} normalises its pixels itself ({'; '.join(form.seen)}) and "
+            "would see them normalised twice; leave both out"
+        )
+
+
+def plain_settings(value_range: tuple[float, float], /) -> tuple[tuple[float, ...], ...]:
+    """The mean and std that turn [0, 1] pixels into a range of values."""
+    low, high = value_range
+    return (0.0 - low / (high - low),) * 3, (1.0 / (high - low),) * 3
+
+
+def feed(form: InputForm, pixel_values: npt.NDArray[np.float32], /) -> npt.NDArray[np.generic]:
+    """The original's own input for preprocessed images.
+
+    Parameters
+    ----------
+    form : InputForm
+    pixel_values : array, (B, 3, H, W) float32
+
+    Returns
+    -------
+    array
+        Of the network's shape and type.
+    """
+    values = pixel_values
+    if form.channels == 1:
+        luma = np.asarray(_LUMA, dtype=np.float32).reshape(1, 3, 1, 1)
+        values = (values * luma).sum(axis=1, keepdims=True, dtype=np.float32)
+    if form.layout == "NHWC":
+        values = values.transpose(0, 2, 3, 1)
+    dtype = _DTYPES[form.elem_type]
+    if dtype is np.uint8:
+        values = np.clip(np.rint(values), 0.0, 255.0)
+    return np.ascontiguousarray(values.astype(dtype))
+
+
+def rewrite_input(model: onnx.ModelProto, form: InputForm, spec: Preprocess, /) -> None:
+    """Make `pixel_values` (B, 3, H, W) float32 the graph's input, whatever it takes now.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Changed in place.
+    form : InputForm
+        As `read_input` gave it.
+    spec : Preprocess
+        The image size.
+    """
+    graph = model.graph
+    if form.is_plain:
+        rename_value(model, form.name, PIXEL_VALUES)
+    else:
+        release_name(model, PIXEL_VALUES)
+        _prepend(model, form)
+    shape = [BATCH, 3, spec.height_px, spec.width_px]
+    for value in graph.input:
+        if value.name in (PIXEL_VALUES, form.name):
+            value.CopyFrom(helper.make_tensor_value_info(PIXEL_VALUES, TensorProto.FLOAT, shape))
+    # What is noted about values inside may state another batch or image size.
+    del graph.value_info[:]
+
+
+def state_batch(model: onnx.ModelProto, batch: int, /) -> None:
+    """Declare that the graph takes batches of one size only, in place."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = batch
+
+
+def _prepend(model: onnx.ModelProto, form: InputForm) -> None:
+    """The nodes from `pixel_values` to the network's own input."""
+    nodes: list[onnx.NodeProto] = []
+    value = PIXEL_VALUES
+
+    def step(kind: str, *arrays: npt.ArrayLike, **attributes: object) -> None:
+        nonlocal value
+        names: list[str] = []
+        for array in arrays:
+            names.append(free_name(model, f"gain.input.{kind.lower()}.{len(names)}"))
+            model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), names[-1]))
+        target = f"gain.input.{len(nodes)}"
+        nodes.append(helper.make_node(kind, [value, *names], [target], **attributes))
+        value = target
+
+    if form.channels == 1:
+        step("Conv", np.asarray(_LUMA, dtype=np.float32).reshape(1, 3, 1, 1))
+    if form.layout == "NHWC":
+        step("Transpose", perm=[0, 2, 3, 1])
+    if form.elem_type == TensorProto.UINT8:
+        step("Round")
+        step("Clip", np.float32(0.0), np.float32(255.0))
+    if form.elem_type != TensorProto.FLOAT:
+        step("Cast", to=form.elem_type)
+    # The last of them gives the value that the graph knows as its input.
+    nodes[-1].output[0] = form.name
+    for node in reversed(nodes):
+        model.graph.node.insert(0, node)
+
+
+def _layout(graph: Graph, name: str, sizes: list[int | None]) -> tuple[Layout | None, str]:
+    """Where the channels are, and how that is known."""
+    first, last = sizes[1] in (1, 3), sizes[3] in (1, 3)
+    if first != last:
+        return ("NCHW", "its shape") if first else ("NHWC", "its shape")
+    for node in _first_nodes(graph, name):
+        if node.op_type == "Transpose":
+            perm = attribute(node, "perm", [])
+            if perm == [0, 3, 1, 2]:
+                return "NHWC", f"{describe(node)} brings the channels forward"
+        if node.op_type == "Conv":
+            return "NCHW", f"{describe(node)} reads it"
+    if sizes[1] is not None and sizes[3] is None:
+        return "NCHW", "its shape"
+    return None, ""
+
+
+def _first_nodes(graph: Graph, name: str) -> Iterator[onnx.NodeProto]:
+    """The only node that reads the input, the only one that reads its result, and so on."""
+    for _ in range(8):
+        readers = graph.consumers(name)
+        if len(readers) != 1 or not readers[0].output:
+            return
+        yield readers[0]
+        name = readers[0].output[0]
+
+
+def _kernel_channels(graph: Graph, name: str) -> int | None:
+    """The number of planes that the first convolution reads."""
+    for node in _first_nodes(graph, name):
+        if node.op_type == "Conv":
+            kernel = graph.constant(node.input[1])
+            return None if kernel is None else int(kernel.shape[1])
+    return None
+
+
+def _value_range(graph: Graph, name: str, elem_type: int) -> tuple[tuple[float, float] | None, str]:
+    """What black and white are where the graph's first steps show it, and what they are."""
+    if elem_type == TensorProto.UINT8:
+        return (0.0, 255.0), "pixels 0 to 255 (uint8)"
+    for node in _first_nodes(graph, name):
+        if node.op_type in ("Cast", "Transpose", "Identity"):
+            continue
+        if node.op_type not in ("Mul", "Div", "Sub", "Add"):
+            break
+        constants = [graph.constant(other) for other in node.input]
+        array = next((item for item in constants if item is not None), None)
+        if array is None or array.dtype.kind not in "fiu" or array.size not in (1, 3):
+            break
+        largest = float(np.abs(array.astype(np.float64)).max())
+        # Levels of a byte are divided by 255 or 127.5, or have means of up to 255 taken off.
+        scaled = {"Div": largest, "Mul": 1.0 / largest if largest else 0.0}.get(node.op_type)
+        if scaled is not None and 100.0 <= scaled <= 260.0:
+            return (0.0, 255.0), f"pixels 0 to 255 ({describe(node)} divides by {scaled:.4g})"
+        if node.op_type in ("Sub", "Add") and 1.5 < largest <= 255.0:
+            return (0.0, 255.0), f"pixels 0 to 255 ({describe(node)} takes off {largest:.4g})"
+        if node.op_type == "Sub" and array.size == 3 and 0.0 < largest <= 1.0:
+            return (0.0, 1.0), f"pixels 0 to 1 ({describe(node)} takes off {largest:.4g})"
+        break
+    return None, ""
+
 
 _FLAGS = {
     "height_px": "--img-size",
@@ -25,8 +368,9 @@ _FLAGS = {
 class PreprocessOverrides:
     """The preprocessing settings a user gave; None where nothing was said.
 
-    Attributes are those of `gain_runtime.manifest.Preprocess`, with `img_size` as (height, width)
-    in px, and `value_range`: what black and white are to a network that normalises by itself.
+    Attributes are those of `gain_runtime.files.manifest.Preprocess`, with `img_size` as
+    (height, width) in px, and `value_range`: what black and white are to a network that normalises
+    by itself.
 
     Raises
     ------

@@ -14,9 +14,8 @@ import onnx
 
 from gain_core._optional import require
 from gain_core.errors import ConfigError, EngineError
-from gain_export.input_form import PIXEL_VALUES
-from gain_export.onnx_file import MAX_BYTES, opset_of
-from gain_export.opset import lower_opset
+from gain_export.onnx_file import MAX_BYTES, lower_opset, opset_of
+from gain_export.preprocessing import PIXEL_VALUES
 from gain_export.surgery import LOGITS
 
 torch = require("torch", extra="export")

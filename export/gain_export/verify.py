@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ParityError
-from gain_export.ending import Activation, activate
-from gain_runtime.artifact import Artifact
-from gain_runtime.onnx_session import OnnxSession
+from gain_export.outputs import Activation, activate
+from gain_runtime.files.artifact import Artifact
+from gain_runtime.sessions.onnx import OnnxSession
 
 __all__ = [
     "ATOL",

@@ -19,7 +19,7 @@ from typing import Any
 from gain_core._optional import require
 from gain_core.errors import ArtifactError
 from gain_export.aliases import Alias
-from gain_runtime.file_kind import is_file
+from gain_runtime.files.paths import is_file
 
 torch = require("torch", extra="export")
 safetensors = require("safetensors", extra="export")

@@ -1,12 +1,14 @@
-"""The last steps every export shares: check the candidate, then write the artifact whole."""
+"""The last steps every export shares: check the candidate, write the artifact whole, report."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -16,22 +18,22 @@ import onnx
 
 from gain_core import __version__
 from gain_core.errors import ArtifactError, EngineError
-from gain_export.input_form import PIXEL_VALUES
+from gain_export.images import read_photographs, synthetic_images
 from gain_export.labels import Labels
 from gain_export.onnx_file import MAX_BYTES, opset_of
-from gain_export.photographs import read_photographs
-from gain_export.report import ExportReport, Steps
+from gain_export.preprocessing import PIXEL_VALUES
 from gain_export.surgery import FEATURES, LOGITS
-from gain_export.synthetic import synthetic_images
 from gain_export.verify import BATCH_SIZES, Numbers, Reference, verify
-from gain_runtime.artifact import load_artifact, write_metadata
-from gain_runtime.atomic_file import write_atomically
-from gain_runtime.file_kind import exists, is_folder
-from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
+from gain_runtime.files.artifact import load_artifact, write_metadata
+from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
+from gain_runtime.files.paths import exists, is_folder, write_atomically
 from gain_runtime.preprocess import preprocess_batch
 
 __all__ = [
+    "ExportReport",
     "Facts",
+    "OnStep",
+    "Steps",
     "VerifyImages",
     "check_output",
     "choose_images",
@@ -39,6 +41,81 @@ __all__ = [
     "verification_pixels",
     "verify_and_write",
 ]
+
+OnStep = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """An artifact that was written, and the numbers its check measured.
+
+    Attributes
+    ----------
+    path : Path
+    sha256 : str
+        Of the artifact's bytes, hexadecimal.
+    source, weights_sha256 : str
+        As in the manifest.
+    num_classes : int
+    feature_dim : int or None
+        D; None where the artifact has logits only.
+    preprocess : Preprocess
+    opset, ir_version, size_bytes : int
+    verification : mapping
+        As in the manifest.
+    activation, labels_source : str
+    notes : tuple of str
+        As in the manifest.
+    seconds : mapping
+        Wall-clock time of every step.
+    """
+
+    path: Path
+    sha256: str
+    source: str
+    weights_sha256: str
+    num_classes: int
+    feature_dim: int | None
+    preprocess: Preprocess
+    opset: int
+    ir_version: int
+    size_bytes: int
+    verification: Mapping[str, float | int | str]
+    activation: str
+    labels_source: str
+    notes: tuple[str, ...]
+    seconds: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values, ready for JSON."""
+        values = asdict(self)
+        values["path"] = str(self.path)
+        return values
+
+
+class Steps:
+    """Times the steps of an export and announces each as it begins.
+
+    Parameters
+    ----------
+    on_step : callable, optional
+        Called with the step's name.
+    """
+
+    def __init__(self, on_step: OnStep | None = None, /) -> None:
+        self._on_step = on_step
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str, /) -> Iterator[None]:
+        """Run one step inside the context."""
+        if self._on_step is not None:
+            self._on_step(name)
+        started = time.perf_counter()
+        yield
+        spent = time.perf_counter() - started
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + spent, 3)
+
 
 _SEED = 0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from array_api_compat import array_namespace
 
 from gain_core._checks import scalar
-from gain_core._logspace import log_softmax, logsumexp
+from gain_core._rows import log_softmax, logsumexp
 from gain_core._typing import Array
 from gain_core.paper.config import PaperConfig
 from gain_core.paper.statistics import Statistics

@@ -18,7 +18,7 @@ from gain_core._checks import (
     scalar,
     statistics_dtype,
 )
-from gain_core._logspace import floored, log_softmax
+from gain_core._rows import floored, log_softmax
 from gain_core._typing import Array, Namespace
 from gain_core.errors import ArrayError, NumericsError
 from gain_core.method import Posteriors, Prediction, all_finite, answer, quiet

@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 from array_api_compat import array_namespace, device, is_numpy_namespace
 
 from gain_core._checks import detached, float_like, matrix_like, refuse_below_two
-from gain_core._logspace import log_softmax, softmax
-from gain_core._rows import any_of, choose, max_of, min_of, namespace, sum_of
+from gain_core._rows import any_of, choose, log_softmax, max_of, min_of, namespace, softmax, sum_of
 from gain_core._typing import Array, Namespace
 from gain_core.method import Posteriors, Prediction, all_finite, answer, quiet
 from gain_core.records import arrays_of, refuse_foreign

@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from gain_apps.roadsigns.designs import LABELS
-from gain_apps.roadsigns.drive import DriveParams, DriveSource
-from gain_apps.roadsigns.sample import render_labelled
 from gain_core.metrics import accuracy, expected_calibration_error, negative_log_likelihood
-from gain_runtime.atomic_file import write_atomically
-from gain_runtime.manifest import Preprocess
+from gain_runtime.files.manifest import Preprocess
+from gain_runtime.files.paths import write_atomically
 from gain_runtime.preprocess import preprocess_batch
+from gain_scenes.roadsigns.designs import LABELS
+from gain_scenes.roadsigns.sample import render_labelled
+from gain_scenes.roadsigns.sources import DriveParams, DriveSource
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

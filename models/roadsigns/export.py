@@ -17,8 +17,8 @@ import onnx
 import torch
 from network import INPUT_PX, build_network
 
-from gain_apps.roadsigns.designs import LABELS
-from gain_runtime.atomic_file import write_atomically
+from gain_runtime.files.paths import write_atomically
+from gain_scenes.roadsigns.designs import LABELS
 
 HERE = Path(__file__).resolve().parent
 OPSET = 17

@@ -24,8 +24,8 @@ import torch
 from network import INPUT_PX, MEAN, STD, build_network
 from torch import nn
 
-from gain_apps.roadsigns.designs import LABELS
-from gain_apps.roadsigns.sample import render_labelled
+from gain_scenes.roadsigns.designs import LABELS
+from gain_scenes.roadsigns.sample import render_labelled
 
 VALIDATION_SEED = 1_000_003
 VALIDATION_SAMPLES = 1024

@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core import Config
-from gain_runtime.batch_preprocess import BatchPreprocessor
-from gain_runtime.closing import Closing
 from gain_runtime.engine import Engine, EngineArtifact
-from gain_runtime.onnx_native import CPU_PROVIDER
-from gain_runtime.preprocess import Region
-from gain_runtime.state_file import load_state, save_state
+from gain_runtime.files.state import load_state, save_state
+from gain_runtime.frames import Closing
+from gain_runtime.preprocess import BatchPreprocessor, Region
+from gain_runtime.sessions.onnx import CPU_PROVIDER
 
 __all__ = ["STAGES", "AdaptationStatus", "AdaptedBatch", "Adapter"]
 

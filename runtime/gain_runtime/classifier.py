@@ -14,11 +14,11 @@ import numpy.typing as npt
 from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Config
 from gain_core.errors import ConfigError
 from gain_runtime.adapter import AdaptationStatus, Adapter
-from gain_runtime.adaptive_artifact import is_adaptive, load_adaptive
-from gain_runtime.artifact import load_artifact
-from gain_runtime.closing import Closing
 from gain_runtime.engine import AdaptiveEngine, Engine, NetworkEngine
-from gain_runtime.open_session import Device, open_adaptive_session, open_session
+from gain_runtime.files.adaptive import is_adaptive, load_adaptive
+from gain_runtime.files.artifact import load_artifact
+from gain_runtime.frames import Closing
+from gain_runtime.sessions.session import Device, open_adaptive_session, open_session
 
 __all__ = ["Classifier", "Result", "load", "open_engine"]
 

@@ -13,12 +13,12 @@ import numpy.typing as npt
 from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Config, Gain, Method, Prediction, make_method
 from gain_core._typing import Array
 from gain_core.errors import ArtifactError, ConfigError
-from gain_runtime.artifact import Artifact
-from gain_runtime.manifest import Manifest
-from gain_runtime.session import Session
+from gain_runtime.files.artifact import Artifact
+from gain_runtime.files.manifest import Manifest
+from gain_runtime.sessions.session import Session
 
 if TYPE_CHECKING:
-    from gain_runtime.adaptive_session import AdaptiveSession
+    from gain_runtime.sessions.adaptive import AdaptiveSession
 
 __all__ = ["AdaptiveEngine", "Engine", "EngineArtifact", "NetworkEngine", "artifact_method"]
 

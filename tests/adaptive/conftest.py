@@ -17,9 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from gain_core import Config
 from gain_core.records import arrays_of
 from gain_export.adaptive import add_adaptation
-from gain_runtime.artifact import write_metadata
-from gain_runtime.fitness import Fitness
-from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
+from gain_runtime.files.artifact import write_metadata
+from gain_runtime.files.manifest import Fitness, HeadLocation, Manifest, Preprocess
 from gain_runtime.preprocess import preprocess_batch
 
 SIZE_PX = 8

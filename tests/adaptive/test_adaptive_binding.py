@@ -9,10 +9,9 @@ from numpy.testing import assert_array_equal
 
 from gain_core import PRESETS
 from gain_export.adaptive import add_adaptation
-from gain_runtime.adaptive_artifact import load_adaptive
-from gain_runtime.adaptive_binding import PREDICTED, AdaptiveBinding
-from gain_runtime.adaptive_session import AdaptiveSession
-from gain_runtime.onnx_native import CPU_PROVIDER, create_native
+from gain_runtime.files.adaptive import load_adaptive
+from gain_runtime.sessions.adaptive import PREDICTED, AdaptiveBinding, AdaptiveSession
+from gain_runtime.sessions.onnx import CPU_PROVIDER, create_native
 
 WORLD = gaussian_world(6, 10, num_batches=12, batch_sizes=(12, 4, 16), seed=4)
 WEIGHT = WORLD.prototypes.astype(np.float32)

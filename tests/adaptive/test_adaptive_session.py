@@ -12,9 +12,9 @@ from gain_core.errors import ArrayError, EngineError, NumericsError
 from gain_core.records import arrays_of
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adapter import Adapter
-from gain_runtime.adaptive_session import AdaptiveSession
 from gain_runtime.engine import AdaptiveEngine, NetworkEngine
-from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.sessions.adaptive import AdaptiveSession
+from gain_runtime.sessions.onnx import OnnxSession
 
 WORLD = gaussian_world(6, 10, num_batches=40, batch_sizes=(12, 4, 16), seed=21)
 WEIGHT = WORLD.prototypes.astype(np.float32)

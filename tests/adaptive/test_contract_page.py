@@ -16,8 +16,8 @@ import pytest
 from gain_apps.export import main
 from gain_core import PRESETS
 from gain_export.adaptive import add_adaptation
-from gain_runtime.adaptive_artifact import ADAPTIVE_PREFIX, load_adaptive
-from gain_runtime.manifest import Preprocess
+from gain_runtime.files.adaptive import ADAPTIVE_PREFIX, load_adaptive
+from gain_runtime.files.manifest import Preprocess
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adaptive-onnx.md").read_text(encoding="utf-8")

@@ -13,14 +13,14 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gain_apps.roadsigns.drive import drive_source
 from gain_core import PRESETS
 from gain_export import PreprocessOverrides, export_onnx
 from gain_export.adaptive import add_adaptation
-from gain_runtime.adaptive_session import AdaptiveSession
-from gain_runtime.artifact import load_artifact
+from gain_runtime.files.artifact import load_artifact
 from gain_runtime.preprocess import preprocess
-from gain_runtime.sources import open_source
+from gain_runtime.sessions.adaptive import AdaptiveSession
+from gain_runtime.sources.opening import open_source
+from gain_scenes.roadsigns.sources import drive_source
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "examples" / "cpp" / "adaptive_stream.cpp"

@@ -15,9 +15,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from gain_core import PRESETS
 from gain_export import PreprocessOverrides, export_onnx
 from gain_export.adaptive import add_adaptation
-from gain_runtime.adaptive_session import AdaptiveSession
-from gain_runtime.artifact import load_artifact
+from gain_runtime.files.artifact import load_artifact
 from gain_runtime.preprocess import preprocess_batch
+from gain_runtime.sessions.adaptive import AdaptiveSession
 
 # Installing onnxruntime-node takes half a minute and the registry.
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from onnx import TensorProto, numpy_helper
 from gain_core import PRESETS, Gain, config_from_dict
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.adaptive import adaptive_path, add_adaptation
-from gain_runtime.adaptive_artifact import load_adaptive
-from gain_runtime.artifact import load_artifact
+from gain_runtime.files.adaptive import load_adaptive
+from gain_runtime.files.artifact import load_artifact
 
 RNG = np.random.default_rng(0)
 # Multiples of 1/8 survive float16 unchanged.

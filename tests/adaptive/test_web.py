@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gain_apps.roadsigns.drive import drive_source
 from gain_core import PRESETS
 from gain_export import PreprocessOverrides, export_onnx
 from gain_export.adaptive import add_adaptation
-from gain_runtime.adaptive_session import AdaptiveSession
-from gain_runtime.artifact import load_artifact
+from gain_runtime.files.artifact import load_artifact
 from gain_runtime.preprocess import preprocess
-from gain_runtime.sources import open_source
+from gain_runtime.sessions.adaptive import AdaptiveSession
+from gain_runtime.sources.opening import open_source
+from gain_scenes.roadsigns.sources import drive_source
 
 # Two npm packages of 150 MB and a browser.
 pytestmark = pytest.mark.slow

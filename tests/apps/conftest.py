@@ -15,8 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from gain_runtime.artifact import write_metadata
-from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
+from gain_runtime.files.artifact import write_metadata
+from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
 
 NUM_CLASSES, FEATURE_DIM, SIZE_PX = 5, 16, 16
 LABELS = ("apple", "crème brûlée", "cassis", "date", "elderberry")

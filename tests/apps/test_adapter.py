@@ -14,9 +14,8 @@ from gain_core import PRESETS, Config, Gain, ShiftConfig
 from gain_core.errors import NumericsError
 from gain_runtime.adapter import STAGES, Adapter
 from gain_runtime.engine import NetworkEngine
-from gain_runtime.open_session import open_session
 from gain_runtime.preprocess import preprocess_batch
-from gain_runtime.session import Session
+from gain_runtime.sessions.session import Session, open_session
 
 CONFIG = ShiftConfig()
 PRESET_CONFIGS = [pytest.param(config, id=name) for name, config in PRESETS.items()]

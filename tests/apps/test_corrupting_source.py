@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gain_apps.corrupting_source import CorruptingSource, Stretch, parse_schedule
-from gain_apps.corruptions import corrupt, image_rng
 from gain_core.errors import ConfigError
-from gain_runtime.frame import Frame, SourceInfo
-from gain_runtime.pattern_source import PatternParams, PatternSource
+from gain_runtime.frames import Frame, SourceInfo
+from gain_runtime.sources.pattern import PatternParams, PatternSource
+from gain_scenes.corruptions import corrupt, image_rng
+from gain_scenes.corruptions.source import CorruptingSource, Stretch, parse_schedule
 
 
 def pattern(frames: int = 10) -> PatternSource:

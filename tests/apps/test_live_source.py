@@ -8,13 +8,12 @@ import time
 import numpy as np
 import pytest
 
-from gain_apps.app_sources import app_schemes
-from gain_apps.live_source import LiveSource
 from gain_core.errors import ConfigError
-from gain_runtime.image_source import open_image
-from gain_runtime.pattern_source import PatternParams, PatternSource
-from gain_runtime.reader import FrameReader
-from gain_runtime.sources import open_source
+from gain_runtime.sources.images import open_image
+from gain_runtime.sources.opening import open_source
+from gain_runtime.sources.pattern import PatternParams, PatternSource
+from gain_runtime.sources.reader import FrameReader
+from gain_scenes.sources import LiveSource, app_schemes
 
 
 def pattern(*, frames: int = 6, rate: float = 50.0) -> PatternSource:

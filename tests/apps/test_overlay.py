@@ -7,11 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gain_apps.label_text import drawable, fitted, font
-from gain_apps.overlay import Overlay, canvas_size
-from gain_apps.overlay_card import ADAPTED, CHANGED, RIGHT, WRONG
-from gain_runtime.frame import Frame, SourceInfo
-from gain_runtime.result import FrameResult, Ranked
+from gain_apps.streaming.overlay import (
+    ADAPTED,
+    CHANGED,
+    RIGHT,
+    WRONG,
+    Overlay,
+    canvas_size,
+    drawable,
+    fitted,
+    font,
+)
+from gain_runtime.frames import Frame, FrameResult, Ranked, SourceInfo
 
 
 def make_info(width: int, height: int, *, timed: bool = True) -> SourceInfo:

@@ -19,9 +19,9 @@ from gain_core import config_from_dict, preset
 from gain_core.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from gain_runtime.adapter import Adapter
 from gain_runtime.engine import NetworkEngine, artifact_method
-from gain_runtime.open_session import open_session
-from gain_runtime.sources import open_source
-from gain_runtime.state_file import load_state
+from gain_runtime.files.state import load_state
+from gain_runtime.sessions.session import open_session
+from gain_runtime.sources.opening import open_source
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -207,7 +207,7 @@ def wait_for_rows(path: Path, count: int) -> None:
 def test_a_second_signal_ends_at_once() -> None:
     script = (
         "import os, signal, time\n"
-        "from gain_apps.stop_request import StopRequest, signals_handled\n"
+        "from gain_apps.streaming.stopping import StopRequest, signals_handled\n"
         "stop = StopRequest()\n"
         "with signals_handled(stop):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"

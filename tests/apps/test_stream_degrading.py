@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gain_apps.backpressure import EVERY_S, SETTLING_S, Backpressure
-from gain_apps.thermal import EVERY_S as LOOK_EVERY_S
-from gain_apps.thermal import ThermalWatch
+from gain_apps.streaming.backpressure import EVERY_S, SETTLING_S, Backpressure
+from gain_apps.system import EVERY_S as LOOK_EVERY_S
+from gain_apps.system import ThermalWatch
 from gain_core import Gain, preset
 from gain_core.errors import ConfigError
 from gain_core.records import arrays_of

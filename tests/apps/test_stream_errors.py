@@ -14,11 +14,11 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-import gain_runtime.video_sink
+import gain_runtime.sinks.video
 from gain_apps.stream import main
 from gain_core.errors import StreamError
-from gain_runtime.jsonl_sink import JsonlSink
-from gain_runtime.result import FrameResult
+from gain_runtime.frames import FrameResult
+from gain_runtime.sinks.jsonl import JsonlSink
 
 Fail = Callable[..., str]
 Run = Callable[..., dict]
@@ -209,7 +209,7 @@ def test_an_absent_encoder(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(gain_runtime.video_sink.ENCODERS, ".mp4", ("zzzz",))
+    monkeypatch.setitem(gain_runtime.sinks.video.ENCODERS, ".mp4", ("zzzz",))
     rows = tmp_path / "rows.jsonl"
     flags = ["--output", tmp_path / "out.mp4", "--jsonl", rows]
     message = fail(clip_path, "--model", artifact_path, *flags)
@@ -340,7 +340,7 @@ def test_a_failing_sink_leaves_the_others_whole(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gain_apps.stream_outputs.JsonlSink", FailingSink)
+    monkeypatch.setattr("gain_apps.streaming.outputs.JsonlSink", FailingSink)
     rows, video, state = tmp_path / "rows", tmp_path / "out.mp4", tmp_path / "state"
     flags = ["--jsonl", rows, "--output", video, "--state-out", state]
     message = fail(clip_path, "--model", artifact_path, *flags)

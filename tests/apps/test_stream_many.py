@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from gain_apps.service import run_service
-from gain_apps.stop_request import StopRequest
 from gain_apps.stream import main
-from gain_apps.stream_plan import plan_streams
+from gain_apps.streaming.plan import plan_streams
+from gain_apps.streaming.service import run_service
+from gain_apps.streaming.stopping import StopRequest
 from gain_core.errors import StreamError
-from gain_runtime.snapshots import SnapshotStore
+from gain_runtime.files.snapshots import SnapshotStore
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 SMALL = "width=64&height=48"
@@ -129,7 +129,7 @@ def test_a_wrong_setting_of_one_ends_it_alone(command: Command, artifact_path: P
 def test_a_bug_in_one_stream_is_raised_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, artifact_path: Path
 ) -> None:
-    from gain_apps import stream_run
+    from gain_apps.streaming import run as stream_run
 
     opened = stream_run.open_input
 
@@ -157,8 +157,8 @@ def test_the_exit_status_is_that_of_the_stream_that_failed(
     artifact_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from gain_apps import stream_run
-    from gain_runtime.reconnecting_source import SignalLostError
+    from gain_apps.streaming import run as stream_run
+    from gain_runtime.sources.reconnecting import SignalLostError
 
     opened = stream_run.open_input
 

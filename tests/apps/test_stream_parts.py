@@ -12,19 +12,23 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gain_apps.outputs import Outputs
-from gain_apps.scoring import Score, ScoreBoard
-from gain_apps.stop_request import StopRequest
-from gain_apps.stream_config import StreamConfig
-from gain_apps.stream_input import _dressed
-from gain_apps.stream_loop import StreamLoop, rank
-from gain_apps.stream_run import _actions
-from gain_apps.summary import RunRecord, print_summary, stage_percentiles
+from gain_apps.streaming.config import StreamConfig
+from gain_apps.streaming.input import _dressed
+from gain_apps.streaming.loop import StreamLoop, rank
+from gain_apps.streaming.outputs import Outputs
+from gain_apps.streaming.run import _actions
+from gain_apps.streaming.stopping import StopRequest
+from gain_apps.streaming.summary import (
+    RunRecord,
+    Score,
+    ScoreBoard,
+    print_summary,
+    stage_percentiles,
+)
 from gain_core.errors import ConfigError, StreamError
 from gain_core.metrics import accuracy, expected_calibration_error, negative_log_likelihood
-from gain_runtime.frame import Frame, SourceInfo
-from gain_runtime.reader import FrameReader
-from gain_runtime.result import FrameResult, Ranked
+from gain_runtime.frames import Frame, FrameResult, Ranked, SourceInfo
+from gain_runtime.sources.reader import FrameReader
 
 
 def make_result(index: int = 0, *, timestamp_ns: int = 0) -> FrameResult:
@@ -145,7 +149,7 @@ def test_percentiles_are_per_stage() -> None:
 
 def test_the_recent_rate_forgets_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("gain_apps.summary.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gain_apps.streaming.summary.time.monotonic", lambda: now[0])
     record = RunRecord()
     assert record.tick(4) == 0.0
     for _ in range(40):

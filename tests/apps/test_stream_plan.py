@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gain_apps.config_file import read_config_file
-from gain_apps.stream_plan import plan_streams
+from gain_apps.streaming.config_file import read_config_file
+from gain_apps.streaming.plan import plan_streams
 from gain_core.errors import ConfigError
 
 TWO = ["test://pattern", "test://drive"]

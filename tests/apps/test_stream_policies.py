@@ -20,31 +20,27 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gain_apps.backpressure import Backpressure
-from gain_apps.live_source import LiveSource
-from gain_apps.outputs import Outputs
-from gain_apps.stop_request import StopRequest
 from gain_apps.stream import main
-from gain_apps.stream_loop import StreamLoop
-from gain_apps.summary import RunRecord
-from gain_apps.watchdog import HUNG_STATUS, Watchdog
+from gain_apps.streaming.backpressure import Backpressure
+from gain_apps.streaming.loop import StreamLoop
+from gain_apps.streaming.outputs import Outputs
+from gain_apps.streaming.stopping import HUNG_STATUS, StopRequest, Watchdog
+from gain_apps.streaming.summary import RunRecord
 from gain_core import Config, preset
 from gain_core.errors import ConfigError, StreamError
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adapter import Adapter
-from gain_runtime.adaptive_artifact import load_adaptive
-from gain_runtime.background_sink import BackgroundSink
-from gain_runtime.changed_sink import ChangedSink
 from gain_runtime.engine import AdaptiveEngine, NetworkEngine
-from gain_runtime.frame import Frame, SourceInfo
-from gain_runtime.frame_health import FrameHealth
-from gain_runtime.open_session import open_adaptive_session, open_session
-from gain_runtime.pattern_source import PatternParams, PatternSource
-from gain_runtime.reader import FrameReader
-from gain_runtime.reconnecting_source import SignalLostError
-from gain_runtime.result import FrameResult, Ranked
-from gain_runtime.session import Session
-from gain_runtime.webhook_sink import WebhookSink
+from gain_runtime.files.adaptive import load_adaptive
+from gain_runtime.frames import Frame, FrameHealth, FrameResult, Ranked, SourceInfo
+from gain_runtime.sessions.session import Session, open_adaptive_session, open_session
+from gain_runtime.sinks.background import BackgroundSink
+from gain_runtime.sinks.pictures import ChangedSink
+from gain_runtime.sinks.webhook import WebhookSink
+from gain_runtime.sources.pattern import PatternParams, PatternSource
+from gain_runtime.sources.reader import FrameReader
+from gain_runtime.sources.reconnecting import SignalLostError
+from gain_scenes.sources import LiveSource
 
 
 def eager(session: Session, config: Config, *, update_every: int = 1, **more: Any) -> Adapter:
@@ -160,8 +156,8 @@ def test_a_device_that_cannot_keep_up_updates_less_then_skips_and_recovers(
     caplog: pytest.LogCaptureFixture,
     kind: str,
 ) -> None:
-    monkeypatch.setattr("gain_apps.backpressure.EVERY_S", 0.1)
-    monkeypatch.setattr("gain_apps.backpressure.SETTLING_S", 0.05)
+    monkeypatch.setattr("gain_apps.streaming.backpressure.EVERY_S", 0.1)
+    monkeypatch.setattr("gain_apps.streaming.backpressure.SETTLING_S", 0.05)
     source = LiveSource(PatternSource(PatternParams(width=24, height=16, frames=900, rate=300.0)))
     record, slow = RunRecord(), threading.Event()
     slow.set()
@@ -255,7 +251,7 @@ def test_a_beating_watchdog_ends_nothing_and_a_silent_one_ends_the_process() -> 
         assert not expired.is_set()
         assert expired.wait(2.0)
     code = (
-        "import time\nfrom gain_apps.watchdog import Watchdog\n"
+        "import time\nfrom gain_apps.streaming.stopping import Watchdog\n"
         "with Watchdog(0.2) as watchdog:\n    watchdog.beat()\n    time.sleep(30)\n"
     )
     started = time.monotonic()
@@ -289,7 +285,7 @@ def test_a_slow_delivery_never_stalls_and_the_queue_is_bounded() -> None:
 def test_a_failing_delivery_is_said_once_and_goes_on_when_it_can(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gain_runtime.background_sink.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("gain_runtime.sinks.background.FIRST_PAUSE_S", 0.001)
     works = threading.Event()
     tries: list[int] = []
 

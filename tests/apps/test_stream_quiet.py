@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gain_apps.stream_plan import plan_streams
+from gain_apps.streaming.plan import plan_streams
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

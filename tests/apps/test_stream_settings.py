@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from gain_apps.config_file import read_config_file
 from gain_apps.stream import build_parser, main
-from gain_apps.stream_config import StreamConfig
+from gain_apps.streaming.config import StreamConfig
+from gain_apps.streaming.config_file import read_config_file
 from gain_core import config_to_dict, preset
 from gain_core.errors import ConfigError
 

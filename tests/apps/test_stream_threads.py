@@ -11,7 +11,7 @@ import pytest
 from gain_apps.stream import main
 from gain_core import preset
 from gain_export.adaptive import add_adaptation
-from gain_runtime.batch_preprocess import BatchPreprocessor
+from gain_runtime.preprocess import BatchPreprocessor
 
 
 def left_behind() -> list[str]:

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gain_apps.scoring import ScoreBoard
-from gain_apps.timeline import Timeline, TimelineSink, draw_timeline, rolling_mean
+from gain_apps.streaming.summary import ScoreBoard
+from gain_apps.streaming.timeline import Timeline, TimelineSink, draw_timeline, rolling_mean
 from gain_core.errors import ConfigError, StreamError
-from gain_runtime.frame import Frame
-from gain_runtime.result import FrameResult, Ranked
+from gain_runtime.frames import Frame, FrameResult, Ranked
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from gain_apps.bench import main
-from gain_apps.benchmarking.bench_config import BenchConfig
+from gain_apps.benchmarking.config import BenchConfig
 from gain_core.errors import ConfigError
-from gain_runtime.artifact import load_artifact
+from gain_runtime.files.artifact import load_artifact
 
 SMALL = ("--frames", "6", "--num-threads", "1")
 PATTERN = "test://pattern?width=48&height=32"
@@ -151,7 +151,7 @@ def test_an_interrupt_is_status_130(artifact_path, capsys, monkeypatch):
     def interrupted(*_args, **_settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gain_apps.benchmarking.run_bench.run_benchmark", interrupted)
+    monkeypatch.setattr("gain_apps.benchmarking.run.run_benchmark", interrupted)
     status, _, err = run(capsys, artifact_path)
     assert (status, err) == (130, "gain-bench: interrupted\n")
 

@@ -11,7 +11,7 @@ import pytest
 
 import gain_core
 from gain_apps.benchmarking.machine import Machine, tool_versions
-from gain_apps.system_files import peak_memory_bytes
+from gain_apps.system import peak_memory_bytes
 
 CPU = "sys/devices/system/cpu/cpu{}/cpufreq/{}"
 JETSON = {

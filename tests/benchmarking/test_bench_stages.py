@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gain_apps.benchmarking.bench_config import BenchConfig
-from gain_apps.benchmarking.frozen_source import FrozenSource
-from gain_apps.benchmarking.run_bench import _ratios
+from gain_apps.benchmarking.config import BenchConfig
+from gain_apps.benchmarking.run import _ratios
 from gain_apps.benchmarking.stages import (
     BENCH_STAGES,
+    FrozenSource,
     StageTimes,
     frame_batches,
     measure_stages,
     percentiles,
 )
 from gain_core.errors import ConfigError, NumericsError, StreamError
-from gain_runtime.open_session import open_session
-from gain_runtime.pattern_source import PatternSource
 from gain_runtime.preprocess import preprocess_batch
-from gain_runtime.session import Features
+from gain_runtime.sessions.session import Features, open_session
+from gain_runtime.sources.pattern import PatternSource
 
 PATTERN = "test://pattern?width=32&height=24&frames=5"
 

@@ -9,13 +9,10 @@ import cv2
 import numpy as np
 import pytest
 
-from gain_apps.corruptions import corrupt, corrupt_float, digital, image_rng
-from gain_apps.corruptions.blur import line_blur
-from gain_apps.corruptions.constants import constants
-from gain_apps.corruptions.frost import frost_texture
-from gain_apps.corruptions.glass import displaced
-from gain_apps.corruptions.plasma import plasma_fractal
-from gain_apps.corruptions.scaling import fit, reference_shape
+from gain_scenes.corruptions import corrupt, corrupt_float, digital, image_rng
+from gain_scenes.corruptions.blur import displaced, line_blur
+from gain_scenes.corruptions.constants import constants, fit, reference_shape
+from gain_scenes.corruptions.weather import frost_texture, plasma_fractal
 
 
 def flat(value: float, side: int = 128) -> Any:

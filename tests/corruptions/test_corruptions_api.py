@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gain_apps.corruptions import CORRUPTIONS, corrupt, corrupt_float, image_rng
 from gain_core.errors import ArrayError, ConfigError
+from gain_scenes.corruptions import CORRUPTIONS, corrupt, corrupt_float, image_rng
 
 RANDOM = (
     "gaussian_noise",
@@ -233,7 +233,7 @@ def test_import_needs_only_the_base_install() -> None:
         for name in ("torch", "timm", "scipy", "skimage", "matplotlib", "numba", "cupy"):
             sys.modules[name] = None
         import numpy as np
-        from gain_apps.corruptions import CORRUPTIONS, corrupt, image_rng
+        from gain_scenes.corruptions import CORRUPTIONS, corrupt, image_rng
         image = np.full((32, 32, 3), 99, np.uint8)
         for name in CORRUPTIONS:
             corrupt(image, name, 5, rng=image_rng(0, 0, name))

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gain_apps.corruptions import CORRUPTIONS, corrupt, glass, image_rng
-from gain_apps.corruptions.blur import line_blur
-from gain_apps.corruptions.constants import constants
+from gain_scenes.corruptions import CORRUPTIONS, blur, corrupt, image_rng
+from gain_scenes.corruptions.blur import line_blur
+from gain_scenes.corruptions.constants import constants
 
 SEVERITIES = range(1, 6)
 # largest difference, share of the values that may differ at all
@@ -94,7 +94,7 @@ def test_glass_blur_with_given_offsets(
         assert right_and_down.shape[:2] == shape
         return right_and_down[..., 1].copy(), right_and_down[..., 0].copy()
 
-    monkeypatch.setattr(glass, "_draw", draw)
+    monkeypatch.setattr(blur, "_draw", draw)
     rng = image_rng(0, 0, "glass_blur")
     result = corrupt(image, "glass_blur", severity, rng=rng, pixel_scale=1)
     assert next(draws, None) is None

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gain_apps.corruptions import CORRUPTIONS, corrupt, image_rng
-from gain_apps.corruptions.constants import constants
+from gain_scenes.corruptions import CORRUPTIONS, corrupt, image_rng
+from gain_scenes.corruptions.constants import constants
 
 # Steps at which the published constants themselves go down or stand still: three passes over 2 px
 # move more than two over 3 px; snow trades many small flakes for few large ones; frost and fog

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gain_apps.corruptions.contact_sheet import contact_sheet, main, read_photo
+from gain_scenes.corruptions.contact_sheet import contact_sheet, main, read_photo
 
 PHOTO = Path(__file__).parent / "photo.png"
 
@@ -42,7 +42,7 @@ def test_extra_rows_come_after_the_fifteen(tmp_path: Path) -> None:
 
 def test_command_writes_the_sheet_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "new" / "sheet.png"
-    command = [sys.executable, "-m", "gain_apps.corruptions", str(PHOTO), "--out", str(out)]
+    command = [sys.executable, "-m", "gain_scenes.corruptions", str(PHOTO), "--out", str(out)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == str(out)

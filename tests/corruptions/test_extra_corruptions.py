@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gain_apps.corruptions import (
+from gain_scenes.corruptions import (
     CORRUPTIONS,
     EXTRA_CORRUPTIONS,
-    bitstream,
     corrupt,
     corrupt_float,
     image_rng,
@@ -133,7 +132,7 @@ def test_bit_errors_stay_in_the_rows_they_fall_on(photo: Any) -> None:
         clean = np.asarray(picture, dtype=np.float32) / np.float32(255)
     hit = 0
     for index in range(8):
-        damaged = bitstream.bit_error(values, 0.18, rng=image_rng(0, index, "bit"), scale=1.0)
+        damaged = video.bit_error(values, 0.18, rng=image_rng(0, index, "bit"), scale=1.0)
         rows = np.flatnonzero(np.abs(damaged - clean).max(axis=(1, 2)) > 0)
         hit += len(rows) > 0
         assert len(np.unique(rows // 16)) <= 3
@@ -144,7 +143,7 @@ def test_a_higher_share_flips_the_same_bits_and_more(photo: Any) -> None:
     coded = io.BytesIO()
     Image.fromarray(photo).save(coded, "JPEG", quality=90, restart_marker_rows=1)
     raw = np.frombuffer(coded.getvalue(), dtype=np.uint8)
-    few, many = (bitstream._places(raw, share, rng=image_rng(0, 0, "x")) for share in (1e-4, 5e-4))
+    few, many = (video._places(raw, share, rng=image_rng(0, 0, "x")) for share in (1e-4, 5e-4))
     assert 0 < len(few) < len(many)
     np.testing.assert_array_equal(few, many[: len(few)])
 
@@ -152,11 +151,11 @@ def test_a_higher_share_flips_the_same_bits_and_more(photo: Any) -> None:
 def test_damage_never_raises_and_never_touches_a_marker(photo: Any) -> None:
     small = photo[::4, ::4].astype(np.float32) / np.float32(255)
     for index in range(60):
-        damaged = bitstream.bit_error(small, 5, rng=image_rng(1, index, "bit"), scale=1.0)
+        damaged = video.bit_error(small, 5, rng=image_rng(1, index, "bit"), scale=1.0)
         assert damaged.shape == small.shape
     clean = np.array([1, 0xFF, 0xD0, 2, 3, 0xFF, 0x00], dtype=np.uint8)
     damaged = np.array([0xFF, 0x7F, 0xD1, 2, 1, 0xFF, 0x08], dtype=np.uint8)
-    bitstream._restore_markers(damaged, clean)
+    video._restore_markers(damaged, clean)
     np.testing.assert_array_equal(damaged, [1, 0xFF, 0xD0, 2, 1, 0xFF, 0x00])
 
 
@@ -173,7 +172,7 @@ def test_a_decoder_that_gives_up_gets_less_damage(
 
     monkeypatch.setattr(Image, "open", stubborn)
     values = photo.astype(np.float32) / np.float32(255)
-    damaged = bitstream.bit_error(values, 5, rng=image_rng(0, 0, "bit"), scale=1.0)
+    damaged = video.bit_error(values, 5, rng=image_rng(0, 0, "bit"), scale=1.0)
     assert len(opened) == 3
     assert damaged.shape == values.shape
 
@@ -202,7 +201,7 @@ def test_all_need_only_the_base_install() -> None:
         for name in ("torch", "timm", "scipy", "matplotlib", "cupy"):
             sys.modules[name] = None
         import numpy as np
-        from gain_apps.corruptions import EXTRA_CORRUPTIONS, corrupt, image_rng
+        from gain_scenes.corruptions import EXTRA_CORRUPTIONS, corrupt, image_rng
         image = np.full((32, 32, 3), 99, np.uint8)
         for name in EXTRA_CORRUPTIONS:
             corrupt(image, name, 5, rng=image_rng(0, 0, name))

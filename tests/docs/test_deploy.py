@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gain_apps.config_file import read_config_file
 from gain_apps.stream import build_parser
+from gain_apps.streaming.config_file import read_config_file
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 UNIT = DEPLOY / "systemd" / "gain-stream@.service"
@@ -112,7 +112,7 @@ def exported_metrics():
     from dataclasses import dataclass
 
     from gain_apps.serve import EventLog, KeptFacts, LiveBoard, StreamFacts, StreamIdentity
-    from gain_apps.serve.logins import Logins
+    from gain_apps.serve.access import Logins
     from gain_apps.serve.metrics import MetricsPage
 
     with EventLog() as events:

@@ -17,10 +17,10 @@ from gain_core.errors import ArtifactError, ConfigError, EngineError
 from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, build_engine, check_engine
 from gain_export.engine.compile import set_compatibility, set_target
-from gain_export.engine.precision_of import precision_of
-from gain_runtime.artifact import load_artifact
-from gain_runtime.engine_file import plan_version, read_engine, write_engine
-from gain_runtime.tensorrt_library import Gpu
+from gain_export.precision.tensors import precision_of
+from gain_runtime.files.artifact import load_artifact
+from gain_runtime.files.engine import plan_version, read_engine, write_engine
+from gain_runtime.sessions.tensorrt_library import Gpu
 
 SM89 = EngineOptions(compute_capabilities=(89,), max_batch=4, builder_level=0)
 

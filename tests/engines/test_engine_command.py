@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from gain_apps.export import main
-from gain_export.synthetic import synthetic_images
-from gain_runtime.engine_file import read_engine
+from gain_export.images import synthetic_images
+from gain_runtime.files.engine import read_engine
 
 BUILD = ["--engine", "--compute-capability", "89", "--builder-level", "0"]
 

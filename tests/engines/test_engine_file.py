@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gain_core.errors import EngineError
-from gain_runtime.engine_file import (
+from gain_runtime.files.engine import (
     MAX_HEADER_BYTES,
+    EngineHeader,
     engine_path,
     plan_version,
     read_engine,
     write_engine,
 )
-from gain_runtime.engine_header import EngineHeader
 
 PLAN = b"vtrt" + bytes(20) + bytes([1, 7, 1, 116]) + b"the rest of the plan"
 HEADER = EngineHeader(

@@ -19,7 +19,7 @@ from gain_export import export_timm
 from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, EngineReport, build_engine
 from gain_export.precision import Precision, convert_precision
-from gain_runtime.engine_file import read_engine
+from gain_runtime.files.engine import read_engine
 
 CAPABILITIES = (80, 86, 89, 120)
 ALL_GPUS = EngineOptions(compute_capabilities=CAPABILITIES, opt_batch=4, max_batch=8)

@@ -25,10 +25,10 @@ from gain_core.errors import BackendUnavailableError, EngineError, ParityError
 from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, build_engine
 from gain_export.precision import convert_precision
-from gain_runtime.engine_file import read_engine, write_engine
-from gain_runtime.onnx_session import OnnxSession
-from gain_runtime.session import Features
-from gain_runtime.tensorrt_library import Gpu
+from gain_runtime.files.engine import read_engine, write_engine
+from gain_runtime.sessions.onnx import OnnxSession
+from gain_runtime.sessions.session import Features
+from gain_runtime.sessions.tensorrt_library import Gpu
 
 SM89 = EngineOptions(compute_capabilities=(89,), max_batch=4, builder_level=0)
 BUILD = ["--engine", "--compute-capability", "89", "--builder-level", "0"]

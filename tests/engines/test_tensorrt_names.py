@@ -19,7 +19,8 @@ from typing import NamedTuple
 import pytest
 
 from gain_export.engine import compile as compile_module
-from gain_runtime import tensorrt_library, tensorrt_session
+from gain_runtime.sessions import tensorrt as tensorrt_session
+from gain_runtime.sessions import tensorrt_library
 
 VERSIONS = {"10.3", "10.16", "11.4", "rtx-1.7"}
 NAMES: dict[str, list[str]] = json.loads(
@@ -40,7 +41,8 @@ LIBRARY = {
 # What is Python's, CuPy's or this project's, besides `self` and what is imported.
 OWN = {
     compile_module: {
-        *("file", "gpu", "log", "logger", "members", "name", "options", "shape", "self._lengths"),
+        *("file", "gpu", "log", "logger", "members", "name", "options", "shape", "stream"),
+        "self._lengths",
     },
     tensorrt_library: {
         *("c", "cupy", "gpu", "kind", "log", "logger", "message", "runtime"),

@@ -21,17 +21,17 @@ from gain_core.errors import (
     EngineError,
 )
 from gain_export.engine import EngineOptions, build_engine
-from gain_runtime.engine_file import read_engine, write_engine
-from gain_runtime.onnx_session import OnnxSession
-from gain_runtime.open_session import open_adaptive_session, open_session
-from gain_runtime.tensorrt_library import (
+from gain_runtime.files.engine import read_engine, write_engine
+from gain_runtime.sessions.onnx import OnnxSession
+from gain_runtime.sessions.session import open_adaptive_session, open_session
+from gain_runtime.sessions.tensorrt import TensorRTSession
+from gain_runtime.sessions.tensorrt_library import (
     cache_file,
     create,
     installed_library,
     load_library,
     make_log,
 )
-from gain_runtime.tensorrt_session import TensorRTSession
 
 SM89 = EngineOptions(compute_capabilities=(89,), builder_level=0)
 HAS_GPU = Path("/dev/nvidia0").exists()
@@ -176,9 +176,9 @@ class FailingMemory:
 def test_closing_releases_everything_where_the_device_has_failed(artifact_path, rtx, monkeypatch):
     build_engine(artifact_path, options=SM89)
     monkeypatch.setattr(
-        "gain_runtime.tensorrt_session._deserialise", lambda *args: (Native(), Native())
+        "gain_runtime.sessions.tensorrt._deserialise", lambda *args: (Native(), Native())
     )
-    monkeypatch.setattr("gain_runtime.tensorrt_session.CudaMemory", FailingMemory)
+    monkeypatch.setattr("gain_runtime.sessions.tensorrt.CudaMemory", FailingMemory)
     monkeypatch.setattr(TensorRTSession, "_check_tensors", lambda self, path: None)
     session = TensorRTSession(artifact_path)
     held = [weakref.ref(session._context), weakref.ref(session._engine)]

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from gain_apps.evaluation.methods import Batch, Head
-from gain_runtime.artifact import write_metadata
-from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
+from gain_runtime.files.artifact import write_metadata
+from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gain_apps.evaluation.methods import Diagnosing, make_method
-from gain_apps.evaluation.methods.ablation import AblatedPaper, Ablation, jensen_shannon
-from gain_apps.evaluation.methods.gain_method import GainMethod
-from gain_apps.evaluation.methods.softmax import log_softmax
+from gain_apps.evaluation.methods.gain import AblatedPaper, Ablation, GainMethod, jensen_shannon
+from gain_apps.evaluation.methods.protocol import log_softmax
 from gain_core import PRESETS, ConfigError, Gain, PaperConfig
 from gain_core.paper import Paper
 

@@ -7,11 +7,17 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gain_apps.evaluation.methods import METHODS, Batch, Head, make_method
-from gain_apps.evaluation.methods.dota import Dota
-from gain_apps.evaluation.methods.lame import Lame, knn_affinity
-from gain_apps.evaluation.methods.recentring import BatchRecentring, FoaShift, Neo, NeoContinual
-from gain_apps.evaluation.methods.softmax import entropy, log_softmax
-from gain_apps.evaluation.methods.t3a import T3A
+from gain_apps.evaluation.methods.forward_only import (
+    T3A,
+    BatchRecentring,
+    Dota,
+    FoaShift,
+    Lame,
+    Neo,
+    NeoContinual,
+    knn_affinity,
+)
+from gain_apps.evaluation.methods.protocol import entropy, log_softmax
 from gain_core.errors import ConfigError
 
 HEAD = Head(weight=np.eye(2), bias=np.array([0.0, 0.5]), source_mean=np.array([1.0, 1.0]))

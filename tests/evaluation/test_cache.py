@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from gain_apps.evaluation.cache import CHUNK_ROWS, FeatureCache, default_cache_dir
+from gain_apps.evaluation.features import CHUNK_ROWS, FeatureCache, default_cache_dir
 from gain_core.errors import ArtifactError
 
 NUM_ROWS = 2 * CHUNK_ROWS + 5

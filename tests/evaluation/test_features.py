@@ -6,17 +6,22 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gain_apps.corruptions import corrupt, image_rng
-from gain_apps.evaluation.cache import FeatureCache
 from gain_apps.evaluation.datasets import open_data
 from gain_apps.evaluation.eval_input import ANY_SEVERITY, FeatureStore, Outputs
-from gain_apps.evaluation.features import LEAST_SHARE, FeatureMaker, make_view, normalised
+from gain_apps.evaluation.features import (
+    LEAST_SHARE,
+    FeatureCache,
+    FeatureMaker,
+    make_view,
+    normalised,
+)
 from gain_apps.evaluation.methods import Head
 from gain_apps.evaluation.streams import StreamBatch
 from gain_core.errors import ConfigError
-from gain_runtime.artifact import load_artifact
-from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.files.artifact import load_artifact
 from gain_runtime.preprocess import preprocess
+from gain_runtime.sessions.onnx import OnnxSession
+from gain_scenes.corruptions import corrupt, image_rng
 
 
 @pytest.fixture

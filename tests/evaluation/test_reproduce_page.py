@@ -18,12 +18,12 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from gain_apps import evaluate, export
-from gain_apps.corruptions import CORRUPTIONS
 from gain_apps.evaluation.datasets import DOMAINS_3DCC
 from gain_apps.evaluation.methods.registry import parse_method
 from gain_apps.evaluation.suite_file import load_suite, suite_path
-from gain_runtime.artifact import write_metadata
-from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
+from gain_runtime.files.artifact import write_metadata
+from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
+from gain_scenes.corruptions import CORRUPTIONS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reproduce.md"
 SIZE_PX = 32

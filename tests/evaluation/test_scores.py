@@ -8,13 +8,15 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from gain_apps.evaluation.methods.protocol import Cost
 from gain_apps.evaluation.scores import (
+    GainTrace,
+    Trace,
     calibration,
     correlations,
     domain_scores,
     round_scores,
+    run_methods,
     score,
 )
-from gain_apps.evaluation.trace import GainTrace, Trace, run_methods
 from gain_core.errors import ConfigError, NumericsError
 from gain_core.metrics import (
     accuracy,

@@ -293,7 +293,7 @@ def test_roid_weights_by_hand(build):
 
 
 def test_soft_likelihood_ratio_by_hand():
-    from gain_apps.evaluation.methods.roid import soft_likelihood_ratio
+    from gain_apps.evaluation.methods.augmented import soft_likelihood_ratio
 
     probs = np.array([0.7, 0.2, 0.1])
     by_hand = -(probs * np.log(probs / (1 - probs))).sum()

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from gain_apps.export import main
-from gain_apps.export_images import calibration_folder
-from gain_apps.roadsigns.stills import stills_source
-from gain_runtime.artifact import load_artifact
+from gain_apps.exporting.images import calibration_folder
+from gain_runtime.files.artifact import load_artifact
+from gain_scenes.roadsigns.sources import stills_source
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "roadsigns" / "roadsigns.onnx"
 FLAGS = ["--mean", *["0.5"] * 3, "--std", *["0.5"] * 3, "--crop-pct", "1"]

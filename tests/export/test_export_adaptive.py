@@ -11,14 +11,14 @@ import pytest
 from PIL import Image
 
 from gain_apps.export import main
-from gain_apps.export_text import Written, print_text
-from gain_apps.stream_config import StreamConfig
+from gain_apps.exporting.text import Written, print_text
+from gain_apps.streaming.config import StreamConfig
 from gain_core import PRESETS, UPDATE_EVERY, WARMUP_FRAMES, preset
 from gain_export.adaptive import AdaptiveReport
 from gain_export.graph import rename_value
-from gain_runtime.adaptive_artifact import load_adaptive
-from gain_runtime.adaptive_session import AdaptiveSession
-from gain_runtime.artifact import load_artifact
+from gain_runtime.files.adaptive import load_adaptive
+from gain_runtime.files.artifact import load_artifact
+from gain_runtime.sessions.adaptive import AdaptiveSession
 
 PREPROCESSING = ["--mean", "0.5", "0.5", "0.5", "--std", "0.25", "0.25", "0.25"]
 PREPROCESSING += ["--crop-pct", "1", "--interpolation", "bilinear"]

@@ -13,7 +13,7 @@ import gain_export
 from gain_apps.export import build_parser, main
 from gain_core.errors import ConfigError
 from gain_export import export_onnx
-from gain_runtime.artifact import load_artifact
+from gain_runtime.files.artifact import load_artifact
 
 MEAN, STD = ["--mean", "0.5", "0.5", "0.5"], ["--std", "0.25", "0.25", "0.25"]
 FLAGS = [*MEAN, *STD, "--crop-pct", "1", "--interpolation", "bilinear"]

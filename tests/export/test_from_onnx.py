@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from gain_core.errors import ArtifactError, ConfigError, EngineError, ParityError
 from gain_export import PreprocessOverrides, export_onnx
 from gain_export.verify import BATCH_SIZES
-from gain_runtime.artifact import load_artifact
-from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.files.artifact import load_artifact
+from gain_runtime.sessions.onnx import OnnxSession
 
 node = helper.make_node
 IMAGES = np.random.default_rng(3).normal(size=(7, 3, 8, 8)).astype(np.float32)

@@ -11,15 +11,15 @@ import pytest
 
 from gain_core.errors import ArtifactError, ConfigError, ParityError
 from gain_export import PreprocessOverrides, export_timm
-from gain_runtime.artifact import load_artifact
-from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.files.artifact import load_artifact
+from gain_runtime.sessions.onnx import OnnxSession
 
 torch = pytest.importorskip("torch", reason="the extra export is not installed")
 timm = pytest.importorskip("timm", reason="the extra export is not installed")
 
 from gain_export import trace  # noqa: E402
 from gain_export.aliases import Alias  # noqa: E402
-from gain_export.timm_models import build  # noqa: E402
+from gain_export.from_timm import build  # noqa: E402
 
 # timm's own miniature ViT: six blocks, 64 features, 160 px.
 TINY = "test_vit.r160_in1k"

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gain_export.graph import Graph
 from gain_export.head import NotLinearError, affine_values, compose_head
-from gain_export.original import run_values
+from gain_export.outputs import run_values
 
 node = helper.make_node
 

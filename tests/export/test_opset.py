@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gain_core.errors import ArtifactError
-from gain_export import opset
-from gain_export.opset import lower_opset, raise_opset
+from gain_export import onnx_file
+from gain_export.onnx_file import lower_opset, raise_opset
 
 node = helper.make_node
 VALUES = np.random.default_rng(0).normal(size=(2, 6, 4)).astype(np.float32)
@@ -93,9 +93,9 @@ def test_a_graph_in_between_that_means_the_same_is_only_renumbered(monkeypatch):
     """The converter fails on what it does not know, but a Relu is the same since opset 14."""
 
     def failing(*args):
-        raise opset.version_converter.ConvertError("no adapter")
+        raise onnx_file.version_converter.ConvertError("no adapter")
 
-    monkeypatch.setattr(opset.version_converter, "convert_version", failing)
+    monkeypatch.setattr(onnx_file.version_converter, "convert_version", failing)
     model = model_of([node("Relu", ["x"], ["y"])], {}, opset=14)
     assert raise_opset(model, path="net.onnx").opset_import[0].version == 17
     with pytest.raises(ArtifactError, match="no adapter"):
@@ -111,7 +111,7 @@ def test_a_newer_opset_is_written_as_one_that_devices_read(version):
     ]
     model = model_of(nodes, {"flat": np.array([2, 24])}, opset=version)
     before = run(model)
-    settled, changes = opset.settle_versions(model, path="net.onnx")
+    settled, changes = onnx_file.settle_versions(model, path="net.onnx")
     assert settled.opset_import[0].version == 20
     assert changes == (f"opset {version} to 20",)
     for old, new in zip(before, run(settled), strict=True):

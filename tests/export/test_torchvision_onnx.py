@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from gain_export import PreprocessOverrides, export_onnx
-from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.sessions.onnx import OnnxSession
 
 torch = pytest.importorskip("torch", reason="the extra export is not installed")
 models = pytest.importorskip("torchvision.models", reason="the extra export is not installed")

@@ -17,9 +17,9 @@ timm = pytest.importorskip("timm", reason="the extra export is not installed")
 
 from safetensors.torch import save_file  # noqa: E402
 
-from gain_export import hub, weights  # noqa: E402
+from gain_export import from_timm, weights  # noqa: E402
 from gain_export.aliases import Alias, load_aliases  # noqa: E402
-from gain_export.timm_models import build  # noqa: E402
+from gain_export.from_timm import build  # noqa: E402
 
 TINY = "test_vit.r160_in1k"
 
@@ -253,9 +253,9 @@ def test_a_package_file_of_another_hash_is_refused(tmp_path, monkeypatch):
 @pytest.fixture
 def closed_hub(monkeypatch, tmp_path):
     """A hub that refuses connections, and an empty cache."""
-    monkeypatch.setattr(hub.hub_constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(hub.hub_constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hub.hub_constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(from_timm.hub_constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(from_timm.hub_constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(from_timm.hub_constants, "HF_HUB_OFFLINE", False)
 
 
 def test_without_the_hub_one_line_says_what_was_tried(closed_hub):
@@ -268,11 +268,11 @@ def test_without_the_hub_one_line_says_what_was_tried(closed_hub):
     assert "http://127.0.0.1:9/timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k" in message
     assert "refused" in message
     assert "--weights FILE" in message
-    assert hub.hub_constants.HF_HUB_OFFLINE is False
+    assert from_timm.hub_constants.HF_HUB_OFFLINE is False
 
 
 def test_offline_by_choice_does_not_ask_the_network(closed_hub, monkeypatch):
-    monkeypatch.setattr(hub.hub_constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(hub, "_why_unreachable", lambda: pytest.fail("asked the network"))
+    monkeypatch.setattr(from_timm.hub_constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(from_timm, "_why_unreachable", lambda: pytest.fail("asked the network"))
     with pytest.raises(ArtifactError, match="HF_HUB_OFFLINE is set"):
-        hub.create_pretrained(TINY)
+        from_timm.create_pretrained(TINY)

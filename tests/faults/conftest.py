@@ -15,7 +15,7 @@ import pytest
 from gain_core import preset as named
 from gain_runtime.adapter import Adapter
 from gain_runtime.engine import NetworkEngine
-from gain_runtime.open_session import open_session
+from gain_runtime.sessions.session import open_session
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 APPS = Path(__file__).resolve().parents[1] / "apps" / "conftest.py"

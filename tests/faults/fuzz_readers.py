@@ -20,11 +20,11 @@ with atheris.instrument_imports(include=["gain_core", "gain_runtime", "gain_expo
     from gain_core import ShiftConfig
     from gain_core.errors import ConfigError, GainError
     from gain_export.onnx_file import load_onnx
-    from gain_runtime.adaptive_artifact import load_adaptive
-    from gain_runtime.artifact import load_artifact
-    from gain_runtime.engine_file import read_engine
-    from gain_runtime.state_file import load_state
-    from gain_runtime.uri import parse_uri, redact
+    from gain_runtime.files.adaptive import load_adaptive
+    from gain_runtime.files.artifact import load_artifact
+    from gain_runtime.files.engine import read_engine
+    from gain_runtime.files.state import load_state
+    from gain_runtime.sources.uri import parse_uri, redact
 
 import numpy as np
 

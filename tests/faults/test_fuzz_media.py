@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gain_core.errors import GainError, StreamError
-from gain_runtime.image_file import decode_image
-from gain_runtime.pipe_source import PipeSource
-from gain_runtime.sources import open_source
+from gain_runtime.files.images import decode_image
+from gain_runtime.sources.opening import open_source
+from gain_runtime.sources.pipe import PipeSource
 
 PICTURES = ("jpeg", "png", "gif", "webp", "tiff", "bmp", "jpeg2000", "avif", "ppm")
 VIDEOS = {

@@ -16,8 +16,8 @@ import pytest
 
 from gain_core import Gain, ShiftConfig
 from gain_export.adaptive import add_adaptation
-from gain_runtime.engine_file import EngineHeader, write_engine
-from gain_runtime.state_file import save_state
+from gain_runtime.files.engine import EngineHeader, write_engine
+from gain_runtime.files.state import save_state
 
 HARNESS = Path(__file__).with_name("fuzz_readers.py")
 SECONDS = int(os.environ.get("GAIN_FUZZ_SECONDS", "8"))

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gain_apps.stream_config import StreamConfig
+from gain_apps.streaming.config import StreamConfig
 from gain_core.errors import ArtifactError, ConfigError, GainError
 from gain_export.adaptive import add_adaptation
 from gain_export.onnx_file import load_onnx
 from gain_runtime.adapter import Adapter
-from gain_runtime.adaptive_artifact import load_adaptive
-from gain_runtime.artifact import load_artifact
 from gain_runtime.engine import NetworkEngine
-from gain_runtime.uri import parse_uri, redact
+from gain_runtime.files.adaptive import load_adaptive
+from gain_runtime.files.artifact import load_artifact
+from gain_runtime.sources.uri import parse_uri, redact
 
 FEW = settings(
     max_examples=150,
@@ -44,7 +44,7 @@ def damage(data: bytes, hits: list[tuple[float, int]], cut: float) -> bytes:
 @pytest.fixture(scope="module")
 def state_bytes(tmp_path_factory: pytest.TempPathFactory, artifact_path: Path) -> bytes:
     from gain_core import preset
-    from gain_runtime.open_session import open_session
+    from gain_runtime.sessions.session import open_session
 
     path = tmp_path_factory.mktemp("state") / "state"
     with open_session(artifact_path, num_threads=1) as session:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gain_runtime.adapter import Adapter
-from gain_runtime.snapshots import KEPT, SnapshotStore
+from gain_runtime.files.snapshots import KEPT, SnapshotStore
 
 EVERY = 3
 LONGEST_RUN_S = 0.4

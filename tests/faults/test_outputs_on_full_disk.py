@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from gain_core.errors import StreamError
-from gain_runtime.changed_sink import ChangedSink
-from gain_runtime.frame import Frame
-from gain_runtime.result import FrameResult, Ranked, Sink
-from gain_runtime.video_sink import VideoSink
+from gain_runtime.frames import Frame, FrameResult, Ranked, Sink
+from gain_runtime.sinks.pictures import ChangedSink
+from gain_runtime.sinks.video import VideoSink
 
 
 def make_result(index: int) -> FrameResult:

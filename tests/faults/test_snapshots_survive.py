@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gain_apps.snapshot_keeper import RETRY_S, SnapshotKeeper
+from gain_apps.streaming.snapshots import RETRY_S, SnapshotKeeper
 from gain_core.errors import ArtifactError
 from gain_runtime.adapter import Adapter
-from gain_runtime.snapshots import KEPT, SnapshotStore
+from gain_runtime.files.snapshots import KEPT, SnapshotStore
 
 
 def learn(adapter: Adapter, count: int, *, seed: int = 0) -> None:

@@ -11,11 +11,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from gain_apps.roadsigns.sample import render_labelled
 from gain_export import PreprocessOverrides, export_onnx
 from gain_export.precision import PrecisionReport, convert_precision
-from gain_runtime.artifact import write_metadata
-from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
+from gain_runtime.files.artifact import write_metadata
+from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
+from gain_scenes.roadsigns.sample import render_labelled
 
 ROADSIGNS = Path(__file__).resolve().parents[2] / "models" / "roadsigns"
 SIZE_PX, WIDTH, CLASSES = 16, 12, 7

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gain_apps.roadsigns.sample import render_labelled
 from gain_core import Gain, preset
 from gain_export.adaptive import add_adaptation
-from gain_runtime.adaptive_session import AdaptiveSession
-from gain_runtime.artifact import load_artifact
 from gain_runtime.engine import artifact_method
-from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.files.artifact import load_artifact
 from gain_runtime.preprocess import preprocess_batch
+from gain_runtime.sessions.adaptive import AdaptiveSession
+from gain_runtime.sessions.onnx import OnnxSession
+from gain_scenes.roadsigns.sample import render_labelled
 
 FRAMES, BATCH = 96, 4
 WAITS = {"update_every": 4, "warmup_frames": 16}

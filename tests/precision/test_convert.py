@@ -11,15 +11,15 @@ import onnx
 import pytest
 
 from gain_apps.export import main
-from gain_apps.roadsigns.sample import render_labelled
 from gain_core import ShiftConfig, preset
 from gain_core.errors import ArtifactError, ConfigError, EngineError, ParityError
 from gain_export.adaptive import add_adaptation
 from gain_export.precision import BARS, convert_precision, precision_path
 from gain_export.precision.bars import Drift
-from gain_runtime.adaptive_session import AdaptiveSession
-from gain_runtime.artifact import load_artifact
+from gain_runtime.files.artifact import load_artifact
 from gain_runtime.preprocess import preprocess_batch
+from gain_runtime.sessions.adaptive import AdaptiveSession
+from gain_scenes.roadsigns.sample import render_labelled
 
 
 @pytest.mark.parametrize(("precision", "share"), [("fp16", 0.52), ("int8", 0.29)])

@@ -7,8 +7,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from gain_export.precision.emulate import emulated
-from gain_export.precision.lower import lower
+from gain_export.precision.lower import emulated, lower
 
 
 def rounded(values: np.ndarray) -> np.ndarray:

@@ -11,8 +11,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from gain_core.errors import ArtifactError, ConfigError
-from gain_export.precision.calibrate import measure_ranges
-from gain_export.precision.quantise import find_layers, quantise
+from gain_export.precision.quantise import find_layers, measure_ranges, quantise
 
 
 @pytest.fixture

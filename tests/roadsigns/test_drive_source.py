@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-from gain_apps.roadsigns.atmosphere import transmittance
-from gain_apps.roadsigns.conditions import CONDITIONS, DEFAULT_ROUTE, Route, Weather
-from gain_apps.roadsigns.designs import LABELS
-from gain_apps.roadsigns.drive import CROP_PX, DriveParams, DriveSource, drive_source
 from gain_core.errors import ConfigError
-from gain_runtime.sources import open_source
+from gain_runtime.sources.opening import open_source
+from gain_scenes.roadsigns.atmosphere import transmittance
+from gain_scenes.roadsigns.conditions import CONDITIONS, DEFAULT_ROUTE, Route, Weather
+from gain_scenes.roadsigns.designs import LABELS
+from gain_scenes.roadsigns.sources import CROP_PX, DriveParams, DriveSource, drive_source
 
 FOG = CONDITIONS["fog"]
 

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from gain_apps.roadsigns.canvas import Canvas
-from gain_apps.roadsigns.designs import LABELS, TEXTURE_PX, draw_sign, texture
 from gain_core.errors import ConfigError
+from gain_scenes.roadsigns.canvas import Canvas
+from gain_scenes.roadsigns.designs import LABELS, TEXTURE_PX, draw_sign, texture
 
 
 def test_there_are_between_40_and_60_distinct_names() -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gain_apps.roadsigns.designs import LABELS, draw_sign, texture
-from gain_apps.roadsigns.pose import corners, mip, mip_size, paint
-from gain_apps.roadsigns.sample import render_labelled, render_sample
-from gain_apps.roadsigns.scene import backdrop
-from gain_apps.roadsigns.surface import weathered
+from gain_scenes.roadsigns.designs import LABELS, draw_sign, texture
+from gain_scenes.roadsigns.sample import (
+    backdrop,
+    corners,
+    mip,
+    mip_size,
+    paint,
+    render_labelled,
+    render_sample,
+)
+from gain_scenes.roadsigns.scenery import weathered
 
 
 def test_a_sample_depends_on_seed_and_index_only() -> None:

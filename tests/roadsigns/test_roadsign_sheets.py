@@ -7,7 +7,7 @@ from pathlib import Path
 import cv2
 import pytest
 
-from gain_apps.roadsigns.contact_sheet import main
+from gain_scenes.roadsigns.contact_sheet import main
 
 
 @pytest.mark.parametrize("kind", ["designs", "samples"])

@@ -9,11 +9,11 @@ import onnx
 import onnxruntime
 import pytest
 
-from gain_apps.roadsigns.designs import LABELS
-from gain_apps.roadsigns.drive import DriveParams, DriveSource
-from gain_apps.roadsigns.sample import render_labelled
-from gain_runtime.manifest import Preprocess
+from gain_runtime.files.manifest import Preprocess
 from gain_runtime.preprocess import preprocess_batch
+from gain_scenes.roadsigns.designs import LABELS
+from gain_scenes.roadsigns.sample import render_labelled
+from gain_scenes.roadsigns.sources import DriveParams, DriveSource
 
 FOLDER = Path(__file__).resolve().parents[2] / "models" / "roadsigns"
 MODEL = FOLDER / "roadsigns.onnx"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gain_apps.app_sources import app_schemes
-from gain_apps.roadsigns.designs import LABELS
-from gain_apps.roadsigns.sample import render_labelled
-from gain_apps.roadsigns.stills import FIRST_SEED, stills_source
 from gain_core.errors import ConfigError
-from gain_runtime.sources import open_source
+from gain_runtime.sources.opening import open_source
+from gain_scenes.roadsigns.designs import LABELS
+from gain_scenes.roadsigns.sample import render_labelled
+from gain_scenes.roadsigns.sources import FIRST_SEED, stills_source
+from gain_scenes.sources import app_schemes
 
 
 def test_the_uri_opens_the_pictures() -> None:

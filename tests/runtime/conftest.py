@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gain_runtime.artifact import write_metadata
-from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
+from gain_runtime.files.artifact import write_metadata
+from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
 
 NUM_CLASSES, FEATURE_DIM, SIZE_PX = 5, 7, 16
 

@@ -11,13 +11,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gain_core.errors import ArtifactError, ConfigError
-from gain_runtime import models_dir
-from gain_runtime.artifact import (
+from gain_runtime.files import paths
+from gain_runtime.files.artifact import (
     load_artifact,
     require_head,
     write_metadata,
 )
-from gain_runtime.manifest import HeadLocation
+from gain_runtime.files.manifest import HeadLocation
 
 
 def refusal(path) -> str:
@@ -280,28 +280,28 @@ def test_write_metadata_replaces_own_keys_only(tiny_model):
 def test_models_dir_of_a_checkout_is_its_own(monkeypatch, tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "pyproject.toml").touch()
-    module = tmp_path / "runtime" / "gain_runtime" / "models_dir.py"
-    monkeypatch.setattr(models_dir, "__file__", str(module))
-    assert models_dir.find_models_dir() == tmp_path / "models"
+    module = tmp_path / "runtime" / "gain_runtime" / "files" / "paths.py"
+    monkeypatch.setattr(paths, "__file__", str(module))
+    assert paths.find_models_dir() == tmp_path / "models"
 
 
 def test_models_dir_is_there():
-    assert models_dir.find_models_dir().is_dir()
+    assert paths.find_models_dir().is_dir()
 
 
 def test_models_dir_of_an_installed_package_comes_first(monkeypatch, tmp_path):
     packaged = tmp_path / "gain_runtime" / "_models"
     packaged.mkdir(parents=True)
-    monkeypatch.setattr(models_dir, "__file__", str(packaged.parent / "models_dir.py"))
-    assert models_dir.find_models_dir() == packaged
+    monkeypatch.setattr(paths, "__file__", str(packaged.parent / "files" / "paths.py"))
+    assert paths.find_models_dir() == packaged
 
 
 def test_absent_models_dir_is_an_error(monkeypatch, tmp_path):
     (tmp_path / "models").mkdir()  # a stranger's: no pyproject.toml beside it
-    module = tmp_path / "runtime" / "gain_runtime" / "models_dir.py"
-    monkeypatch.setattr(models_dir, "__file__", str(module))
+    module = tmp_path / "runtime" / "gain_runtime" / "files" / "paths.py"
+    monkeypatch.setattr(paths, "__file__", str(module))
     with pytest.raises(ArtifactError, match="_models"):
-        models_dir.find_models_dir()
+        paths.find_models_dir()
 
 
 def initializer(model: onnx.ModelProto, name: str) -> onnx.TensorProto:

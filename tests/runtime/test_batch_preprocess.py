@@ -12,12 +12,11 @@ from gain_core import Config, ShiftConfig
 from gain_core.errors import ArrayError, ConfigError
 from gain_runtime import preprocess as one_by_one
 from gain_runtime.adapter import Adapter
-from gain_runtime.batch_preprocess import BatchPreprocessor
 from gain_runtime.engine import NetworkEngine
-from gain_runtime.manifest import Preprocess
-from gain_runtime.onnx_session import OnnxSession
-from gain_runtime.preprocess import preprocess_batch
-from gain_runtime.session import Session
+from gain_runtime.files.manifest import Preprocess
+from gain_runtime.preprocess import BatchPreprocessor, preprocess_batch
+from gain_runtime.sessions.onnx import OnnxSession
+from gain_runtime.sessions.session import Session
 
 SPEC = Preprocess(height_px=40, width_px=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
 MEET_S = 20.0

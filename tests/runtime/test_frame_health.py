@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from gain_runtime.frame_health import FrameHealth
+from gain_runtime.frames import FrameHealth
 
 
 def street(seed: int = 0, *, level: float = 110.0) -> np.ndarray:

@@ -16,12 +16,11 @@ from gain_core.errors import (
     ConfigError,
     EngineError,
 )
-from gain_runtime import onnx_native
-from gain_runtime.artifact import load_artifact
-from gain_runtime.onnx_native import CPU_PROVIDER, CUDA_PROVIDER, cuda_options
-from gain_runtime.onnx_session import OnnxSession
-from gain_runtime.open_session import open_session
-from gain_runtime.shared_session import SharedSession
+from gain_runtime.files.artifact import load_artifact
+from gain_runtime.sessions import onnx as onnx_session
+from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession, cuda_options
+from gain_runtime.sessions.session import open_session
+from gain_runtime.sessions.shared import SharedSession
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cuda.md"
 
@@ -209,18 +208,18 @@ class Failing(Replaced):
     """A session whose provider finds no driver."""
 
     def __init__(self, path, options, **arguments):
-        raise onnx_native.native.RuntimeException("CUDA failure 35:\n no driver")
+        raise onnx_session.native.RuntimeException("CUDA failure 35:\n no driver")
 
 
 @pytest.fixture
 def with_cuda_listed(monkeypatch):
     """ONNX Runtime as its GPU build lists itself on a machine without a usable GPU."""
     monkeypatch.setattr(
-        onnx_native.onnxruntime, "get_available_providers", lambda: [CUDA_PROVIDER, CPU_PROVIDER]
+        onnx_session.onnxruntime, "get_available_providers", lambda: [CUDA_PROVIDER, CPU_PROVIDER]
     )
 
     def use(session_class):
-        monkeypatch.setattr(onnx_native.onnxruntime, "InferenceSession", session_class)
+        monkeypatch.setattr(onnx_session.onnxruntime, "InferenceSession", session_class)
 
     return use
 
@@ -257,7 +256,7 @@ def test_remedy_is_the_pages_and_leaves_the_wheel_with_cuda(tiny_artifact, with_
 
 def test_real_library_replacing_the_provider_is_noticed(tiny_artifact, with_cuda_listed):
     """The library itself, asked for a provider it lacks, warns and takes the CPU."""
-    if CUDA_PROVIDER in onnx_native.native.get_available_providers():
+    if CUDA_PROVIDER in onnx_session.native.get_available_providers():
         pytest.skip("this ONNX Runtime has the CUDA provider")
     with (
         pytest.warns(UserWarning, match="not in available provider names"),
@@ -276,7 +275,7 @@ def test_node_placement_is_logged(tiny_artifact, caplog):
 def test_unknown_and_unavailable_devices_are_refused(tiny_artifact):
     with pytest.raises(ConfigError, match="device: expected cpu, cuda, auto"):
         open_session(tiny_artifact, device="gpu")
-    if CUDA_PROVIDER not in onnx_native.native.get_available_providers():
+    if CUDA_PROVIDER not in onnx_session.native.get_available_providers():
         with pytest.raises(BackendUnavailableError, match=r"gain-edge\[gpu\]"):
             open_session(tiny_artifact, device="cuda")
 

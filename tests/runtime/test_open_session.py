@@ -16,9 +16,9 @@ from gain_core.errors import (
     EngineError,
     GainError,
 )
-from gain_runtime import onnx_native
-from gain_runtime.onnx_native import CPU_PROVIDER, CUDA_PROVIDER
-from gain_runtime.open_session import first_that_opens, open_session
+from gain_runtime.sessions import onnx as onnx_session
+from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER
+from gain_runtime.sessions.session import first_that_opens, open_session
 
 # What the devices said that could not run, on machines without them.
 NO_ENGINE = "net.engine: expected an engine, found no such file; build it on the device"
@@ -83,7 +83,7 @@ def test_wrong_settings_are_no_reason_to_pass_a_device_over(openers, opened):
 
 @pytest.fixture
 def no_cuda():
-    if CUDA_PROVIDER in onnx_native.native.get_available_providers():
+    if CUDA_PROVIDER in onnx_session.native.get_available_providers():
         pytest.skip("this ONNX Runtime has the CUDA provider")
 
 

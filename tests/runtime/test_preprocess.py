@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from gain_core.errors import ArrayError
-from gain_runtime.manifest import Preprocess
+from gain_runtime.files.manifest import Preprocess
 from gain_runtime.preprocess import preprocess, preprocess_batch
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gain_core.errors import ConfigError, StreamError
-from gain_runtime.frame import Frame, SourceInfo
-from gain_runtime.reader import FrameReader, ReadStatus
+from gain_runtime.frames import Frame, SourceInfo
+from gain_runtime.sources.reader import FrameReader, ReadStatus
 
 IMAGE = np.zeros((2, 2, 3), dtype=np.uint8)
 PATIENCE_S = 10.0
@@ -219,7 +219,7 @@ def test_a_blocked_source_is_a_timeout_and_then_goes_on() -> None:
 def test_close_gives_up_on_a_source_that_stays_blocked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gain_runtime.reader.JOIN_S", 0.05)
+    monkeypatch.setattr("gain_runtime.sources.reader.JOIN_S", 0.05)
     go_on = threading.Event()
 
     def stall(index: int) -> None:

@@ -54,7 +54,7 @@ def test_broken_onnx_runtime_is_one_clear_error():
     script = (
         "import sys; sys.modules['onnxruntime'] = None\n"
         "from gain_core.errors import BackendUnavailableError\n"
-        "try:\n    import gain_runtime.onnx_session\n"
+        "try:\n    import gain_runtime.sessions.onnx\n"
         "except BackendUnavailableError as err:\n    print(err)\n"
     )
     done = subprocess.run(

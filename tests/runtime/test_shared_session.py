@@ -18,11 +18,11 @@ from safetensors.numpy import load_file
 from gain_core import Config, preset
 from gain_core.errors import ArrayError, ConfigError, EngineError
 from gain_runtime.adapter import Adapter
-from gain_runtime.artifact import Artifact
 from gain_runtime.engine import NetworkEngine
-from gain_runtime.onnx_session import CUDA_PROVIDER, OnnxSession
-from gain_runtime.session import Features, Session
-from gain_runtime.shared_session import SharedSession, StreamSession
+from gain_runtime.files.artifact import Artifact
+from gain_runtime.sessions.onnx import CUDA_PROVIDER, OnnxSession
+from gain_runtime.sessions.session import Features, Session
+from gain_runtime.sessions.shared import SharedSession, StreamSession
 
 LONG_S = 5.0
 

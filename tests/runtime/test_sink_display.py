@@ -10,10 +10,9 @@ import cv2
 import numpy as np
 import pytest
 
-from gain_runtime import display_sink
-from gain_runtime.display_sink import DisplayAction, DisplaySink
-from gain_runtime.frame import Frame
-from gain_runtime.result import FrameResult, Ranked
+from gain_runtime.frames import Frame, FrameResult, Ranked
+from gain_runtime.sinks import pictures
+from gain_runtime.sinks.pictures import DisplayAction, DisplaySink
 
 
 def make_result() -> FrameResult:
@@ -41,7 +40,7 @@ class Screen:
         self.images: list[np.ndarray] = []
         self.visible: float | None = 1.0
         self.destroyed: list[str] = []
-        monkeypatch.setattr(display_sink, "_no_window_reason", lambda: None)
+        monkeypatch.setattr(pictures, "_no_window_reason", lambda: None)
         monkeypatch.setattr(cv2, "imshow", lambda title, image: self.images.append(image))
         monkeypatch.setattr(cv2, "waitKey", lambda delay: self.keys.pop(0) if self.keys else -1)
         monkeypatch.setattr(cv2, "getWindowProperty", self.window_property)
@@ -135,7 +134,7 @@ def test_without_a_display_it_does_nothing_but_warn_once(
 ) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    monkeypatch.setattr(display_sink.sys, "platform", "linux")
+    monkeypatch.setattr(pictures.sys, "platform", "linux")
     drawn: list[FrameResult] = []
 
     def count(result: FrameResult) -> np.ndarray:
@@ -176,7 +175,7 @@ def test_the_child_process_tells_why_there_is_no_window(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, run, named: str
 ) -> None:
     monkeypatch.setenv("DISPLAY", ":77")
-    monkeypatch.setattr(display_sink.subprocess, "run", run)
+    monkeypatch.setattr(pictures.subprocess, "run", run)
     with caplog.at_level(logging.WARNING), DisplaySink("t", render=draw) as sink:
         sink.write(make_result())
     (record,) = caplog.records
@@ -184,7 +183,7 @@ def test_the_child_process_tells_why_there_is_no_window(
     assert "\n" not in record.getMessage()
 
 
-@pytest.mark.skipif(not hasattr(display_sink.os, "fork"), reason="a display name of X11 is needed")
+@pytest.mark.skipif(not hasattr(pictures.os, "fork"), reason="a display name of X11 is needed")
 def test_a_display_that_is_not_there_does_not_end_the_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from gain_core.errors import NumericsError, StreamError
-from gain_runtime.frame import Frame
-from gain_runtime.jsonl_sink import JsonlSink
-from gain_runtime.result import FrameResult, Ranked
+from gain_runtime.frames import Frame, FrameResult, Ranked
+from gain_runtime.sinks.jsonl import JsonlSink
 
 
 def make_result(index: int = 0, **changes: object) -> FrameResult:
@@ -235,7 +234,7 @@ def test_a_line_the_disk_has_no_room_for_is_taken_back(
         return written
 
     with JsonlSink(path) as sink:
-        monkeypatch.setattr("gain_runtime.jsonl_sink.os.write", write_while_there_is_room)
+        monkeypatch.setattr("gain_runtime.sinks.jsonl.os.write", write_while_there_is_room)
         sink.write(make_result(index=0))
         with pytest.raises(StreamError, match="No space"):
             sink.write(make_result(index=1))
@@ -288,9 +287,9 @@ def test_a_killed_process_leaves_whole_lines_and_at_most_the_start_of_one(
     program = (
         "import os, sys, itertools\n"
         "import numpy as np\n"
-        "from gain_runtime.frame import Frame\n"
-        "from gain_runtime.jsonl_sink import JsonlSink\n"
-        "from gain_runtime.result import FrameResult, Ranked\n"
+        "from gain_runtime.frames import Frame\n"
+        "from gain_runtime.sinks.jsonl import JsonlSink\n"
+        "from gain_runtime.frames import FrameResult, Ranked\n"
         "top = (Ranked(index=0, label='a' * 300, prob=0.5),)\n"
         "sink = JsonlSink(sys.argv[1])\n"
         "for index in itertools.count():\n"

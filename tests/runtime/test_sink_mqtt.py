@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from gain_core.errors import ConfigError, StreamError
-from gain_runtime.frame import Frame
-from gain_runtime.mqtt_sink import MqttPublisher, MqttSink, MqttTarget
-from gain_runtime.result import FrameResult, Ranked
+from gain_runtime.frames import Frame, FrameResult, Ranked
+from gain_runtime.sinks.mqtt import MqttPublisher, MqttSink, MqttTarget
 
 CONNECT, CONNACK, PUBLISH, DISCONNECT = 1, b"\x20\x02\x00\x00", 3, 14
 
@@ -187,7 +186,7 @@ def test_a_goodbye_that_fails_is_an_error_once_and_leaves_no_thread(
 
 def test_a_connection_that_is_made_after_closing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
-    monkeypatch.setattr("gain_runtime.background_sink.CLOSE_S", 0.01)
+    monkeypatch.setattr("gain_runtime.sinks.background.CLOSE_S", 0.01)
     connecting, closed = threading.Event(), threading.Event()
     connect = MqttPublisher._connected
 

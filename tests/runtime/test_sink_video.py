@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 
 from gain_core.errors import ArrayError, StreamError
-from gain_runtime import video_sink
-from gain_runtime.av_writer import AvWriter
-from gain_runtime.frame import Frame
-from gain_runtime.result import FrameResult, Ranked
-from gain_runtime.sources import open_source
-from gain_runtime.video_sink import VideoSink
+from gain_runtime.frames import Frame, FrameResult, Ranked
+from gain_runtime.sinks import video as video_sink
+from gain_runtime.sinks.video import AvWriter, VideoSink
+from gain_runtime.sources.opening import open_source
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
@@ -230,7 +228,7 @@ def test_a_codec_that_is_absent_is_passed_over(tmp_path: Path) -> None:
 def test_looking_for_a_codec_prints_nothing(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from gain_runtime.video_sink import VideoSink\n"
+        "from gain_runtime.sinks.video import VideoSink\n"
         "for suffix in ('.mp4', '.mov', '.mkv', '.avi'):\n"
         "    VideoSink(sys.argv[1] + suffix, render=lambda result: result.frame.image)\n"
     )

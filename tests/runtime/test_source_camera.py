@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from gain_core.errors import ConfigError, StreamError
-from gain_runtime.camera_source import CameraRequest, CameraSource
-from gain_runtime.frame import Frame
-from gain_runtime.sources import open_source
+from gain_runtime.frames import Frame
+from gain_runtime.sources.camera import CameraRequest, CameraSource
+from gain_runtime.sources.opening import open_source
 
 BLUE_BGR = (255, 0, 0)
 
@@ -148,7 +148,7 @@ def test_frames_are_stamped_after_their_own_grab() -> None:
 
 
 def test_a_few_failed_reads_are_bridged_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gain_runtime.camera_source.RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 0.0)
     camera = FakeCamera(script=[True, True, False, False, True])
     with CameraSource("0", request=CameraRequest(num_warm_up=0), capture=camera) as source:
         assert len(take(source, 3)) == 3
@@ -158,7 +158,7 @@ def test_a_few_failed_reads_are_bridged_and_counted(monkeypatch: pytest.MonkeyPa
 def test_a_lost_signal_is_an_error_after_a_bounded_number_of_tries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gain_runtime.camera_source.RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 0.0)
     camera = FakeCamera(script=[True] * 3 + [False] * 100)
     request = CameraRequest(num_warm_up=0, num_tries=5)
     with CameraSource("0", request=request, capture=camera) as source:
@@ -171,7 +171,7 @@ def test_a_lost_signal_is_an_error_after_a_bounded_number_of_tries(
 
 
 def test_slow_failures_are_not_waited_for_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gain_runtime.camera_source.PATIENCE_S", 0.1)
+    monkeypatch.setattr("gain_runtime.sources.camera.PATIENCE_S", 0.1)
 
     class Slow(FakeCamera):
         def grab(self) -> bool:
@@ -192,7 +192,7 @@ def test_slow_failures_are_not_waited_for_one_by_one(monkeypatch: pytest.MonkeyP
 def test_a_camera_without_a_first_frame_is_an_error_and_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gain_runtime.camera_source.RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 0.0)
     camera = FakeCamera(script=[False] * 100)
     with pytest.raises(StreamError, match="signal lost after 0 frames"):
         CameraSource("0", capture=camera)
@@ -243,7 +243,7 @@ def test_close_waits_for_no_grab_and_the_reading_thread_releases() -> None:
 
 
 def test_close_interrupts_the_pause_between_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gain_runtime.camera_source.RETRY_PAUSE_S", 60.0)
+    monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 60.0)
     camera = FakeCamera(script=[True] + [False] * 100)
     source = CameraSource("0", request=CameraRequest(num_warm_up=0), capture=camera)
     thread = threading.Thread(target=lambda: list(source))

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from PIL import Image, TiffImagePlugin
 
 from gain_core.errors import ArtifactError, StreamError
-from gain_runtime import image_file, image_folder
-from gain_runtime.class_list import class_list_from_names, read_class_list
-from gain_runtime.image_file import load_image
-from gain_runtime.sources import open_source
+from gain_runtime.files import images as image_files
+from gain_runtime.files.images import load_image
+from gain_runtime.sources.images import class_list_from_names, read_class_list
+from gain_runtime.sources.opening import open_source
 
 SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "data" / "imagenet_samples"
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -488,7 +488,7 @@ def test_whatever_a_decoder_raises_skips_one_picture(
 ) -> None:
     for number in range(3):
         photo(tmp_path / f"{number}.png")
-    real = image_file._to_rgb
+    real = image_files._to_rgb
     calls = iter(range(9))
 
     def fails(image: Image.Image) -> Image.Image:
@@ -496,7 +496,7 @@ def test_whatever_a_decoder_raises_skips_one_picture(
             raise ZeroDivisionError("in a plug-in")
         return real(image)
 
-    monkeypatch.setattr(image_file, "_to_rgb", fails)
+    monkeypatch.setattr(image_files, "_to_rgb", fails)
     with open_source(str(tmp_path)) as source:
         assert [frame.source_id for frame in source] == ["0.png", "2.png"]
         assert source.skipped == 1
@@ -517,7 +517,7 @@ def test_mutated_tiffs_are_skipped_without_a_word_of_the_library(tmp_path: Path)
     photo(tmp_path / "z.png")
     program = (
         "import sys, logging\n"
-        "from gain_runtime.sources import open_source\n"
+        "from gain_runtime.sources.opening import open_source\n"
         "logging.disable()\n"
         "with open_source(sys.argv[1]) as source:\n"
         "    print(sum(1 for _ in source) + source.skipped)\n"
@@ -559,7 +559,7 @@ def test_folders_that_cannot_be_listed_are_said(
         return scandir(path)
 
     # As root, every folder can be listed.
-    monkeypatch.setattr(image_folder.os, "scandir", refuses)
+    monkeypatch.setattr(image_files.os, "scandir", refuses)
     with open_source(f"{tmp_path}/**/*.png") as source:
         assert len(list(source)) == 1
     assert "the folder" in caplog.text
@@ -666,7 +666,7 @@ def test_pictures_up_to_the_limit_are_read_and_larger_ones_are_counted(
 ) -> None:
     # Pillow warns above half of its limit and refuses above the whole.
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
-    monkeypatch.setattr(image_file, "MOST_PIXELS", 1000)
+    monkeypatch.setattr(image_files, "MOST_PIXELS", 1000)
     for name, width in (("a", 20), ("b", 45), ("c", 60)):
         Image.new("RGB", (width, 20), RED).save(tmp_path / f"{name}.png")
     with open_source(str(tmp_path)) as source:

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from gain_core.errors import StreamError
-from gain_runtime.network_source import NetworkSource
-from gain_runtime.sources import open_source
-from gain_runtime.video_decoder import Limits
+from gain_runtime.sources.decoder import Limits
+from gain_runtime.sources.opening import open_source
+from gain_runtime.sources.video import NetworkSource
 
 SHORT = Limits(open_s=1.0, read_s=1.0)
 
@@ -174,8 +174,8 @@ def test_a_signal_ends_the_wait_for_a_host_that_is_silent() -> None:
         "def stop(*args):\n"
         "    raise SystemExit(143)\n"
         "signal.signal(signal.SIGTERM, stop)\n"
-        "from gain_runtime.network_source import NetworkSource\n"
-        "from gain_runtime.video_decoder import Limits\n"
+        "from gain_runtime.sources.video import NetworkSource\n"
+        "from gain_runtime.sources.decoder import Limits\n"
         "print('waiting', flush=True)\n"
         "NetworkSource(sys.argv[1], limits=Limits(open_s=600.0, read_s=600.0))\n"
     )

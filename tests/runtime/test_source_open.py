@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gain_core.errors import ConfigError
-from gain_runtime.frame import FrameSource
-from gain_runtime.pattern_source import PatternParams, PatternSource
-from gain_runtime.sources import open_source
+from gain_runtime.frames import FrameSource
+from gain_runtime.sources.opening import open_source
+from gain_runtime.sources.pattern import PatternParams, PatternSource
 
 
 def test_registered_test_sources_get_their_parameters_and_the_seed() -> None:

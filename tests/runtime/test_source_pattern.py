@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gain_core.errors import ConfigError
-from gain_runtime.sources import open_source
+from gain_runtime.sources.opening import open_source
 
 URI = "test://pattern?width=64&height=48&frames=5&rate=10"
 

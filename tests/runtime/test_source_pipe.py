@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gain_core.errors import StreamError
-from gain_runtime.pipe_reader import PipeReader
-from gain_runtime.pipe_source import JpegSplitter, PipeSource, open_pipe
-from gain_runtime.sources import open_source
-from gain_runtime.uri import parse_uri
+from gain_runtime.sources.opening import open_source
+from gain_runtime.sources.pipe import JpegSplitter, PipeSource, open_pipe
+from gain_runtime.sources.pipe_reader import PipeReader
+from gain_runtime.sources.uri import parse_uri
 
 
 def jpeg(shade: int, *, thumbnail: bool = False) -> bytes:
@@ -86,7 +86,7 @@ def test_a_pipe_of_something_else_is_one_clear_line(data: bytes) -> None:
 
 
 def test_an_endless_picture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gain_runtime.pipe_source.MOST_BYTES", 100_000)
+    monkeypatch.setattr("gain_runtime.sources.pipe.MOST_BYTES", 100_000)
     splitter = JpegSplitter(io.BytesIO(jpeg(40)[:-2] + bytes(400_000)))
     with pytest.raises(StreamError, match="one of over 100000 bytes"):
         splitter.next()
@@ -102,7 +102,7 @@ def test_any_bytes_end(parts: list[bytes]) -> None:
 
 def test_the_standard_input_is_a_source() -> None:
     code = (
-        "from gain_runtime.sources import open_source\n"
+        "from gain_runtime.sources.opening import open_source\n"
         "with open_source('-') as source: print(source.info.source_id, len(list(source)))"
     )
     done = subprocess.run(
@@ -230,7 +230,7 @@ def test_a_signal_ends_the_wait_for_the_first_byte() -> None:
         "def stop(*args):\n"
         "    raise SystemExit(143)\n"
         "signal.signal(signal.SIGTERM, stop)\n"
-        "from gain_runtime.sources import open_source\n"
+        "from gain_runtime.sources.opening import open_source\n"
         "print('waiting', flush=True)\n"
         "open_source('-')\n"
     )

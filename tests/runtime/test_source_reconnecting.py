@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from gain_core.errors import StreamError
-from gain_runtime.frame import Frame, SourceInfo
-from gain_runtime.reader import FrameReader
-from gain_runtime.reconnecting_source import (
+from gain_runtime.frames import Frame, SourceInfo
+from gain_runtime.sources.opening import open_source
+from gain_runtime.sources.reader import FrameReader
+from gain_runtime.sources.reconnecting import (
     Connection,
     ConnectionWatch,
     ReconnectingSource,
     SignalLostError,
 )
-from gain_runtime.sources import open_source
 
 
 class ShortSource:
@@ -70,7 +70,7 @@ def scripted(*connections: ShortSource | Exception) -> Callable[[], ShortSource]
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gain_runtime.reconnecting_source.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("gain_runtime.sources.reconnecting.FIRST_PAUSE_S", 0.001)
 
 
 def test_indices_go_on_and_every_connection_is_closed(caplog: pytest.LogCaptureFixture) -> None:
@@ -96,7 +96,7 @@ def test_a_first_failure_is_raised_at_once() -> None:
 
 
 def test_the_pauses_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gain_runtime.reconnecting_source.LONGEST_PAUSE_S", 0.004)
+    monkeypatch.setattr("gain_runtime.sources.reconnecting.LONGEST_PAUSE_S", 0.004)
     told: list[Connection] = []
     source = ReconnectingSource(
         scripted(ShortSource(1)), patience_s=0.2, watch=ConnectionWatch(changed=told.append)
@@ -228,8 +228,8 @@ class MjpegServer:
 def test_an_mjpeg_server_that_dies_and_returns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gain_runtime.camera_source.RETRY_PAUSE_S", 0.001)
-    monkeypatch.setattr("gain_runtime.reconnecting_source.FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr("gain_runtime.sources.reconnecting.FIRST_PAUSE_S", 0.02)
     server = MjpegServer()
     uri = f"http://joe:secret@127.0.0.1:{server.port}/live?token=hush"
     indices: list[int] = []
@@ -254,7 +254,7 @@ def test_an_mjpeg_server_that_dies_and_returns(
 
 
 def test_an_mjpeg_server_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gain_runtime.camera_source.RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 0.001)
     server = MjpegServer()
     with open_source(f"http://joe:secret@127.0.0.1:{server.port}/live", patience_s=0.3) as source:
         stream = iter(source)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gain_core.errors import ConfigError
-from gain_runtime.uri import parse_uri, record_from_params, redact, redact_to_host
+from gain_runtime.sources.uri import parse_uri, record_from_params, redact, redact_to_host
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gain_core.errors import StreamError
-from gain_runtime.sources import open_source
+from gain_runtime.sources.opening import open_source
 
 SIZE = (96, 64)
 RATE_HZ = 10.0
@@ -301,7 +301,7 @@ def test_the_libraries_below_add_nothing_to_the_error(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from gain_core.errors import StreamError\n"
-        "from gain_runtime.sources import open_source\n"
+        "from gain_runtime.sources.opening import open_source\n"
         "try:\n"
         "    open_source(sys.argv[1])\n"
         "except StreamError as err:\n"

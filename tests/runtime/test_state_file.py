@@ -26,8 +26,8 @@ from gain_core import (
     preset,
 )
 from gain_core.records import arrays_of
-from gain_runtime import atomic_file
-from gain_runtime.state_file import STATE_SCHEMA_VERSION, load_state, save_state
+from gain_runtime.files import paths
+from gain_runtime.files.state import STATE_SCHEMA_VERSION, load_state, save_state
 
 NUM_CLASSES, FEATURE_DIM = 6, 5
 ARTIFACT = "a" * 64
@@ -267,7 +267,7 @@ def test_non_finite_state_is_not_loaded(tmp_path, monkeypatch):
     state = learned(ShiftConfig()).state
     broken = replace(state, shift=np.full_like(state.shift, np.inf))
     with monkeypatch.context() as patch:
-        patch.setattr("gain_runtime.state_file._refuse_non_finite", lambda arrays, path: None)
+        patch.setattr("gain_runtime.files.state._refuse_non_finite", lambda arrays, path: None)
         save_state(path, broken, config=ShiftConfig(), artifact_sha256=ARTIFACT, frames=1)
     assert "state.shift: expected finite" in refusal(path)
 
@@ -296,7 +296,7 @@ def test_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, monkey
     def interrupted(descriptor):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(atomic_file.os, "fsync", interrupted)
+    monkeypatch.setattr(paths.os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         saved(path, preset("paper"))
     assert path.read_bytes() == before
@@ -317,7 +317,7 @@ def test_file_and_folder_are_synced_around_the_rename(tmp_path, monkeypatch):
 
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("no /proc to tell files from folders by descriptor")
-    monkeypatch.setattr(atomic_file.os, "fsync", recorded_sync)
+    monkeypatch.setattr(paths.os, "fsync", recorded_sync)
     monkeypatch.setattr(Path, "replace", recorded_rename)
     saved(tmp_path / "state")
     assert events == ["file", "rename", "folder"]

@@ -19,8 +19,8 @@ import pytest
 from av.video.reformatter import ColorRange, Colorspace
 
 from gain_core.errors import StreamError
-from gain_runtime.sources import open_source
-from gain_runtime.video_decoder import DEINTERLACE, VideoDecoder
+from gain_runtime.sources.decoder import DEINTERLACE, VideoDecoder
+from gain_runtime.sources.opening import open_source
 
 FFMPEG = shutil.which("ffmpeg")
 SIZE = (96, 64)

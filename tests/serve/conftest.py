@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gain_apps.commands import CommandQueue
 from gain_apps.serve import (
     DeviceFacts,
     EventLog,
@@ -27,11 +26,11 @@ from gain_apps.serve import (
     WatchedCamera,
     open_server,
 )
-from gain_apps.serve.picture import PictureMaker
+from gain_apps.serve.cameras import PictureMaker
+from gain_apps.streaming.commands import CommandQueue
 from gain_core.errors import ConfigError
-from gain_runtime.frame import Frame
-from gain_runtime.reconnecting_source import Connection
-from gain_runtime.result import FrameResult, Ranked
+from gain_runtime.frames import Frame, FrameResult, Ranked
+from gain_runtime.sources.reconnecting import Connection
 
 LABELS = ("apple", "crème brûlée", "<b>cassis</b>", "date")
 IDENTITY = StreamIdentity(

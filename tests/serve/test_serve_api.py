@@ -18,7 +18,7 @@ import pytest
 from gain_apps.serve import LiveBoard, ServeAddress, StreamFacts, open_server
 from gain_apps.serve.schema import SILENT_AFTER_S, state_of
 from gain_core.errors import BackendUnavailableError
-from gain_runtime.reconnecting_source import Connection
+from gain_runtime.sources.reconnecting import Connection
 
 TOKEN = "a-token-of-some-length-0123"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -398,7 +398,7 @@ def test_silent_connections_keep_nobody_out(serve, ask, stream):
 
 
 def test_a_request_that_never_ends_is_cut_off(serve, monkeypatch, until):
-    monkeypatch.setattr("gain_apps.serve.connections.REQUEST_S", 0.4)
+    monkeypatch.setattr("gain_apps.serve.server.REQUEST_S", 0.4)
     server = serve()
     link = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=60)
     link.connect()
@@ -447,7 +447,8 @@ def test_package_imports_without_the_extra():
         "for name in ('fastapi', 'starlette', 'uvicorn', 'prometheus_client', 'pydantic',\n"
         "             'tomlkit', 'setproctitle'):\n"
         "    sys.modules[name] = None\n"
-        "import gain_apps.serve, gain_apps.commands, gain_apps.stream, gain_apps.service\n"
+        "import gain_apps.serve, gain_apps.streaming.commands, gain_apps.stream\n"
+        "import gain_apps.streaming.service\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False

@@ -10,8 +10,8 @@ from numpy.testing import assert_array_equal
 
 from gain_apps.serve import DeviceFacts, EventLog, KeptFacts, LiveBoard, StreamFacts
 from gain_apps.serve.board import PROBE_INTERVAL_S
-from gain_apps.serve.history import History
-from gain_runtime.reconnecting_source import Connection
+from gain_apps.serve.event_log import History
+from gain_runtime.sources.reconnecting import Connection
 
 
 class Clock:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gain_apps.serve import open_server
-from gain_runtime.reconnecting_source import Connection
+from gain_runtime.sources.reconnecting import Connection
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")
 
@@ -447,7 +447,7 @@ def test_every_text_has_enough_contrast(serve, page, stream, fifty, until, schem
 def test_nothing_jumps_when_a_share_reaches_a_hundred(serve, page, idle, result, until):
     from dataclasses import replace
 
-    from gain_runtime.result import Ranked
+    from gain_runtime.frames import Ranked
 
     server = serve()
     tops = []

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gain_apps.commands import COMMANDS, CommandQueue
-from gain_apps.stop_request import StopRequest
-from gain_apps.stream_commands import carry_out, drain_commands
-from gain_apps.stream_facts import status_words
+from gain_apps.streaming.commands import COMMANDS, CommandQueue, carry_out, drain_commands
+from gain_apps.streaming.running import status_words
+from gain_apps.streaming.stopping import StopRequest
 from gain_core.errors import ArtifactError, ConfigError
 
 

@@ -24,8 +24,8 @@ import cv2
 import numpy as np
 import pytest
 
-from gain_apps.config_file import read_toml
-from gain_apps.stream_config import StreamConfig
+from gain_apps.streaming.config import StreamConfig
+from gain_apps.streaming.config_file import read_toml
 from gain_core.errors import ConfigError
 
 ROADSIGNS = Path(__file__).resolve().parents[2] / "models" / "roadsigns"

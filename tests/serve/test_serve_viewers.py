@@ -12,7 +12,7 @@ import pytest
 
 from gain_apps.serve import ServeAddress, open_server
 from gain_apps.serve.app import MOST_VIEWERS, PICTURE_INTERVAL_S
-from gain_apps.serve.picture import PictureMaker
+from gain_apps.serve.cameras import PictureMaker
 
 
 class Viewer:
@@ -138,7 +138,7 @@ def test_writing_does_not_wait_for_drawing(serve, stream, watch, until, monkeypa
         go_on.wait(20)
         return np.zeros((64, 96, 3), dtype=np.uint8)
 
-    monkeypatch.setattr("gain_apps.overlay.Overlay.render", draw_slowly)
+    monkeypatch.setattr("gain_apps.streaming.overlay.Overlay.render", draw_slowly)
     server = serve()
     viewer = watch(server)
     assert drawing.wait(10)

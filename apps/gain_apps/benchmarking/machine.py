@@ -1,4 +1,4 @@
-"""The machine a benchmark ran on, read from its files alone: no driver library, no tool."""
+"""The machine a benchmark ran on, read from its files, and the most memory in use on its card."""
 
 from __future__ import annotations
 
@@ -14,11 +14,64 @@ from typing import Any
 
 import onnxruntime
 
-from gain_apps.system_files import read_number, read_numbers, read_text, whole_number
-from gain_apps.thermal import ThermalWatch
+from gain_apps.system import ThermalWatch, read_number, read_numbers, read_text, whole_number
 from gain_core import __version__
+from gain_core._optional import require
+from gain_core.errors import BackendUnavailableError
+from gain_runtime.sessions.cuda_memory import cuda_failures
+from gain_runtime.sessions.onnx import CPU_PROVIDER
 
-__all__ = ["Machine", "tool_versions"]
+__all__ = [
+    "DevicePeak",
+    "Machine",
+    "tool_versions",
+]
+
+NOTE = (
+    "largest of the readings after each batch, warm-up included; total less free memory of the "
+    "device, so what other processes hold there is counted too"
+)
+
+
+class DevicePeak:
+    """The largest of several readings of a device's memory.
+
+    What is allocated and freed between two readings is not seen. Sessions and CuPy keep what they
+    have allocated, so a reading after a batch shows what the batch needed.
+
+    Parameters
+    ----------
+    provider : str
+        Execution provider in use. On the CPU, and without CuPy, nothing is read.
+    """
+
+    def __init__(self, provider: str, /) -> None:
+        self._peak: int | None = None
+        self._cupy: Any = None
+        self._why = "the CPU has no memory of its own"
+        if provider != CPU_PROVIDER:
+            try:
+                self._cupy = require("cupy", extra="cuda12")
+            except BackendUnavailableError as err:
+                self._why = f"cannot be read: {err}"
+
+    def read(self) -> None:
+        """Read once, in some microseconds; for between two batches.
+
+        Raises
+        ------
+        EngineError
+            If the device fails, be it over an earlier batch.
+        """
+        if self._cupy is not None:
+            with cuda_failures(self._cupy, "device memory"):
+                free, total = self._cupy.cuda.runtime.memGetInfo()
+            self._peak = max(self._peak or 0, int(total - free))
+
+    def to_dict(self) -> dict[str, Any]:
+        """`peak_used` in bytes, None where it was not read, and a `note`: what it counts or why."""
+        return {"peak_used": self._peak, "note": self._why if self._peak is None else NOTE}
+
 
 MODEL_FILES = ("sys/firmware/devicetree/base/model", "sys/class/dmi/id/product_name")
 GPU_CARDS = "proc/driver/nvidia/gpus/*/information"

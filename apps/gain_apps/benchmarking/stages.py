@@ -5,32 +5,108 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from time import perf_counter_ns
 from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from gain_apps.app_sources import app_schemes
-from gain_apps.benchmarking.bench_config import BenchConfig
-from gain_apps.benchmarking.frozen_source import FrozenSource
-from gain_apps.stream_loop import rank
-from gain_core.errors import ConfigError, StreamError
+from gain_apps.benchmarking.config import BenchConfig
+from gain_apps.streaming.loop import rank
+from gain_core.errors import ConfigError, NumericsError, StreamError
 from gain_runtime.adapter import STAGES, AdaptedBatch, Adapter
 from gain_runtime.engine import NetworkEngine
-from gain_runtime.frame import Frame
-from gain_runtime.result import FrameResult, Sink
-from gain_runtime.session import Session
-from gain_runtime.sources import open_source
+from gain_runtime.frames import Closing, Frame, FrameResult, Sink
+from gain_runtime.preprocess import BatchPreprocessor, Region
+from gain_runtime.sessions.session import Session
+from gain_runtime.sources.opening import open_source
+from gain_scenes.sources import app_schemes
 
 __all__ = [
     "BENCH_STAGES",
     "VARIANTS",
+    "FrozenSource",
     "StageTimes",
     "frame_batches",
     "measure_stages",
     "percentiles",
 ]
+
+
+class FrozenSource(Closing):
+    """A session with a softmax behind it, and an adapter's preprocessing before it.
+
+    Parameters
+    ----------
+    session : Session
+        Not owned.
+    preprocess_threads : int or None
+        As for `Adapter`.
+
+    Raises
+    ------
+    ConfigError
+        If `preprocess_threads` is below 1.
+    """
+
+    def __init__(self, session: Session, /, *, preprocess_threads: int | None) -> None:
+        self._session = session
+        spec = session.artifact.manifest.preprocess
+        self._preprocess = BatchPreprocessor(spec, threads=preprocess_threads)
+
+    def step(
+        self,
+        images: Sequence[npt.NDArray[np.uint8]],
+        /,
+        *,
+        regions: Sequence[Region | None] | None = None,
+    ) -> AdaptedBatch:
+        """Classify a batch; see `Adapter.step`.
+
+        Returns
+        -------
+        AdaptedBatch
+            Source and adapted prediction are the same; the stage `adapt` is the softmax.
+
+        Raises
+        ------
+        ArrayError
+            If a frame cannot be preprocessed.
+        EngineError
+            If the forward pass fails.
+        NumericsError
+            If the network returned NaN or infinity.
+        """
+        stamps = [perf_counter_ns()]
+        pixel_values = self._preprocess(images, regions=regions)
+        stamps.append(perf_counter_ns())
+        logits = self._session.infer(pixel_values).logits
+        stamps.append(perf_counter_ns())
+        if not np.all(np.isfinite(logits)):
+            raise NumericsError(
+                f"{self._session.artifact.path}: logits: expected finite values, got NaN or "
+                "infinity; export the model again"
+            )
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        probs, nothing = np.exp(log_probs), np.zeros(len(logits), dtype=np.float32)
+        stamps.append(perf_counter_ns())
+        preprocess, forward, adapt = (b - a for a, b in pairwise(stamps))
+        return AdaptedBatch(
+            source_probs=probs,
+            source_log_probs=log_probs,
+            probs=probs,
+            log_probs=log_probs,
+            strength=nothing,
+            gain=nothing,
+            stage_ns={"preprocess": preprocess, "forward": forward, "adapt": adapt},
+        )
+
+    def close(self) -> None:
+        """End the threads that preprocess; may be called twice. The session stays open."""
+        self._preprocess.close()
+
 
 Variant = Literal["frozen", "adapted"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)

@@ -7,8 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from gain_apps.corruptions import CORRUPTIONS
-from gain_apps.evaluation.cache import default_cache_dir
+from gain_apps.evaluation.features import default_cache_dir
 from gain_apps.evaluation.image_data import (
     CLASS_FILE,
     WNID,
@@ -17,11 +16,13 @@ from gain_apps.evaluation.image_data import (
     ImageData,
     files_fingerprint,
     image_files,
+    open_arrays,
+    open_test_source,
 )
-from gain_apps.evaluation.recordings import open_arrays, open_test_source
 from gain_core.errors import ArtifactError, ConfigError
-from gain_runtime.file_kind import exists, is_file, is_folder
-from gain_runtime.image_file import load_image
+from gain_runtime.files.images import load_image
+from gain_runtime.files.paths import exists, is_file, is_folder
+from gain_scenes.corruptions import CORRUPTIONS
 
 __all__ = [
     "DOMAINS_3DCC",

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from gain_apps.corruptions.constants import MAX_SEVERITY
 from gain_apps.evaluation.camera_streams import noise_of
 from gain_apps.evaluation.eval_input import EvalInput, InputSettings, OnImages, open_input
 from gain_apps.evaluation.methods.registry import MethodSpec, make_method, parse_method
+from gain_apps.evaluation.scores import Trace, run_methods
 from gain_apps.evaluation.streams import (
     RAMP,
     Order,
@@ -21,9 +21,9 @@ from gain_apps.evaluation.streams import (
     make_stream,
     parse_stream,
 )
-from gain_apps.evaluation.trace import Trace, run_methods
 from gain_core import DEFAULT_PRESET
 from gain_core.errors import ConfigError
+from gain_scenes.corruptions.constants import MAX_SEVERITY
 
 __all__ = ["Experiment", "Run", "evaluate", "make_plan", "open_for_stream", "run_experiment"]
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.corruptions import CORRUPTIONS
 from gain_apps.evaluation.camera_streams import NOISE
 from gain_apps.evaluation.eval_input import ANY_SEVERITY, EvalInput, FeatureStore, Outputs
 from gain_apps.evaluation.methods.protocol import Floats, Head
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.skewness import MAX_IMAGES, measure_skewness
-from gain_runtime.file_kind import is_file
+from gain_runtime.files.paths import is_file
+from gain_scenes.corruptions import CORRUPTIONS
 
 __all__ = ["is_dump", "load_dump", "measured_head", "noise_deviation"]
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.corruptions import CORRUPTIONS
-from gain_apps.evaluation.cache import FeatureCache, default_cache_dir
 from gain_apps.evaluation.datasets import open_data
 from gain_apps.evaluation.eval_input import (
     ANY_SEVERITY,
@@ -21,14 +19,14 @@ from gain_apps.evaluation.eval_input import (
     PixelLoader,
 )
 from gain_apps.evaluation.feature_dump import measured_head, noise_deviation
-from gain_apps.evaluation.features import FeatureMaker
+from gain_apps.evaluation.features import FeatureCache, FeatureMaker, default_cache_dir
 from gain_apps.evaluation.image_data import CLEAN, ImageData
 from gain_apps.evaluation.methods.protocol import Floats
 from gain_apps.evaluation.methods.torch_network import SourcePixels, TorchNetwork, timm_network
 from gain_core.errors import ConfigError
-from gain_runtime.artifact import Artifact, load_artifact
-from gain_runtime.open_session import open_session
-from gain_runtime.session import Session
+from gain_runtime.files.artifact import Artifact, load_artifact
+from gain_runtime.sessions.session import Session, open_session
+from gain_scenes.corruptions import CORRUPTIONS
 
 __all__ = ["open_images"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gain_core._optional import require
 from gain_core.errors import ArtifactError, ConfigError
-from gain_runtime.atomic_file import write_atomically
+from gain_runtime.files.paths import write_atomically
 
 __all__ = ["check_report_path", "write_report"]
 

@@ -18,7 +18,10 @@ from gain_apps.evaluation.eval_input import EvalInput
 from gain_apps.evaluation.experiment import Experiment, Run
 from gain_apps.evaluation.methods.registry import MethodSpec, describe_method
 from gain_apps.evaluation.scores import (
+    GainTrace,
+    Reals,
     Scores,
+    Trace,
     calibration,
     correlations,
     domain_scores,
@@ -27,11 +30,10 @@ from gain_apps.evaluation.scores import (
     score,
 )
 from gain_apps.evaluation.streams import RAMP, StreamBatch
-from gain_apps.evaluation.trace import GainTrace, Reals, Trace
-from gain_apps.system_files import peak_memory_bytes
+from gain_apps.system import peak_memory_bytes
 from gain_core import __version__
 from gain_core.errors import ArtifactError
-from gain_runtime.atomic_file import write_atomically
+from gain_runtime.files.paths import write_atomically
 
 __all__ = ["SCHEMA", "make_results", "read_results", "versions", "write_results"]
 

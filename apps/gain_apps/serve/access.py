@@ -1,17 +1,67 @@
-"""Who may see the page and press its buttons."""
+"""Who may ask: tokens, names of hosts, refused logins, and the gate that every request passes."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from gain_apps.serve.address import is_loopback
 
-__all__ = ["Access", "Refusal"]
+__all__ = [
+    "Access",
+    "AccessGate",
+    "Logins",
+    "Refusal",
+]
+
+# A guessing machine shall not fill the log: one line a minute for each address.
+SAY_EVERY_S = 60.0
+MOST_ADDRESSES = 1000
+
+
+class Logins:
+    """Tokens that were right and wrong; any thread may count.
+
+    Parameters
+    ----------
+    clock : callable, optional
+        Monotonic seconds.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._said_s: dict[str, float] = {}
+        self.num_accepted = 0
+        self.num_refused = 0
+
+    def accepted(self) -> None:
+        """Count a login."""
+        with self._lock:
+            self.num_accepted += 1
+
+    def refused(self, who: str, /) -> bool:
+        """Count a wrong token; whether it is worth a line."""
+        now_s = self._clock()
+        with self._lock:
+            self.num_refused += 1
+            if now_s - self._said_s.get(who, -SAY_EVERY_S) < SAY_EVERY_S:
+                return False
+            if len(self._said_s) >= MOST_ADDRESSES:
+                self._said_s.clear()
+            self._said_s[who] = now_s
+            return True
+
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 # What the browser itself says of a request; absent in old ones and outside secure contexts.
@@ -160,3 +210,62 @@ def _same_host(origin: str, host: str) -> bool:
 def _equal(offered: str, wanted: str) -> bool:
     """Constant-time comparison of any two strings."""
     return hmac.compare_digest(offered.encode("utf-8", "surrogatepass"), wanted.encode())
+
+
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class AccessGate:
+    """An ASGI application that lets through what `access` allows.
+
+    Parameters
+    ----------
+    app : ASGI application
+    access : Access
+    on_refusal : callable, optional
+        Receives who sent a wrong token; a request without any is not one.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        /,
+        *,
+        on_refusal: Callable[[str], None] = lambda who: None,
+    ) -> None:
+        self.app = app
+        self.access = access
+        self._on_refusal = on_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; anything but HTTP is not served."""
+        if scope["type"] != "http":
+            return
+
+        async def send_careful(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(SECURITY_HEADERS)
+            await send(message)
+
+        headers = {name.lower(): value for name, value in Headers(scope=scope).items()}
+        refusal = self.access.refusal(scope["method"], scope["path"], headers)
+        if refusal is None:
+            await self.app(scope, receive, send_careful)
+            return
+        reply = JSONResponse({"detail": refusal.detail}, status_code=refusal.status)
+        if refusal.status == 401:
+            if "authorization" in headers:
+                client = scope.get("client")
+                self._on_refusal(f"API at {client[0] if client else 'unknown'}")
+            reply.headers["WWW-Authenticate"] = "Bearer"
+        await reply(scope, receive, send_careful)

@@ -1,4 +1,4 @@
-"""Where the page is served, and the token that guards it."""
+"""Where a server listens and who may ask it; opening it needs the extra `serve`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,24 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gain_apps.secret_values import find_secret
+from gain_core._optional import require
 from gain_core.errors import ConfigError
 
-__all__ = ["LEAST_TOKEN_CHARS", "ServeAddress", "is_loopback", "read_token", "token_from_secrets"]
+if TYPE_CHECKING:
+    from gain_apps.serve.cameras import Cameras
+    from gain_apps.serve.server import PageServer
+
+__all__ = [
+    "LEAST_TOKEN_CHARS",
+    "ServeAddress",
+    "is_loopback",
+    "open_server",
+    "read_token",
+    "token_from_secrets",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -152,3 +165,48 @@ def _checked(content: bytes, where: str) -> str:
             f"{'' if printable else ' with others in them'}; {MAKE_TOKEN}"
         )
     return token.decode("ascii")
+
+
+LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
+
+
+def open_server(
+    cameras: Cameras,
+    /,
+    *,
+    address: ServeAddress,
+    token: str | None = None,
+) -> PageServer:
+    """Serve the page of all cameras from a thread of its own.
+
+    Parameters
+    ----------
+    cameras : Cameras
+    address : ServeAddress
+    token : str, optional
+        What viewers must know.
+
+    Returns
+    -------
+    PageServer
+        Listening already; a context manager.
+
+    Raises
+    ------
+    ConfigError
+        If the address is reachable from other machines and there is no token.
+    BackendUnavailableError
+        If the extra `serve` is not installed.
+    StreamError
+        If the address cannot be listened on.
+    """
+    if token is None and not address.is_loopback:
+        raise ConfigError(
+            f"--serve {address.host}:{address.port}: other machines can reach it, so it needs "
+            "--serve-token-file FILE; leave the host out to serve this machine only"
+        )
+    for library in LIBRARIES:
+        require(library, extra="serve")
+    from gain_apps.serve.server import PageServer
+
+    return PageServer(cameras, address=address, token=token)

@@ -16,15 +16,11 @@ from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from gain_apps.commands import Command
-from gain_apps.serve.access import Access
+from gain_apps.serve.access import Access, AccessGate, Logins
 from gain_apps.serve.board import LiveView, Scale
-from gain_apps.serve.cameras import Cameras, WatchedCamera
+from gain_apps.serve.cameras import Cameras, View, WatchedCamera
 from gain_apps.serve.event_log import EventKind
-from gain_apps.serve.gate import AccessGate
-from gain_apps.serve.logins import Logins
 from gain_apps.serve.metrics import MetricsPage
-from gain_apps.serve.picture import View
 from gain_apps.serve.schema import (
     NAME_PATTERN,
     CameraAction,
@@ -45,6 +41,7 @@ from gain_apps.serve.schema import (
     settings_of,
     status_of,
 )
+from gain_apps.streaming.commands import Command
 from gain_core import __version__
 from gain_core.errors import ConfigError
 

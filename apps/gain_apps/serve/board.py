@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gain_apps.serve.event_log import Event, EventKind, EventLog
+from gain_apps.serve.event_log import Event, EventKind, EventLog, History, Point
 from gain_apps.serve.facts import StreamFacts, changes
-from gain_apps.serve.history import History, Point
-from gain_runtime.reconnecting_source import Connection
-from gain_runtime.result import FrameResult
+from gain_runtime.frames import FrameResult
+from gain_runtime.sources.reconnecting import Connection
 
 __all__ = ["LATENCY_BOUNDS_S", "LiveBoard", "LiveView", "RunState", "StreamIdentity"]
 

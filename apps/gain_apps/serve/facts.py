@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from gain_apps.backpressure import Load, step_words
 from gain_apps.serve.event_log import EventKind
+from gain_apps.streaming.backpressure import Load, step_words
 
 __all__ = ["DeviceFacts", "KeptFacts", "Scalar", "StreamFacts", "changes"]
 

@@ -23,9 +23,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from gain_apps.serve.access import Logins
 from gain_apps.serve.board import LATENCY_BOUNDS_S, LiveView
 from gain_apps.serve.cameras import Cameras
-from gain_apps.serve.logins import Logins
 from gain_apps.serve.schema import CameraState, state_of
 
 __all__ = ["MetricsPage"]

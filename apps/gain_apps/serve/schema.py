@@ -12,10 +12,9 @@ import numpy as np
 from pydantic import Field
 
 from gain_apps.serve.board import LiveView, StreamIdentity
-from gain_apps.serve.event_log import Event
+from gain_apps.serve.event_log import Event, Point
 from gain_apps.serve.facts import DeviceFacts, KeptFacts, Scalar
-from gain_apps.serve.history import Point
-from gain_runtime.result import FrameResult, Ranked
+from gain_runtime.frames import FrameResult, Ranked
 
 __all__ = [
     "CameraCommand",

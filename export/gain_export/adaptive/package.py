@@ -22,15 +22,15 @@ from gain_export.adaptive.step import (
 )
 from gain_export.graph import free_name, rename_value
 from gain_export.onnx_file import MAX_OPSET, MIN_OPSET, opset_of
-from gain_runtime.adaptive_artifact import (
+from gain_runtime.engine import artifact_method
+from gain_runtime.files.adaptive import (
     ADAPTIVE_PREFIX,
     ADAPTIVE_SCHEMA_VERSION,
     outputs_read,
     state_layout,
 )
-from gain_runtime.artifact import Artifact, load_artifact, read_model
-from gain_runtime.atomic_file import write_atomically
-from gain_runtime.engine import artifact_method
+from gain_runtime.files.artifact import Artifact, load_artifact, read_model
+from gain_runtime.files.paths import write_atomically
 
 __all__ = [
     "AdaptiveReport",

@@ -17,7 +17,7 @@ from gain_core import Method, Prediction, make_method
 from gain_core.records import arrays_of
 from gain_export.adaptive.recorder import Recorder
 from gain_export.adaptive.traced import Array, as_tensor, choose, namespace, variable
-from gain_runtime.adaptive_artifact import PENDING, StateSpec, state_layout
+from gain_runtime.files.adaptive import PENDING, StateSpec, state_layout
 
 __all__ = ["PREDICTION_NAMES", "UPDATE", "Inputs", "StepGraph", "StoredHead", "write_step"]
 

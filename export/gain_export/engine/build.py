@@ -18,13 +18,18 @@ from typing import IO, Any
 from gain_core import errors
 from gain_core.errors import EngineError, GainError
 from gain_export.engine.options import EngineOptions
-from gain_export.engine.precision_of import precision_of
 from gain_export.engine.verify import EngineCheck, prepare_check, verify_engine
-from gain_export.report import OnStep
-from gain_runtime.artifact import read_model
-from gain_runtime.engine_file import engine_path, read_engine, write_engine
-from gain_runtime.engine_header import EngineHeader, header_from_dict
-from gain_runtime.tensorrt_library import (
+from gain_export.precision.tensors import precision_of
+from gain_export.write import OnStep
+from gain_runtime.files.artifact import read_model
+from gain_runtime.files.engine import (
+    EngineHeader,
+    engine_path,
+    header_from_dict,
+    read_engine,
+    write_engine,
+)
+from gain_runtime.sessions.tensorrt_library import (
     current_gpu,
     expected_header,
     installed_library,
@@ -287,7 +292,7 @@ def _run(request: dict[str, Any], what: str, on_step: OnStep) -> dict[str, Any]:
 @contextlib.contextmanager
 def _process(stderr: IO[str]) -> Iterator[subprocess.Popen[str]]:
     """The building process, which does not outlive this context: Ctrl-C ends it."""
-    command = [sys.executable, "-m", "gain_export.engine.build_process"]
+    command = [sys.executable, "-m", "gain_export.engine.compile"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
     )

@@ -1,23 +1,23 @@
-"""From an ONNX file to a plan, by either TensorRT library; runs in a process of its own.
-
-One path over TensorRT 10.3 to 11 and TensorRT-RTX: what only some of them have is asked for with
-`hasattr`, never by a version number.
-"""
+"""Compiling a plan with TensorRT's builder, in a process of its own that a crash cannot outlive."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
+import sys
+import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from gain_core.errors import ConfigError, EngineError
+from gain_core.errors import ConfigError, EngineError, GainError
 from gain_export.engine.options import EngineOptions
-from gain_runtime.atomic_file import write_atomically
-from gain_runtime.engine_header import EngineHeader
-from gain_runtime.tensorrt_library import (
+from gain_runtime.files.engine import EngineHeader
+from gain_runtime.files.paths import write_atomically
+from gain_runtime.sessions.tensorrt_library import (
     Gpu,
     cache_file,
     create,
@@ -28,7 +28,15 @@ from gain_runtime.tensorrt_library import (
     make_log,
 )
 
-__all__ = ["OnPhase", "check_options", "compile_plan", "set_compatibility", "set_target"]
+__all__ = [
+    "OnPhase",
+    "check_options",
+    "compile_plan",
+    "main",
+    "say",
+    "set_compatibility",
+    "set_target",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -348,3 +356,65 @@ def _store_timing_cache(cache: Any, file: Path) -> None:
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, bytes(cache.serialize()))
+
+
+_SECONDS_BETWEEN_STEPS = 0.1
+
+
+def say(stream: TextIO, record: dict[str, Any], /) -> None:
+    """Write one line and send it off.
+
+    Parameters
+    ----------
+    stream : file
+    record : dict
+    """
+    stream.write(json.dumps(record) + "\n")
+    stream.flush()
+
+
+def main() -> int:
+    """Build what standard input asks for; without a file, only check the options.
+
+    Returns
+    -------
+    int
+        0 built or checked, and the last line holds the header or says so; 1 refused, and it holds
+        the error.
+    """
+    request = json.load(sys.stdin)
+    options = request["options"]
+    options = EngineOptions(
+        **options | {"compute_capabilities": tuple(options["compute_capabilities"])}
+    )
+    last_ns = 0
+
+    def on_phase(name: str, step: int, num_steps: int) -> None:
+        nonlocal last_ns
+        now_ns = time.monotonic_ns()
+        if now_ns - last_ns >= _SECONDS_BETWEEN_STEPS * 1e9:
+            last_ns = now_ns
+            say(sys.stdout, {"phase": name, "step": step, "of": num_steps})
+
+    try:
+        if "onnx" not in request:
+            check_options(options)
+            say(sys.stdout, {"checked": True})
+            return 0
+        header, plan = compile_plan(
+            Path(request["onnx"]),
+            request["sha256"],
+            options,
+            precision=request["precision"],
+            on_phase=on_phase,
+        )
+        Path(request["plan"]).write_bytes(plan)
+    except GainError as err:
+        say(sys.stdout, {"error": type(err).__name__, "message": str(err)})
+        return 1
+    say(sys.stdout, {"header": asdict(header)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from gain_core.errors import ArtifactError, BackendUnavailableError, EngineError, ParityError
-from gain_export.engine.precision_of import precision_of
 from gain_export.precision.bars import (
     ENGINE_BARS,
     Drift,
@@ -18,14 +17,14 @@ from gain_export.precision.bars import (
     compare_outputs,
     run_images,
 )
+from gain_export.precision.tensors import precision_of
 from gain_export.write import VerifyImages, choose_images
-from gain_runtime.artifact import Artifact, load_artifact, read_model
-from gain_runtime.engine_file import read_engine
-from gain_runtime.engine_header import EngineHeader
-from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.files.artifact import Artifact, load_artifact, read_model
+from gain_runtime.files.engine import EngineHeader, read_engine
 from gain_runtime.preprocess import preprocess_batch
-from gain_runtime.tensorrt_library import current_gpu, expected_header, load_library
-from gain_runtime.tensorrt_session import TensorRTSession
+from gain_runtime.sessions.onnx import OnnxSession
+from gain_runtime.sessions.tensorrt import TensorRTSession
+from gain_runtime.sessions.tensorrt_library import current_gpu, expected_header, load_library
 
 __all__ = ["EngineCheck", "Record", "prepare_check", "verify_engine"]
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ParityError
-from gain_runtime.artifact import Artifact
-from gain_runtime.onnx_session import OnnxSession
+from gain_runtime.files.artifact import Artifact
 from gain_runtime.preprocess import preprocess_batch
-from gain_runtime.session import Session
+from gain_runtime.sessions.onnx import OnnxSession
+from gain_runtime.sessions.session import Session
 
 __all__ = [
     "BARS",

@@ -16,16 +16,14 @@ import onnx
 from onnx import TensorProto
 
 from gain_core.errors import ArtifactError, ConfigError, EngineError, ParityError
-from gain_export.photographs import read_photographs
+from gain_export.images import read_photographs
 from gain_export.precision.bars import BARS, PRECISIONS, Drift, Precision, measure_drift
-from gain_export.precision.calibrate import CalibrationMethod, measure_ranges
-from gain_export.precision.emulate import emulated
-from gain_export.precision.lower import lower, lowered_values
-from gain_export.precision.quantise import find_layers, quantise
+from gain_export.precision.lower import emulated, lower, lowered_values
+from gain_export.precision.quantise import CalibrationMethod, find_layers, measure_ranges, quantise
 from gain_export.write import VerifyImages, check_output, choose_images
-from gain_runtime.adaptive_artifact import ADAPTIVE_PREFIX
-from gain_runtime.artifact import Artifact, load_artifact, read_model, write_metadata
-from gain_runtime.atomic_file import write_atomically
+from gain_runtime.files.adaptive import ADAPTIVE_PREFIX
+from gain_runtime.files.artifact import Artifact, load_artifact, read_model, write_metadata
+from gain_runtime.files.paths import write_atomically
 from gain_runtime.preprocess import preprocess_batch
 
 __all__ = ["MARK", "PrecisionReport", "check_float32", "convert_precision", "precision_path"]

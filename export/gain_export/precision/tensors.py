@@ -1,13 +1,23 @@
-"""Constants of a graph, and their copies in lower precision."""
+"""Constants of a graph, their copies in lower precision, and the precision a file is in."""
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, numpy_helper
 
-__all__ = ["fits_low", "hoist_constants", "low_tensor"]
+from gain_runtime.files.engine import PRECISIONS
+from gain_runtime.files.manifest import PREFIX
+
+__all__ = [
+    "fits_low",
+    "hoist_constants",
+    "low_tensor",
+    "precision_of",
+]
 
 # A weight below the smallest normal number becomes less exact, never wrong; one above the largest
 # becomes infinite.
@@ -50,3 +60,37 @@ def hoist_constants(model: onnx.ModelProto, /) -> None:
             graph.initializer.add().CopyFrom(tensor)
             graph.initializer[-1].name = node.output[0]
             del graph.node[position]
+
+
+_LOW_TYPES = {
+    value
+    for name, value in TensorProto.DataType.items()
+    if name.startswith(("FLOAT16", "BFLOAT16", "FLOAT8", "FLOAT4"))
+}
+
+
+def precision_of(model: onnx.ModelProto, /) -> str | None:
+    """What the lower-precision pass recorded, or fp32 where it did nothing and all is float32.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+
+    Returns
+    -------
+    str or None
+        One of `PRECISIONS`; None for a file that is no artifact, and for an artifact whose own
+        source was in lower precision.
+    """
+    metadata = {item.key: item.value for item in model.metadata_props}
+    if PREFIX + "schema" not in metadata:
+        return None
+    try:
+        recorded = json.loads(metadata.get(PREFIX + "verification", "{}"))
+    except ValueError:
+        return None
+    if isinstance(recorded, dict) and recorded.get("precision") in PRECISIONS:
+        return str(recorded["precision"])
+    low = any(tensor.data_type in _LOW_TYPES for tensor in model.graph.initializer)
+    quantised = any(node.op_type == "QuantizeLinear" for node in model.graph.node)
+    return None if low or quantised else "fp32"

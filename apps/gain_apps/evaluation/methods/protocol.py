@@ -8,7 +8,19 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Batch", "Cost", "Diagnosing", "Diagnosis", "Floats", "Head", "Method", "OnPixels"]
+__all__ = [
+    "Batch",
+    "Cost",
+    "Diagnosing",
+    "Diagnosis",
+    "Floats",
+    "Head",
+    "Method",
+    "OnPixels",
+    "entropy",
+    "log_softmax",
+    "unit_rows",
+]
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -138,3 +150,28 @@ class Diagnosing(Protocol):
     """A method that can say what its state makes of a batch, without changing it."""
 
     def diagnose(self, batch: Batch, /) -> Diagnosis: ...
+
+
+LEAST_NORM = 1e-12
+
+
+def log_softmax(scores: Floats, /) -> Floats:
+    """Logarithm of the softmax of each row."""
+    shifted = scores - scores.max(axis=-1, keepdims=True)
+    result: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+def entropy(log_probs: Floats, /) -> Floats:
+    """Entropy of each row in nats; a probability of zero adds nothing."""
+    probs = np.exp(log_probs)
+    products = np.where(probs > 0, probs * np.where(probs > 0, log_probs, 0.0), 0.0)
+    result: Floats = -products.sum(axis=-1)
+    return result
+
+
+def unit_rows(rows: Floats, /) -> Floats:
+    """Rows scaled to unit length; a zero row stays zero."""
+    norms = np.linalg.norm(rows, axis=-1, keepdims=True)
+    result: Floats = rows / np.maximum(norms, LEAST_NORM)
+    return result

@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from gain_apps.evaluation.methods.ablation import AblatedPaper, Ablation
-from gain_apps.evaluation.methods.dota import Dota
-from gain_apps.evaluation.methods.gain_method import GainMethod
-from gain_apps.evaluation.methods.lame import Lame
+from gain_apps.evaluation.methods.forward_only import (
+    T3A,
+    BatchRecentring,
+    Dota,
+    FoaShift,
+    Lame,
+    Neo,
+    NeoContinual,
+)
+from gain_apps.evaluation.methods.gain import AblatedPaper, Ablation, GainMethod, Source
 from gain_apps.evaluation.methods.protocol import Head, Method
-from gain_apps.evaluation.methods.recentring import BatchRecentring, FoaShift, Neo, NeoContinual
-from gain_apps.evaluation.methods.source import Source
-from gain_apps.evaluation.methods.t3a import T3A
 from gain_apps.evaluation.methods.torch_network import TorchNetwork
 from gain_core import (
     PRESETS,
@@ -55,12 +58,12 @@ _BASELINES: dict[str, Callable[..., Method]] = {
 _WITHOUT_HEAD = frozenset({"lame"})
 # Module and class of the methods that need torch; imported when asked for.
 _WITH_TORCH = {
-    "torch-source": ("tent", "TorchSource"),
-    "tent": ("tent", "Tent"),
-    "eata": ("eata", "Eata"),
-    "sar": ("tent", "Sar"),
-    "cotta": ("cotta", "Cotta"),
-    "roid": ("roid", "Roid"),
+    "torch-source": ("entropy", "TorchSource"),
+    "tent": ("entropy", "Tent"),
+    "eata": ("entropy", "Eata"),
+    "sar": ("entropy", "Sar"),
+    "cotta": ("augmented", "Cotta"),
+    "roid": ("augmented", "Roid"),
     "foa": ("foa", "Foa"),
 }
 TORCH_METHODS: tuple[str, ...] = tuple(_WITH_TORCH)

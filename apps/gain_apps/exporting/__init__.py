@@ -1,0 +1,1 @@
+"""Making artifacts: the parts of `gain-export`."""

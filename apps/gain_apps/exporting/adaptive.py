@@ -1,0 +1,144 @@
+"""The part of gain-export that puts GAIN behind the network, in the same ONNX file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from gain_apps.exporting.target import refuse_existing
+from gain_core import DEFAULT_PRESET, UPDATE_EVERY, Config, preset
+from gain_core import WARMUP_FRAMES as WARM_UP
+from gain_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gain_export.adaptive import AdaptiveReport
+
+__all__ = [
+    "add_adaptive_arguments",
+    "check_adaptive_arguments",
+    "check_adaptive_source",
+    "write_adaptive",
+]
+
+_NEEDS_ADAPTIVE = ("preset", "update_every", "warm_up", "features_only")
+
+
+def add_adaptive_arguments(group: argparse._ArgumentGroup) -> None:
+    """Add the flags."""
+    group.add_argument(
+        "--adaptive",
+        action="store_true",
+        help="write NAME.adaptive.onnx too: the network with GAIN's step behind it, its state as "
+        "inputs and outputs (docs/adaptive-onnx.md); of an artifact, write only that",
+    )
+    group.add_argument("--preset", metavar="NAME", help=f"baked in (default: {DEFAULT_PRESET})")
+    group.add_argument(
+        "--update-every",
+        type=int,
+        metavar="N",
+        help=f"frames between two updates (default: {UPDATE_EVERY})",
+    )
+    group.add_argument(
+        "--warm-up",
+        type=int,
+        metavar="N",
+        help=f"frames the first update waits for (default: {WARM_UP})",
+    )
+    group.add_argument(
+        "--features-only",
+        action="store_true",
+        default=None,
+        help="leave the network out: features and logits in",
+    )
+
+
+def check_adaptive_arguments(args: argparse.Namespace) -> None:
+    """Refuse what cannot be written, before anything is exported.
+
+    Raises
+    ------
+    ArtifactError
+        If the adaptive file exists and --force is not given, or is a folder.
+    ConfigError
+        If a flag needs --adaptive, is out of its range or names no preset.
+    """
+    if not args.adaptive:
+        for name in _NEEDS_ADAPTIVE:
+            if getattr(args, name) is not None:
+                flag = name.replace("_", "-")
+                raise ConfigError(
+                    f"--{flag}: is a setting of --adaptive; add that, or leave it out"
+                )
+        return
+    _config(args)
+    _awaited(args)
+    refuse_existing(_target(args.output or args.target), force=args.force)
+
+
+def check_adaptive_source(args: argparse.Namespace) -> None:
+    """Refuse an artifact that cannot be made adaptive, before anything is done with it.
+
+    Raises
+    ------
+    ArtifactError
+        As `gain_export.adaptive.check_adaptable`.
+    """
+    from gain_export.adaptive import check_adaptable
+
+    check_adaptable(args.target, **_settings(args))
+
+
+def write_adaptive(args: argparse.Namespace, artifact_path: Path, /) -> AdaptiveReport:
+    """Write the adaptive file beside an artifact.
+
+    Raises
+    ------
+    ArtifactError, ConfigError
+        As `gain_export.adaptive.add_adaptation`.
+    """
+    from gain_export.adaptive import add_adaptation
+
+    return add_adaptation(artifact_path, _target(artifact_path), **_settings(args))
+
+
+class _Settings(TypedDict):
+    """What is baked in, by `add_adaptation`'s names."""
+
+    config: Config
+    update_every: int
+    warmup_frames: int
+    features_only: bool
+
+
+def _settings(args: argparse.Namespace) -> _Settings:
+    """The settings that were asked for."""
+    update_every, warmup_frames = _awaited(args)
+    return {
+        "config": _config(args),
+        "update_every": update_every,
+        "warmup_frames": warmup_frames,
+        "features_only": bool(args.features_only),
+    }
+
+
+def _config(args: argparse.Namespace) -> Config:
+    """The preset."""
+    return preset(args.preset or DEFAULT_PRESET)
+
+
+def _awaited(args: argparse.Namespace) -> tuple[int, int]:
+    """Frames between two updates, and frames the first one waits for."""
+    from gain_export.adaptive import check_waiting
+
+    update_every = UPDATE_EVERY if args.update_every is None else args.update_every
+    warmup_frames = WARM_UP if args.warm_up is None else args.warm_up
+    check_waiting("--update-every", update_every)
+    check_waiting("--warm-up", warmup_frames)
+    return update_every, warmup_frames
+
+
+def _target(artifact_path: Path) -> Path:
+    from gain_export.adaptive import adaptive_path
+
+    return adaptive_path(artifact_path)

@@ -1,1 +1,0 @@
-"""A world of road signs drawn by code: still samples and a drive with changing conditions."""

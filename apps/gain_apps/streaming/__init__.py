@@ -1,0 +1,1 @@
+"""Running streams: the parts of `gain-stream`."""

@@ -1,0 +1,241 @@
+"""One camera of a service: its thread, its states, and how it comes back by itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from gain_apps.serve.board import LiveBoard
+from gain_apps.serve.cameras import PictureMaker, WatchedCamera
+from gain_apps.streaming.commands import Command, CommandQueue
+from gain_apps.streaming.config import StreamConfig
+from gain_apps.streaming.run import run_stream
+from gain_apps.streaming.running import StreamHost
+from gain_apps.streaming.stopping import StopRequest
+from gain_core.errors import ConfigError, GainError, StreamError
+from gain_runtime.sessions.shared import SharedSession
+from gain_runtime.sources.uri import parse_uri
+
+__all__ = [
+    "Camera",
+]
+
+logger = logging.getLogger(__name__)
+
+# A camera whose stream failed is started again after this long; the pause doubles up to a bound.
+FIRST_RESTART_S = 5.0
+LONGEST_RESTART_S = 300.0
+POLL_S = 0.1
+# Longest wait for a camera that is to end: a batch, a snapshot and the outputs.
+END_S = 10.0
+LIVE_KINDS = ("camera", "network", "pipeline")
+
+
+class Camera:
+    """A stream that can be paused, restarted and watched; only the service's threads change it.
+
+    Parameters
+    ----------
+    config : StreamConfig
+    host : StreamHost
+        With the session, connection and clocks that all share; the board is the camera's own.
+    board : LiveBoard
+    stop : StopRequest
+        The process's.
+    """
+
+    def __init__(
+        self,
+        config: StreamConfig,
+        /,
+        *,
+        host: StreamHost,
+        board: LiveBoard,
+        stop: StopRequest,
+    ) -> None:
+        self.config = config
+        self.board = board
+        self.summary: dict[str, Any] | None = None
+        self.failure: BaseException | None = None
+        self._host = host
+        self._queue = CommandQueue()
+        self._process_stop = stop
+        self._stop = StopRequest(stop)
+        self._shared: SharedSession | None = None
+        self._thread: threading.Thread | None = None
+        self._pictures = PictureMaker(board)
+        self._live = parse_uri(config.input).kind in LIVE_KINDS
+        self._source = parse_uri(config.input).shown
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.board.name
+
+    @property
+    def alive(self) -> bool:
+        """Whether its stream runs or is being started."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more comes of it by itself: it has ended, failed, or was paused."""
+        return not self.alive and self.board.view().state != "paused"
+
+    def watched(self) -> WatchedCamera:
+        """As the server sees it."""
+        commands: list[Command] = ["freeze", "unfreeze", "reset"]
+        if self.config.state_out is not None or self.config.snapshots is not None:
+            commands += ["save", "roll-back"]
+        return WatchedCamera(
+            name=self.name,
+            source=self._source,
+            board=self.board,
+            pictures=self._pictures,
+            queue=self._queue,
+            commands=commands,
+            alive=self.alive,
+        )
+
+    def use(self, shared: SharedSession | None, /) -> None:
+        """Take the network that all share; without one a stream opens its own."""
+        self._shared = shared
+
+    def start(self) -> None:
+        """Begin, unless it runs already."""
+        if self.alive:
+            return
+        self.failure = None
+        self._stop = StopRequest(self._process_stop)
+        self.board.enter("starting")
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        """Start, unless the settings say that it is paused."""
+        if self.config.paused:
+            self.board.enter("paused", "by the settings")
+        else:
+            self.start()
+
+    def ask_to_end(self) -> None:
+        """Let the stream finish its files and its last snapshot."""
+        self._stop.quit()
+
+    def join(self, *, end_s: float) -> bool:
+        """Wait until it has ended, but not longer than until `end_s` of the monotonic clock."""
+        if self._thread is not None:
+            self._thread.join(max(end_s - time.monotonic(), 0.0))
+        return not self.alive
+
+    def pause(self, why: str, /) -> None:
+        """End the stream and wait to be resumed.
+
+        Raises
+        ------
+        ConfigError
+            If it does not end.
+        """
+        self._end()
+        self.board.enter("paused", why)
+
+    def restart(self) -> None:
+        """End the stream and begin anew.
+
+        Raises
+        ------
+        ConfigError
+            If it does not end.
+        """
+        self._end()
+        self.start()
+
+    def _end(self) -> None:
+        """End the stream within bounds."""
+        self.ask_to_end()
+        if not self.join(end_s=time.monotonic() + END_S):
+            raise ConfigError(
+                f"{self.name}: has not ended within {END_S:g} s; try again, and where it hangs in "
+                "a driver restart the service"
+            )
+
+    def _run(self) -> None:
+        """Thread: the stream, again and again where it is a camera."""
+        pause_s = FIRST_RESTART_S
+        stop = self._stop
+        while True:
+            began_s = time.monotonic()
+            try:
+                self._run_once(stop)
+            except GainError as err:
+                if stop and self.summary is None:
+                    # It was waiting for its camera; there is nothing to be finished.
+                    return
+                self.failure = err
+                if not self._comes_back(err):
+                    self._fail(err)
+                    return
+            except BaseException as err:
+                self.failure = err
+                logger.exception("a bug ended this camera; the others go on")
+                self._fail(err)
+                return
+            else:
+                if not stop:
+                    self.board.enter("ended", "the source ended")
+                    self.board.note("stream", "the source ended")
+                return
+            if time.monotonic() - began_s > LONGEST_RESTART_S:
+                pause_s = FIRST_RESTART_S
+            self._wait_to_restart(stop, pause_s)
+            pause_s = min(2.0 * pause_s, LONGEST_RESTART_S)
+            if stop:
+                return
+
+    def _run_once(self, stop: StopRequest) -> None:
+        """Everything a process with one stream does, but for the network and the report."""
+        # Many lines that change cannot share a terminal: progress is logged.
+        console = Console(stderr=True, force_terminal=False)
+        host = replace(self._host, board=self.board, queue=self._queue)
+        if self._shared is None:
+            run_stream(self.config, stop, console, report=self._keep, host=host)
+            return
+        with self._shared.join() as session:
+            host = replace(host, session=session)
+            run_stream(self.config, stop, console, report=self._keep, host=host)
+
+    def _keep(self, summary: dict[str, Any]) -> None:
+        """The summary, until all can be printed."""
+        self.summary = summary
+
+    def _comes_back(self, err: GainError) -> bool:
+        """Whether a failure may be over after a while: one of a camera, not of a setting."""
+        return (
+            self._live
+            and self.config.reconnect is None
+            and isinstance(err, StreamError)
+            and not isinstance(err, ConfigError)
+        )
+
+    def _wait_to_restart(self, stop: StopRequest, seconds: float) -> None:
+        """Say why, and when it begins again."""
+        reason = " ".join(str(self.failure).split())
+        logger.error("%s; starting again in %.0f s", reason, seconds)
+        self.board.note("stream", f"failed: {reason}; starting again in {seconds:.0f} s")
+        self.board.enter("starting", f"{reason}; starting again in {seconds:.0f} s")
+        end_s = time.monotonic() + seconds
+        while not stop and time.monotonic() < end_s:
+            time.sleep(POLL_S)
+
+    def _fail(self, err: BaseException) -> None:
+        """Say it now: the others may run for months."""
+        reason = " ".join(str(err).split()) or type(err).__name__
+        if isinstance(err, GainError):
+            logger.error("%s; the other cameras go on", reason)
+        self.board.enter("failed", reason)
+        self.board.note("stream", f"failed: {reason}")

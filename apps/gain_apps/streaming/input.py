@@ -1,0 +1,242 @@
+"""The source of a run: opened, corrupted, reconnecting, with true classes where known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gain_apps.streaming.config import NO_TRUTH, StreamConfig
+from gain_core.errors import ArtifactError, ConfigError, GainError
+from gain_runtime.engine import EngineArtifact
+from gain_runtime.frames import Closing, Frame, FrameSource, SourceInfo
+from gain_runtime.sources.images import (
+    COLUMNS,
+    ClassList,
+    ImageSource,
+    open_images,
+    read_class_list,
+)
+from gain_runtime.sources.opening import open_source
+from gain_runtime.sources.reconnecting import ConnectionWatch
+from gain_scenes.corruptions.source import CorruptingSource, Stretch, parse_schedule
+from gain_scenes.sources import app_schemes
+
+__all__ = [
+    "TruthSource",
+    "check_truth",
+    "open_input",
+    "read_truth",
+]
+
+NameTable = Mapping[str, int]
+
+
+class TruthSource(Closing):
+    """Another source's frames with `truth` looked up by file name, or taken away.
+
+    Parameters
+    ----------
+    source : FrameSource
+        Owned: closing this closes it.
+    table : mapping of str to int, optional
+        File name, with or without its folders, to class index; None removes every truth.
+    """
+
+    def __init__(self, source: FrameSource, /, *, table: NameTable | None = None) -> None:
+        self._source = source
+        self._table: NameTable = {} if table is None else table
+
+    @property
+    def info(self) -> SourceInfo:
+        """The inner source's."""
+        return self._source.info
+
+    @property
+    def skipped(self) -> int:
+        """The inner source's."""
+        return self._source.skipped
+
+    def __iter__(self) -> Iterator[Frame]:
+        for frame in self._source:
+            truth = self._table.get(frame.source_id)
+            if truth is None:
+                truth = self._table.get(Path(frame.source_id).name)
+            yield replace(frame, truth=truth)
+
+    def close(self) -> None:
+        """Close the inner source."""
+        self._source.close()
+
+
+def read_truth(path: str | Path, /, *, num_classes: int) -> ClassList | NameTable:
+    """Read a `--truth` file and check that its classes are the artifact's.
+
+    Parameters
+    ----------
+    path : str or Path
+        Either a class list (`classes.tsv`), which tells the classes of photos by the WordNet id
+        in their names, or lines of `file name<TAB>class index`.
+    num_classes : int
+        K of the artifact.
+
+    Returns
+    -------
+    ClassList, or mapping of str to int
+
+    Raises
+    ------
+    ArtifactError
+        If the file cannot be read or is neither.
+    ConfigError
+        If a class index is not below K.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as err:
+        reason = getattr(err, "strerror", None) or "it is no UTF-8 text"
+        raise ArtifactError(f"--truth {path}: cannot be read ({reason}); check the path") from err
+    header = lines[0].split("\t") if lines else []
+    if set(COLUMNS) <= set(header):
+        classes = read_class_list(path)
+        _check_range(max(classes.names), num_classes, where=f"--truth {path}")
+        return classes
+    table: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        where = f"--truth {path}, line {number}"
+        name, tab, index = line.rpartition("\t")
+        if not tab or not name or not (index.isascii() and index.strip().isdigit()):
+            raise ArtifactError(
+                f"{where}: expected 'file name<TAB>class index', got {line!r}; "
+                f"or a class list with the columns {', '.join(COLUMNS)}"
+            )
+        _check_range(int(index), num_classes, where=where)
+        table[name] = int(index)
+    if not table:
+        raise ArtifactError(f"--truth {path}: expected at least one line, got none")
+    return table
+
+
+def check_truth(frame: Frame, num_classes: int, /) -> None:
+    """A truth the source found by itself must be one of the artifact's classes.
+
+    Raises
+    ------
+    ConfigError
+        If it is not below K.
+    """
+    if frame.truth is not None and frame.truth >= num_classes:
+        raise ConfigError(
+            f"truth of {frame.source_id}: expected a class below {num_classes} (the artifact's "
+            f"number), got {frame.truth}; it is of another label set: pass --truth FILE, or "
+            "--truth none to run without"
+        )
+
+
+def _check_range(index: int, num_classes: int, *, where: str) -> None:
+    if index >= num_classes:
+        raise ConfigError(
+            f"{where}: expected class indices below {num_classes} (the artifact's number of "
+            f"classes), got {index}; it belongs to another label set"
+        )
+
+
+def open_input(
+    config: StreamConfig, artifact: EngineArtifact, /, *, watch: ConnectionWatch | None = None
+) -> FrameSource:
+    """Open the source with truth and corruption laid over it.
+
+    Parameters
+    ----------
+    config : StreamConfig
+    artifact : EngineArtifact
+        Its number of classes bounds the truth.
+    watch : ConnectionWatch, optional
+        Is told how the connection to a live source stands.
+
+    Returns
+    -------
+    FrameSource
+        Open.
+
+    Raises
+    ------
+    ConfigError
+        If the settings do not fit the source or each other.
+    StreamError, ArtifactError
+        If the source or the truth file cannot be read.
+    """
+    num_classes = artifact.manifest.num_classes
+    schedule = None if config.corrupt is None else parse_schedule(config.corrupt)
+    truth = (
+        None
+        if config.truth in (None, NO_TRUTH)
+        else read_truth(str(config.truth), num_classes=num_classes)
+    )
+    classes = truth if isinstance(truth, ClassList) else None
+    # What the user says of the truth wins; a file beside the photos may be of another label set.
+    own_classes = config.truth is None
+    source: FrameSource
+    if config.photos:
+        source = open_images(
+            [Path(photo) for photo in config.photos],
+            classes=classes,
+            own_classes=own_classes,
+            shuffle_seed=config.seed if config.shuffle else None,
+        )
+    else:
+        source = open_source(
+            config.input,
+            schemes=app_schemes(),
+            seed=config.seed,
+            shuffle=config.shuffle,
+            classes=classes,
+            own_classes=own_classes,
+            camera=config.camera_request(),
+            patience_s=math.inf if config.reconnect is None else config.reconnect,
+            hwaccel=config.hwaccel,
+            watch=watch,
+        )
+    try:
+        return _dressed(source, truth, schedule, config=config, num_classes=num_classes)
+    except GainError:
+        source.close()
+        raise
+
+
+def _dressed(
+    source: FrameSource,
+    truth: ClassList | Mapping[str, int] | None,
+    schedule: tuple[Stretch, ...] | None,
+    *,
+    config: StreamConfig,
+    num_classes: int,
+) -> FrameSource:
+    """Check the open source against the settings and wrap it."""
+    info = source.info
+    if config.shuffle and not isinstance(source, ImageSource):
+        raise ConfigError(
+            f"--shuffle: expected photos as INPUT, got {info.source_id}; leave it out"
+        )
+    if info.live and config.batch > 1:
+        raise ConfigError(
+            f"--batch {config.batch}: a live source would wait for its own frames; use "
+            f"--update-every {config.batch}, which answers at once and learns in batches"
+        )
+    names = info.class_names
+    if names is not None and len(names) > num_classes and config.truth != NO_TRUTH:
+        raise ConfigError(
+            f"truth of {info.source_id}: expected at most {num_classes} classes (the artifact's), "
+            f"got {len(names)}; pass --truth FILE, or --truth none to run without"
+        )
+    if config.truth == NO_TRUTH:
+        source = TruthSource(source)
+    elif truth is not None and not isinstance(truth, ClassList):
+        source = TruthSource(source, table=truth)
+    if schedule is not None:
+        source = CorruptingSource(source, schedule, max_frames=config.max_frames, seed=config.seed)
+    return source

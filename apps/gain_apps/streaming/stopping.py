@@ -1,0 +1,242 @@
+"""How a run ends: a signal, a request, or a loop that hangs."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+
+from gain_apps.system import notify, watchdog_interval_s
+from gain_core.errors import ConfigError
+
+__all__ = [
+    "HUNG_STATUS",
+    "StopRequest",
+    "Watchdog",
+    "signals_handled",
+]
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANGUP = getattr(signal, "SIGHUP", None)
+
+
+class StopRequest:
+    """Whether and why a run was asked to stop before its source ended.
+
+    Parameters
+    ----------
+    parent : StopRequest, optional
+        The process's, for one of several streams: what stops that stops this.
+
+    Attributes
+    ----------
+    nothing_to_lose : bool
+        While it is set, a signal ends the process at once: nothing was learned or written yet, and
+        an opening that hangs in a driver cannot be interrupted.
+    """
+
+    def __init__(self, parent: StopRequest | None = None, /) -> None:
+        self._parent = parent
+        self._signum: int | None = None
+        self._quit = False
+        self._hangups = 0
+        self.nothing_to_lose = False
+
+    def __bool__(self) -> bool:
+        return self._quit or self._signum is not None or bool(self._parent)
+
+    @property
+    def reason(self) -> str | None:
+        """Name of the signal, `quit` for the window's key, or None."""
+        if self._parent:
+            return self._parent.reason
+        if self._signum is not None:
+            return signal.Signals(self._signum).name
+        return "quit" if self._quit else None
+
+    @property
+    def exit_status(self) -> int:
+        """128 plus the signal's number, as a shell reports it; 0 without a signal."""
+        return 0 if self._signum is None else 128 + self._signum
+
+    @property
+    def hangups(self) -> int:
+        """SIGHUPs so far: files that are rotated are to be opened again after each."""
+        return self._hangups if self._parent is None else self._parent.hangups
+
+    def quit(self) -> None:
+        """Stop because the user closed the window: a normal end."""
+        self._quit = True
+
+    def on_signal(self, signum: int, /) -> None:
+        """Handle a signal; the second does not come back, nor the first with nothing to lose."""
+        if self._signum is not None:
+            os._exit(128 + signum)
+        self._signum = signum
+        if self.nothing_to_lose:
+            name = signal.Signals(signum).name
+            with suppress(OSError):
+                os.write(2, f"gain-stream: ended by {name} before the source was open\n".encode())
+            os._exit(128 + signum)
+
+    def on_hangup(self) -> None:
+        """Note that files are to be opened again."""
+        self._hangups += 1
+
+
+@contextmanager
+def signals_handled(stop: StopRequest, /) -> Iterator[None]:
+    """Let SIGINT and SIGTERM set `stop` while the block runs; main thread only.
+
+    SIGHUP asks for rotated files to be opened again, or where there is a terminal, whose end it
+    means then, for the end. A thread reads what the system's own handler notes, because Python's
+    waits for the main thread, and that may hang in a driver.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hangup_ends = _has_terminal()
+    # `nohup` ignores it, and means it.
+    hangup = HANGUP if HANGUP and signal.getsignal(HANGUP) is not signal.SIG_IGN else None
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+
+    seen = threading.Semaphore(0)
+
+    def watch() -> None:
+        while noted := reading.recv(1):
+            if noted[0] == 0:
+                return
+            if noted[0] == hangup and not hangup_ends:
+                stop.on_hangup()
+            else:
+                stop.on_signal(noted[0])
+            seen.release()
+
+    def wait_until_seen(*_: object) -> None:
+        # So that whatever follows in the main thread knows of it.
+        seen.acquire(timeout=1.0)
+
+    taken = (*SIGNALS, hangup) if hangup else SIGNALS
+    watcher = threading.Thread(target=watch, name="signals", daemon=True)
+    earlier = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    previous = {signum: signal.signal(signum, wait_until_seen) for signum in taken}
+    watcher.start()
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(earlier)
+        writing.send(b"\0")
+        watcher.join()
+        reading.close()
+        writing.close()
+
+
+def _has_terminal() -> bool:
+    """Whether messages go to a terminal, which may be closed."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+HUNG_STATUS = 4
+
+
+class Watchdog:
+    """Ends the process when a stream did not call `beat` for a while (a context manager).
+
+    A driver that hangs in a forward pass cannot be interrupted from Python; the process ends with
+    status 4 and the stacks on stderr, so that a supervisor starts it again from the last snapshot.
+    Under systemd (`Type=notify`, `WatchdogSec=`), which is told that the process is alive only
+    while every stream is, it also works without a limit of its own.
+
+    Parameters
+    ----------
+    limit_s : float or None
+        Longest time between two beats of a stream; None leaves the end to systemd.
+    on_expiry : callable, optional
+        What ends the process.
+
+    Raises
+    ------
+    ConfigError
+        If `limit_s` is not positive.
+    """
+
+    def __init__(
+        self, limit_s: float | None, /, *, on_expiry: Callable[[], None] | None = None
+    ) -> None:
+        if limit_s is not None and not limit_s > 0.0:
+            raise ConfigError(f"--watchdog: expected seconds above 0, got {limit_s}")
+        self._system_s = watchdog_interval_s()
+        limits = [limit for limit in (limit_s, self._system_s) if limit is not None]
+        self._limit_s = limit_s
+        self._every_s = min(limits) / 4.0 if limits else None
+        self._on_expiry = _end_process if on_expiry is None else on_expiry
+        self._beats: dict[str, float] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def beat(self, stream: str = "", /) -> None:
+        """Say that a stream is alive; the first time, watch it from now on."""
+        self._beats[stream] = time.monotonic()
+
+    def forget(self, stream: str = "", /) -> None:
+        """Watch a stream no longer."""
+        self._beats.pop(stream, None)
+
+    def __enter__(self) -> Watchdog:
+        if self._every_s is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        """Thread: compare the last beats with the limits until told to stop."""
+        while not self._done.wait(self._every_s):
+            stream, silent_s = self._most_silent()
+            if self._system_s is not None and silent_s < self._system_s:
+                notify("WATCHDOG=1")
+            if self._limit_s is not None and silent_s > self._limit_s:
+                named = f"{stream}: " if stream else ""
+                logger.critical(
+                    "%shung: no sign of life for %.1f s (--watchdog %g)",
+                    *(named, silent_s, self._limit_s),
+                )
+                self._on_expiry()
+                return
+
+    def _most_silent(self) -> tuple[str, float]:
+        """The stream whose last beat is the oldest, and how old that is."""
+        now_s = time.monotonic()
+        ages = [(now_s - beat_s, stream) for stream, beat_s in dict(self._beats).items()]
+        silent_s, stream = max(ages, default=(0.0, ""))
+        return stream, silent_s
+
+
+def _end_process() -> None:
+    """Show where every thread stands, and end without waiting for any of them."""
+    faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
+    os._exit(HUNG_STATUS)

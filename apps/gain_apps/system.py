@@ -1,0 +1,298 @@
+"""What is asked of the operating system: files, heat, systemd, process title, streams."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from gain_core.errors import ConfigError, StreamError
+from gain_runtime.sources.uri import redact, redact_to_host
+
+__all__ = [
+    "ThermalWatch",
+    "finish_output",
+    "hide_credentials",
+    "notify",
+    "open_missing_streams",
+    "peak_memory_bytes",
+    "read_number",
+    "read_numbers",
+    "read_text",
+    "refuse_closed",
+    "say",
+    "watchdog_interval_s",
+    "whole_number",
+    "write_result",
+]
+
+logger = logging.getLogger(__name__)
+
+
+def read_text(path: Path, /) -> str:
+    """What a kernel file says; nothing where it cannot be read."""
+    try:
+        return path.read_text("ascii", "replace").strip().rstrip("\0")
+    except OSError:
+        return ""
+
+
+def whole_number(text: str, /) -> int | None:
+    """A whole number, or None."""
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def read_number(path: Path, /) -> int | None:
+    """The whole number in a kernel file, or None."""
+    return whole_number(read_text(path))
+
+
+def read_numbers(paths: Iterable[Path], /) -> list[int]:
+    """The numbers that can be read; a sensor may be asleep."""
+    return [value for path in paths if (value := read_number(path)) is not None]
+
+
+def peak_memory_bytes() -> int:
+    """The most memory this process has held at once (resident set size)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts in KiB, macOS in bytes.
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def notify(message: str, /) -> None:
+    """Send one message to the service manager, if there is one; see sd_notify(3).
+
+    Parameters
+    ----------
+    message : str
+        Such as `READY=1`, `STOPPING=1` or `STATUS=...`.
+    """
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    # An abstract socket's name begins with NUL, written as @.
+    target = f"\0{address[1:]}" if address[0] == "@" else address
+    # A manager that has gone is no reason to end.
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
+        link.sendto(message.encode("utf-8", "replace"), target)
+
+
+def watchdog_interval_s() -> float | None:
+    """Seconds within which systemd wants a sign of life (`WatchdogSec=`); None without."""
+    # Meant for another process, where a wrapper was started.
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    try:
+        return int(os.environ.get("WATCHDOG_USEC", "")) / 1e6 or None
+    except ValueError:
+        return None
+
+
+EVERY_S = 10.0
+COOLING = "class/thermal/cooling_device*"
+ZONES = "class/thermal/thermal_zone*/temp"
+# x86 counts the times each core was slowed down.
+COUNTERS = "devices/system/cpu/cpu*/thermal_throttle/core_throttle_count"
+
+
+class ThermalWatch:
+    """Looks at sysfs every ten seconds and says when throttling begins and ends.
+
+    Slowed down means that a passive cooling device (a limit on a clock, not a fan) is in use, or
+    that a core's counter of throttling has grown since the last look.
+
+    Parameters
+    ----------
+    root : Path, optional
+    clock : callable, optional
+        Monotonic seconds.
+    """
+
+    def __init__(
+        self, *, root: Path = Path("/sys"), clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._root = root
+        self._clock = clock
+        self._next_s = clock()
+        self._count = self._counted()
+        self._throttled = False
+        self._celsius = self._hottest()
+
+    @property
+    def throttled(self) -> bool:
+        """Whether the device was slowed down at the last look."""
+        return self._throttled
+
+    @property
+    def celsius(self) -> float | None:
+        """The hottest zone at the last look; None where none could be read."""
+        return self._celsius
+
+    def tick(self) -> None:
+        """Look, if the last look is old enough, and say what changed."""
+        now = self._clock()
+        if now < self._next_s:
+            return
+        self._next_s = now + EVERY_S
+        before, self._count = self._count, self._counted()
+        self._celsius = self._hottest()
+        throttled = self._count > before or self._limited()
+        if throttled == self._throttled:
+            return
+        self._throttled = throttled
+        celsius = self._celsius
+        degrees = "temperature unknown" if celsius is None else f"{celsius:.0f} °C"
+        if throttled:
+            logger.warning("the device slows itself down (%s); give it air or less to do", degrees)
+        else:
+            logger.warning("the device runs at full speed again (%s)", degrees)
+
+    def _hottest(self) -> float | None:
+        """The hottest zone now."""
+        degrees = [value / 1000.0 for value in read_numbers(self._root.glob(ZONES))]
+        return max(degrees, default=None)
+
+    def _limited(self) -> bool:
+        """Whether a clock is limited."""
+        for device in self._root.glob(COOLING):
+            kind = read_text(device / "type").lower()
+            if "fan" not in kind and read_number(device / "cur_state"):
+                return True
+        return False
+
+    def _counted(self) -> int:
+        """All cores' counters together."""
+        return sum(read_numbers(self._root.glob(COUNTERS)))
+
+
+def hide_credentials(arguments: Sequence[str], /) -> None:
+    """Show URIs of the command line without their credentials in the list of processes.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        As they were given, without the program's name.
+    """
+    shown = [_shown(argument) for argument in arguments]
+    if shown == list(arguments):
+        return
+    if find_spec("setproctitle") is None:
+        logger.warning(
+            "the list of processes shows the credentials of the command line to every user of "
+            "this machine; put them into a file for --config, or install gain-edge[serve]"
+        )
+        return
+    import setproctitle
+
+    setproctitle.setproctitle(" ".join([os.path.basename(sys.argv[0]), *shown]))  # noqa: PTH119
+
+
+def _shown(argument: str) -> str:
+    """An argument without credentials, also as `--flag=URI`."""
+    flag, equals, value = argument.partition("=")
+    named = equals and flag.startswith("--")
+    text = value if named else argument
+    # The path of a webhook is its password, and nobody can tell from here what a URL is for.
+    web = text.lower().startswith(("http://", "https://"))
+    shown = redact_to_host(text) if web else redact(text)
+    return f"{flag}={shown}" if named else shown
+
+
+NAMES = ("standard input", "standard output", "standard error")
+
+
+def open_missing_streams() -> frozenset[int]:
+    """Put the null device where a standard stream was closed (`>&-`).
+
+    Without it, the next file that is opened would get its number, and whatever a library prints.
+
+    Returns
+    -------
+    frozenset of int
+        The numbers of those that were closed.
+    """
+    closed = set()
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            closed.add(number)
+            # The lowest free number is given, which is this one.
+            os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    return frozenset(closed)
+
+
+def refuse_closed(closed: frozenset[int], number: int, /, *, wanted_by: str) -> None:
+    """Raise ConfigError where a stream is wanted that was closed."""
+    if number in closed:
+        raise ConfigError(
+            f"{wanted_by}: {NAMES[number]} is closed; leave that out, or do not close it"
+        )
+
+
+def say(line: str, /) -> None:
+    """Write a line to standard error; where nobody can read it, nobody is told."""
+    with suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def write_result(line: str, /) -> None:
+    """Write a line of results to standard output; as `finish_output` where that fails.
+
+    Raises
+    ------
+    StreamError
+        As `finish_output`.
+    """
+    try:
+        print(line)
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as err:
+        _drop_output()
+        raise _lost(err) from err
+
+
+def finish_output() -> None:
+    """Write out what standard output holds; a reader that has gone (`| head`) is no error of ours.
+
+    Raises
+    ------
+    StreamError
+        If it cannot be written: the results are not where the caller looks for them.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as err:
+        _drop_output()
+        raise _lost(err) from err
+
+
+def _lost(err: OSError) -> StreamError:
+    """The error for results that cannot be written."""
+    return StreamError(f"standard output: cannot be written ({err.strerror}); results are lost")
+
+
+def _drop_output() -> None:
+    """Python flushes once more when it exits, and would complain."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

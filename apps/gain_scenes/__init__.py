@@ -1,0 +1,1 @@
+"""Pictures made by code: road signs and corruptions, as frames and as sources."""

@@ -1,0 +1,1 @@
+"""What lies on disk: artifacts, manifests, engines, states and snapshots, pictures."""

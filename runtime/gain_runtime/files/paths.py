@@ -1,0 +1,251 @@
+"""Paths: what lies there, where the project's data is, files written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Literal
+
+from gain_core.errors import ArtifactError, ConfigError, GainError, StreamError
+
+__all__ = [
+    "LFS_POINTER",
+    "Content",
+    "content_of",
+    "exists",
+    "file_status",
+    "find_models_dir",
+    "is_file",
+    "is_folder",
+    "read_head",
+    "regular_file",
+    "resolved",
+    "write_atomically",
+]
+
+Content = Literal["picture", "heif", "raw", "video", "lfs pointer", "other"]
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+# Enough for every signature below.
+HEAD_BYTES = 64
+PICTURES = (
+    *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a"),
+    *(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"\0\0\0\x0cjP  \r\n", b"\xff\x4f\xff\x51"),
+    *(b"P1\n", b"P2\n", b"P3\n", b"P4\n", b"P5\n", b"P6\n", b"P1 ", b"P2 ", b"P3 "),
+    *(b"P4 ", b"P5 ", b"P6 ", b"qoif", b"8BPS", b"\0\0\1\0"),
+)
+RAW = (b"FUJIFILMCCD-RAW", b"IIRO", b"IIRS", b"MMOR", b"IIU\0", b"FOVb", b"\0MRM")
+# ISO media files say after `ftyp` what they are.
+AVIF_BRANDS = (b"avif", b"avis")
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+VIDEOS = (
+    *(b"\x1aE\xdf\xa3", b"FLV\1", b"OggS", b"\0\0\1\xba", b"\0\0\1\xb3", b"\x30\x26\xb2\x75"),
+    *(b"YUV4MPEG2", b"#EXTM3U", b"\x06\x0e\x2b\x34", b"DKIF"),
+)
+MISSING = (errno.ENOENT, errno.ENOTDIR)
+
+
+def file_status(
+    path: str | Path, /, *, error: type[GainError] = ConfigError, follow: bool = True
+) -> os.stat_result | None:
+    """What the system says of a path; None where nothing is there.
+
+    Parameters
+    ----------
+    path : str or Path
+    error : type
+        Of what is raised.
+    follow : bool
+        Whether a link stands for what it points to.
+
+    Raises
+    ------
+    GainError
+        If the system does not tell: no permission for a folder above, a link that points to
+        itself, a name no file system takes.
+    """
+    try:
+        return Path(path).stat(follow_symlinks=follow)
+    except OSError as err:
+        if err.errno in MISSING:
+            return None
+        raise error(f"{_shown(path)}: cannot be looked at ({_why(err)})") from err
+    except ValueError as err:
+        raise error(f"{_shown(path)}: expected a file name, got a NUL character in it") from err
+
+
+def exists(path: str | Path, /, *, error: type[GainError] = ConfigError) -> bool:
+    """Whether something is there; raises as `file_status`."""
+    return file_status(path, error=error) is not None
+
+
+def is_folder(path: str | Path, /, *, error: type[GainError] = ConfigError) -> bool:
+    """Whether a folder is there; raises as `file_status`."""
+    status = file_status(path, error=error)
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def is_file(path: str | Path, /, *, error: type[GainError] = ConfigError) -> bool:
+    """Whether a regular file is there; raises as `file_status`."""
+    status = file_status(path, error=error)
+    return status is not None and stat.S_ISREG(status.st_mode)
+
+
+def resolved(path: str | Path, /, *, error: type[GainError] = ConfigError) -> Path:
+    """The absolute path without links; raises as `file_status`."""
+    file_status(path, error=error)
+    try:
+        return Path(path).resolve()
+    except (OSError, RuntimeError) as err:
+        raise error(f"{_shown(path)}: cannot be looked at ({_why(err)})") from err
+
+
+def regular_file(path: Path, /) -> None:
+    """Refuse what is no file: reading a pipe would wait for ever.
+
+    Raises
+    ------
+    StreamError
+    """
+    status = file_status(path, error=StreamError)
+    if status is None:
+        raise StreamError(f"{path}: no such file or folder")
+    if stat.S_ISFIFO(status.st_mode):
+        raise StreamError(
+            f"{path}: expected a regular file, got a named pipe; read it with: "
+            f"gain-stream - < {path}"
+        )
+    if not stat.S_ISREG(status.st_mode):
+        what = "a folder" if stat.S_ISDIR(status.st_mode) else "a device or socket"
+        raise StreamError(f"{path}: expected a regular file, got {what}")
+
+
+def read_head(path: Path, size: int = HEAD_BYTES, /) -> bytes:
+    """The first bytes of a regular file.
+
+    Raises
+    ------
+    StreamError
+        If it cannot be read.
+    """
+    try:
+        with path.open("rb", buffering=0) as stream:
+            return stream.read(size)
+    except OSError as err:
+        raise StreamError(f"{path}: cannot be read ({_why(err)})") from err
+
+
+def content_of(head: bytes, /) -> Content:
+    """What a file is by its first `HEAD_BYTES` bytes, whatever its name says.
+
+    TIFF files may yet turn out to be a camera's raw data.
+    """
+    if head.startswith(LFS_POINTER):
+        return "lfs pointer"
+    if head.startswith(RAW) or head[8:10] == b"CR" or head[4:11] == b"ftypcrx":
+        return "raw"
+    if head[4:8] == b"ftyp":
+        brands = (head[8:12], *(head[at : at + 4] for at in range(16, len(head), 4)))
+        if brands[0] in AVIF_BRANDS or (brands[0] == b"mif1" and b"avif" in brands):
+            return "picture"
+        return "heif" if brands[0] in HEIF_BRANDS else "video"
+    if head[:4] == b"RIFF":
+        return "picture" if head[8:12] == b"WEBP" else "video"
+    # Two letters begin many texts; a bitmap has four bytes of nothing behind its size.
+    if head.startswith(PICTURES) or (head[:2] == b"BM" and head[6:10] == b"\0\0\0\0"):
+        return "picture"
+    if head.startswith(VIDEOS) or head[4:8] in (b"moov", b"mdat", b"wide", b"free"):
+        return "video"
+    return "other"
+
+
+def _shown(path: str | Path) -> str:
+    """A path that may hold anything, short enough for one line."""
+    text = ascii(str(path))[1:-1] if "\0" in str(path) else str(path)
+    return text if len(text) <= 200 else f"{text[:100]}...{text[-40:]}"
+
+
+def _why(err: BaseException) -> str:
+    """One clause."""
+    number = getattr(err, "errno", None)
+    if number == errno.ELOOP or isinstance(err, RuntimeError):
+        return "it is a link that leads back to itself"
+    if number == errno.EACCES:
+        return "permission denied: a folder on the way, or the file, is closed to this user"
+    if number == errno.ENAMETOOLONG:
+        return "the name is longer than the file system takes"
+    return str(getattr(err, "strerror", None) or err)
+
+
+def find_models_dir() -> Path:
+    """The `models/` data folder of this installation.
+
+    Returns
+    -------
+    Path
+        `gain_runtime/_models` in an installed wheel, the repository's `models/` in a source
+        checkout.
+
+    Raises
+    ------
+    ArtifactError
+        If neither is there.
+    """
+    package = Path(__file__).resolve().parents[1]
+    packaged = package / "_models"
+    if packaged.is_dir():
+        return packaged
+    root = package.parents[1]
+    # The pyproject check keeps a stranger's `models` folder near site-packages out.
+    if (root / "models").is_dir() and (root / "pyproject.toml").is_file():
+        return root / "models"
+    raise ArtifactError(
+        f"models: expected the folder {packaged}, found none; install gain-edge again"
+    )
+
+
+def write_atomically(path: Path, data: bytes, /, *, mode: int | None = None) -> None:
+    """Write a file so that a crash or power cut leaves either the old one or the new one.
+
+    Parameters
+    ----------
+    path : Path
+        Replaced if it exists; its folder must exist.
+    data : bytes
+    mode : int, optional
+        Permissions of the file, from its first byte on; the system's default without.
+
+    Raises
+    ------
+    OSError
+        If the folder is missing, full or not writable; nothing is left behind then.
+    """
+    # In the same folder, because a rename across file systems is a copy.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable, where the file system can."""
+    # Windows cannot open folders and some network mounts cannot sync them; the file is whole.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

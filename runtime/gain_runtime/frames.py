@@ -1,0 +1,241 @@
+"""Frames, what is known of each, the results made of them, and what yields and takes both."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Closing",
+    "Frame",
+    "FrameFault",
+    "FrameHealth",
+    "FrameResult",
+    "FrameSource",
+    "Ranked",
+    "Sink",
+    "SourceInfo",
+    "rate_or_none",
+]
+
+Self = TypeVar("Self", bound="Closing")
+
+
+class Closing(ABC):
+    """Sources, sinks, sessions and stores: a context that closes them, whatever happened in it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what is held; may be called twice."""
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+MAX_RATE_HZ = 1000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One captured image and what is known about it.
+
+    Attributes
+    ----------
+    image : array, (H, W, 3) uint8 RGB
+        Upright (rotation metadata and EXIF orientation already applied).
+    index : int
+        Position in the source, counted from 0; dropped or skipped frames leave gaps.
+    timestamp_ns : int
+        Files: presentation time where the container has one. Live: monotonic clock read after
+        the grab returned.
+    source_id : str
+        What the frame came from (file name, device), credentials removed.
+    region : (left, top, right, bottom) in px, or None
+        The part of the image to classify; None means the whole frame.
+    truth : int or None
+        Class index where the source knows it.
+    condition : str or None
+        Name of the domain the frame belongs to where the source knows it (`fog`, `night`).
+    """
+
+    image: npt.NDArray[np.uint8]
+    index: int
+    timestamp_ns: int
+    source_id: str
+    region: tuple[int, int, int, int] | None = None
+    truth: int | None = None
+    condition: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceInfo:
+    """What is known about a source before its first frame.
+
+    `rate_hz` and `num_frames` are None where the source cannot tell; `live` sources keep
+    producing whether or not anybody reads, so their reader drops the oldest frames. `detail` says
+    in a word or two how the frames are made (`h264`, `hevc on cuda`). `timed` says whether time
+    stamps tell when frames were taken; photos have none, and are shown one after another.
+    """
+
+    source_id: str
+    width_px: int
+    height_px: int
+    rate_hz: float | None
+    num_frames: int | None
+    live: bool
+    class_names: tuple[str, ...] | None = None
+    detail: str | None = None
+    timed: bool = True
+
+
+class FrameSource(Protocol):
+    """An open source of frames: iterate once, close once (a context manager)."""
+
+    @property
+    def info(self) -> SourceInfo: ...
+
+    @property
+    def skipped(self) -> int:
+        """Number of frames that could not be decoded so far."""
+        ...
+
+    def __iter__(self) -> Iterator[Frame]: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> FrameSource: ...
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+def rate_or_none(rate_hz: float | None, /, *, most_hz: float = MAX_RATE_HZ) -> float | None:
+    """A frame rate as claimed, or None where it cannot be one (0, NaN, a time base like 90000)."""
+    return rate_hz if rate_hz is not None and 0.0 < rate_hz <= most_hz else None
+
+
+FrameFault: TypeAlias = Literal["black", "frozen", "corrupt"]
+
+# Of 255: a covered lens has a few levels of noise, a street at night has lamps.
+DARK_LEVEL = 20.0
+DARK_PERCENTILE = 99.0
+# Pixels looked at, in either direction; enough to see what is wrong with a frame.
+STRIDE = 4
+# A picture cut short is filled with one colour from some row to the bottom.
+FILLED_SHARE = 8
+
+
+class FrameHealth:
+    """Looks at each frame of one stream in turn."""
+
+    def __init__(self) -> None:
+        self._last: npt.NDArray[np.uint8] | None = None
+
+    def check(self, image: npt.NDArray[np.uint8], /) -> FrameFault | None:
+        """What is wrong with a frame.
+
+        Parameters
+        ----------
+        image : array, (H, W, 3) uint8 RGB
+
+        Returns
+        -------
+        str or None
+            `black`: nothing bright in it; `corrupt`: one colour all over, or from some row to the
+            bottom under a picture, as decoders leave it when data is missing; `frozen`: the frame
+            before, pixel for pixel, which a sensor's noise never gives.
+        """
+        sample = np.ascontiguousarray(image[::STRIDE, ::STRIDE])
+        last, self._last = self._last, sample
+        if np.percentile(sample, DARK_PERCENTILE) < DARK_LEVEL:
+            return "black"
+        if _is_filled(sample):
+            return "corrupt"
+        return "frozen" if last is not None and np.array_equal(sample, last) else None
+
+
+def _is_filled(sample: npt.NDArray[np.uint8]) -> bool:
+    """One colour all over, or at the bottom only: bars above and below belong to the picture."""
+    height = sample.shape[0]
+    band = max(height // FILLED_SHARE, 1)
+    colour = sample[-1, 0]
+    if not (sample[-band:] == colour).all():
+        return False
+    # A floor in the sun is white all over; what decoders fill in is grey or green.
+    saturated = bool(((colour == 0) | (colour == 255)).all())
+    whole = bool((sample == colour).all())
+    return whole or not (saturated or (sample[0] == sample[0, 0]).all())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """One entry of a top-k list: class index, label and probability in [0, 1]."""
+
+    index: int
+    label: str
+    prob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameResult:
+    """What was found out about one frame, as plain host values.
+
+    Attributes
+    ----------
+    frame : Frame
+    source_top, adapted_top : tuple of Ranked
+        Most probable classes of the frozen source and of the adapted prediction, best first.
+    strength, gain : float
+        lambda* in [0, 1] and the expected gain G in nats; both 0 when frozen from the start.
+    rate_hz : float
+        Frames per second over the recent past.
+    stage_ms : mapping
+        Milliseconds this frame spent per stage (`preprocess`, `forward`, `adapt`).
+    utc_ns : int
+        Nanoseconds since 1970 by the system's clock: when a live frame was captured, when another
+        one was classified.
+    latency_ms : float or None
+        From the capture of a live frame to its prediction; None for other sources.
+    """
+
+    frame: Frame
+    source_top: tuple[Ranked, ...]
+    adapted_top: tuple[Ranked, ...]
+    strength: float
+    gain: float
+    rate_hz: float = 0.0
+    stage_ms: Mapping[str, float] = field(default_factory=dict)
+    utc_ns: int = field(default_factory=time.time_ns)
+    latency_ms: float | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether adaptation changed the predicted class."""
+        return self.source_top[0].index != self.adapted_top[0].index
+
+
+class Sink(Protocol):
+    """Receives every result in order; `close` finishes what it writes and may be called twice."""
+
+    def write(self, result: FrameResult, /) -> None: ...
+
+    def close(self) -> None: ...

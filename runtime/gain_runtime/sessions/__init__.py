@@ -1,0 +1,1 @@
+"""Loaded networks: ONNX Runtime, TensorRT, adaptive files, one shared by several streams."""

@@ -1,0 +1,339 @@
+"""Graphs and artifacts in ONNX Runtime, on the provider that was asked for and on no other."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from gain_core.errors import BackendUnavailableError, ConfigError, EngineError
+from gain_runtime.files.artifact import Artifact, load_artifact
+from gain_runtime.frames import Closing
+from gain_runtime.sessions.session import (
+    Features,
+    as_features,
+    check_input,
+    check_outputs,
+    no_features,
+    pixel_shape,
+)
+
+__all__ = [
+    "CPU_PROVIDER",
+    "CUDA_PROVIDER",
+    "NATIVE_ERRORS",
+    "OnnxSession",
+    "check_provider",
+    "create_native",
+    "cuda_options",
+    "log_placement",
+    "one_line",
+]
+
+logger = logging.getLogger(__name__)
+
+try:
+    import onnxruntime
+    from onnxruntime.capi import onnxruntime_pybind11_state as native
+except ImportError as err:
+    raise BackendUnavailableError(
+        f"onnxruntime: cannot be imported ({err}); reinstall it with: pip install "
+        "--force-reinstall --no-deps onnxruntime, or onnxruntime-gpu and the CUDA libraries it was "
+        "built for; where both are installed uninstall both first, they hold the same files"
+    ) from err
+
+
+CPU_PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
+
+_LOG_ERRORS_ONLY = 3
+
+# ONNX Runtime's exceptions share no base class of their own.
+NATIVE_ERRORS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    ValueError,
+    *(
+        value
+        for value in vars(native).values()
+        if isinstance(value, type) and issubclass(value, Exception)
+    ),
+)
+
+_Native: TypeAlias = "onnxruntime.InferenceSession"
+
+
+def cuda_options(*, tf32: bool = False) -> dict[str, str]:
+    """The CUDA provider's options.
+
+    Parameters
+    ----------
+    tf32 : bool, optional
+        Whether matrix products of float32 may be rounded to ten bits of mantissa.
+
+    Returns
+    -------
+    dict
+    """
+    return {"use_tf32": str(int(tf32))}
+
+
+def check_provider(provider: str, /) -> None:
+    """Refuse a provider that this ONNX Runtime was built without.
+
+    Parameters
+    ----------
+    provider : str
+
+    Raises
+    ------
+    BackendUnavailableError
+        If it is not there; one that is there may still find no driver.
+    """
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
+        raise _unavailable(provider, f"this ONNX Runtime has {', '.join(available)} only")
+
+
+def create_native(
+    path: Path,
+    provider: str,
+    num_threads: int | None,
+    *,
+    options: Mapping[str, str] | None = None,
+) -> _Native:
+    """Load the graph and make sure the provider in use is the one that was asked for.
+
+    ONNX Runtime lists providers that are compiled in but cannot run here, and replaces one that
+    fails by the CPU with a mere warning (microsoft/onnxruntime#27177). `options` are the
+    provider's; on CUDA they are `cuda_options` unless others are given.
+    """
+    check_provider(provider)
+    if provider == CUDA_PROVIDER:
+        _preload_cuda()
+        options = cuda_options() if options is None else options
+    try:
+        session = onnxruntime.InferenceSession(
+            path,
+            _session_options(num_threads),
+            providers=_providers(provider, options),
+            enable_fallback=0,
+        )
+    except NATIVE_ERRORS as err:
+        if provider != CPU_PROVIDER:
+            raise _unavailable(provider, one_line(err)) from err
+        raise EngineError(
+            f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {one_line(err)}; "
+            "export the model again or update onnxruntime"
+        ) from err
+    session.disable_fallback()
+    in_use = session.get_providers()[0]
+    if in_use != provider:
+        raise _unavailable(provider, f"ONNX Runtime put {in_use} in its place")
+    return session
+
+
+def _session_options(num_threads: int | None) -> Any:
+    """Quiet, and able to say afterwards where the nodes went."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _LOG_ERRORS_ONLY
+    if num_threads is not None:
+        options.intra_op_num_threads = num_threads
+    with contextlib.suppress(*NATIVE_ERRORS):  # an entry older versions do not know
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return options
+
+
+def _providers(provider: str, options: Mapping[str, str] | None) -> list[Any]:
+    """The provider with its options; the CPU stays second, for shape arithmetic belongs there."""
+    first = (provider, dict(options)) if options else provider
+    return [first] if provider == CPU_PROVIDER else [first, CPU_PROVIDER]
+
+
+def _unavailable(provider: str, reason: str) -> BackendUnavailableError:
+    """The error for a provider that cannot be used, with its remedy."""
+    remedy = "choose another provider"
+    if provider == CUDA_PROVIDER:
+        # The wheel without CUDA holds the same files, and may be the one that was written last.
+        remedy = (
+            "install CUDA, and then: pip install 'gain-edge[gpu]' && pip uninstall -y onnxruntime "
+            "&& pip install --force-reinstall --no-deps onnxruntime-gpu; or use the device cpu"
+        )
+    return BackendUnavailableError(f"{provider}: cannot be used here ({reason}); {remedy}")
+
+
+def _preload_cuda() -> None:
+    """Load CUDA's libraries from their wheels where this ONNX Runtime knows how to."""
+    preload = getattr(onnxruntime, "preload_dlls", None)
+    if preload is None:
+        return
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):  # it prints what it did not find
+        preload()
+    if said.getvalue():
+        logger.debug("preload_dlls: %s", said.getvalue().strip())
+
+
+def log_placement(session: _Native, provider: str) -> None:
+    """Say how many nodes run on the provider, where ONNX Runtime can tell (1.24 on)."""
+    assignment = getattr(session, "get_provider_graph_assignment_info", None)
+    if assignment is None:
+        return
+    nodes = [(part.ep_name, node.op_type) for part in assignment() for node in part.get_nodes()]
+    elsewhere = sorted({op_type for name, op_type in nodes if name != provider})
+    logger.info(
+        "%s executes %d of %d nodes%s",
+        provider,
+        sum(name == provider for name, _ in nodes),
+        len(nodes),
+        f"; elsewhere: {', '.join(elsewhere)}" if elsewhere else "",
+    )
+
+
+def one_line(err: Exception) -> str:
+    """ONNX Runtime's messages span lines; ours do not."""
+    return " ".join(str(err).split())
+
+
+Floats = npt.NDArray[np.float32]
+
+_FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, MemoryError)
+
+
+class OnnxSession(Closing):
+    """An artifact executed by ONNX Runtime on the provider that was asked for, and on no other.
+
+    Parameters
+    ----------
+    artifact : Artifact, str or Path
+        A path is loaded and checked first.
+    provider : str, optional
+        ONNX Runtime's name of the execution provider.
+    num_threads : int, optional
+        Threads within one operator; None lets ONNX Runtime choose.
+    tf32 : bool, optional
+        On CUDA: let matrix products of float32 be rounded to ten bits of mantissa.
+
+    Raises
+    ------
+    ArtifactError
+        If the path is no artifact.
+    BackendUnavailableError
+        If the provider is not in this build of ONNX Runtime or cannot be used on this machine.
+    ConfigError
+        If `num_threads` is below 1.
+    EngineError
+        If ONNX Runtime cannot load the graph.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact | str | Path,
+        /,
+        *,
+        provider: str = CPU_PROVIDER,
+        num_threads: int | None = None,
+        tf32: bool = False,
+    ) -> None:
+        if num_threads is not None and num_threads < 1:
+            raise ConfigError(f"num_threads: expected at least 1, got {num_threads}")
+        if not isinstance(artifact, Artifact):
+            artifact = load_artifact(artifact)
+        self._artifact = artifact
+        check_provider(provider)
+        options = cuda_options(tf32=tf32) if provider == CUDA_PROVIDER else None
+        native = create_native(artifact.path, provider, num_threads, options=options)
+        self._session: Any = native
+        self._provider = provider
+        batch = native.get_inputs()[0].shape[0]
+        self._fixed_batch: int | None = batch if isinstance(batch, int) else None
+        logger.info("%s: running on %s", artifact.path.name, provider)
+        log_placement(native, provider)
+
+    @property
+    def artifact(self) -> Artifact:
+        """The loaded artifact."""
+        return self._artifact
+
+    @property
+    def provider(self) -> str:
+        """The execution provider really in use, as ONNX Runtime names it."""
+        return self._provider
+
+    def infer(self, pixel_values: Floats, /) -> Features:
+        """Run the network on one batch.
+
+        Parameters
+        ----------
+        pixel_values : array, (B, 3, height_px, width_px) float32
+            C-contiguous, of NumPy's; B may be 0. Where the network takes one batch size only,
+            batches are cut and filled up.
+
+        Returns
+        -------
+        Features
+
+        Raises
+        ------
+        ArrayError
+            If the array has another type, shape or layout.
+        EngineError
+            If the session is closed or ONNX Runtime fails.
+        """
+        if self._session is None:
+            raise EngineError(
+                f"{self._artifact.path}: the session is closed; open it again before use"
+            )
+        manifest = self._artifact.manifest
+        count = check_input("pixel_values", pixel_values, pixel_shape(manifest.preprocess))
+        if count == 0:
+            return no_features(manifest)
+        try:
+            outputs = self._outputs(self._session, pixel_values)
+        except _FAILURES as err:
+            raise EngineError(
+                f"{self._artifact.path}: {self._provider} failed on a batch of {count}: "
+                f"{one_line(err)}"
+            ) from err
+        check_outputs(self._artifact.path, outputs, manifest, batch_size=count)
+        return as_features(outputs)
+
+    def warm_up(self, batch_size: int | None = None, /) -> None:
+        """Run once on zeros, so that the first frame does not pay for lazy allocations.
+
+        Parameters
+        ----------
+        batch_size : int, optional
+            The B that will be used; None is the network's fixed one, or 1.
+
+        Raises
+        ------
+        EngineError
+            As `infer`.
+        """
+        size = self._artifact.manifest.preprocess
+        count = (self._fixed_batch or 1) if batch_size is None else batch_size
+        self.infer(np.zeros((count, 3, size.height_px, size.width_px), dtype=np.float32))
+
+    def close(self) -> None:
+        """Release the network; may be called twice."""
+        self._session = None
+
+    def _outputs(self, native: Any, pixel_values: Floats) -> list[Floats]:
+        """The outputs of a checked batch; one that the network does not take is cut and filled."""
+        manifest, count, size = self._artifact.manifest, len(pixel_values), self._fixed_batch
+        names = [name for name, _ in manifest.outputs]
+        if size is None or count == size:
+            return list(native.run(names, {manifest.input_name: pixel_values}))
+        # Copies of the last image, whose outputs are dropped.
+        filled = np.concatenate([pixel_values, pixel_values[-1:].repeat(-count % size, axis=0)])
+        parts = [
+            native.run(names, {manifest.input_name: filled[start : start + size]})
+            for start in range(0, len(filled), size)
+        ]
+        return [np.concatenate(arrays)[:count] for arrays in zip(*parts, strict=True)]

@@ -1,0 +1,338 @@
+"""What every loaded network offers and checks, and the choice of one for a device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from gain_core.errors import (
+    ArrayError,
+    BackendUnavailableError,
+    ConfigError,
+    EngineError,
+    GainError,
+)
+from gain_runtime.files.artifact import Artifact, load_artifact
+from gain_runtime.files.manifest import Manifest, Preprocess
+
+if TYPE_CHECKING:
+    from gain_runtime.files.adaptive import AdaptiveArtifact
+    from gain_runtime.sessions.adaptive import AdaptiveSession
+    from gain_runtime.sessions.onnx import OnnxSession
+    from gain_runtime.sessions.tensorrt import TensorRTSession
+
+__all__ = [
+    "Device",
+    "Features",
+    "Session",
+    "as_features",
+    "check_input",
+    "check_outputs",
+    "first_that_opens",
+    "no_features",
+    "open_adaptive_session",
+    "open_session",
+]
+
+logger = logging.getLogger(__name__)
+
+__all__ += ["pixel_shape"]
+
+Floats = npt.NDArray[np.float32]
+
+
+class Features(NamedTuple):
+    """One forward pass: `features` (B, D) float32 and `logits` (B, K) float32, fresh arrays.
+
+    `features` is None where the artifact has logits only.
+    """
+
+    features: Floats | None
+    logits: Floats
+
+
+class Session(Protocol):
+    """A loaded, callable network that owns its resources (a context manager)."""
+
+    @property
+    def artifact(self) -> Artifact: ...
+
+    @property
+    def provider(self) -> str:
+        """The execution provider really in use, as the library names it."""
+        ...
+
+    def infer(self, pixel_values: Floats, /) -> Features:
+        """Run one batch, (B, 3, height_px, width_px) float32, C-contiguous."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Session: ...
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+def pixel_shape(size: Preprocess, /) -> tuple[None, int, int, int]:
+    """The shape of `pixel_values`, None being any number of images."""
+    return (None, 3, size.height_px, size.width_px)
+
+
+def check_input(name: str, array: Any, shape: tuple[int | None, ...], /) -> int:
+    """Refuse an array that a network cannot read.
+
+    Parameters
+    ----------
+    name : str
+        Of the network's input.
+    array : object
+        What was given; expected is a C-contiguous float32 array of NumPy's.
+    shape : tuple of int or None
+        None is any size; the first is the batch.
+
+    Returns
+    -------
+    int
+        The batch size.
+
+    Raises
+    ------
+    ArrayError
+        If the library, shape, dtype or layout is another.
+    """
+    sizes = ", ".join("B" if size is None else str(size) for size in shape)
+    expected = f"a C-contiguous NumPy array ({sizes}) float32"
+    if not isinstance(array, np.ndarray):
+        kind = type(array)
+        raise ArrayError(
+            f"{name}: expected {expected}, got {kind.__module__}.{kind.__qualname__}; "
+            "use preprocess_batch's result, or copy it to the host"
+        )
+    fits = array.ndim == len(shape) and all(
+        size in (None, actual) for size, actual in zip(shape, array.shape, strict=True)
+    )
+    if not fits or array.dtype != np.float32:
+        raise ArrayError(
+            f"{name}: expected {expected}, got {array.shape} {array.dtype}; "
+            "use preprocess_batch with the artifact's own settings"
+        )
+    if not array.flags.c_contiguous:
+        raise ArrayError(
+            f"{name}: expected {expected}, got strides {array.strides}; use numpy.ascontiguousarray"
+        )
+    return len(array)
+
+
+def check_outputs(
+    path: Path, outputs: Sequence[Floats], manifest: Manifest, /, *, batch_size: int
+) -> None:
+    """A network computes what its manifest promises, even where its shapes are symbolic.
+
+    Raises
+    ------
+    EngineError
+        If an output has another shape or dtype.
+    """
+    for (name, width), output in zip(manifest.outputs, outputs, strict=True):
+        if output.shape != (batch_size, width) or output.dtype != np.float32:
+            raise EngineError(
+                f"{path}: {name}: expected {(batch_size, width)} float32, "
+                f"got {output.shape} {output.dtype}; export the model again"
+            )
+
+
+def as_features(outputs: Sequence[Floats], /) -> Features:
+    """The outputs of a network in the order of `Manifest.outputs`."""
+    return Features(outputs[0] if len(outputs) > 1 else None, outputs[-1])
+
+
+def no_features(manifest: Manifest, /) -> Features:
+    """What a network says of no image."""
+    return as_features([np.empty((0, width), dtype=np.float32) for _, width in manifest.outputs])
+
+
+Device = Literal["cpu", "cuda", "auto", "tensorrt"]
+
+Opened = TypeVar("Opened")
+Warmed = TypeVar("Warmed", "OnnxSession", "TensorRTSession")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """How a session is opened, on whichever device."""
+
+    num_threads: int | None
+    allow_host_code: bool
+
+
+def open_session(
+    artifact: Artifact | str | Path,
+    /,
+    *,
+    device: Device = "cpu",
+    num_threads: int | None = None,
+    allow_host_code: bool = False,
+) -> Session:
+    """Open an artifact on a device.
+
+    Parameters
+    ----------
+    artifact : Artifact, str or Path
+    device : {"cpu", "cuda", "auto", "tensorrt"}, optional
+        `tensorrt` runs the `.engine` file beside the artifact; nothing is built here. `auto`
+        takes the first of `tensorrt`, `cuda` and `cpu` on which a forward pass succeeds, and logs
+        which, and why not those before it. The others are never replaced.
+    num_threads : int, optional
+        CPU threads within one operator; None lets the library choose.
+    allow_host_code : bool, optional
+        Take version-compatible engines: see `TensorRTSession`.
+
+    Returns
+    -------
+    Session
+        Close it, or use it as a context manager.
+
+    Raises
+    ------
+    ArtifactError
+        If the path is no artifact.
+    BackendUnavailableError
+        If the device cannot be used.
+    ConfigError
+        If the device is unknown or `num_threads` is below 1.
+    EngineError
+        If the graph cannot be loaded, or the engine is missing, stale or foreign.
+    """
+    _check_device(device)
+    if not isinstance(artifact, Artifact):
+        artifact = load_artifact(artifact)
+    options = _Options(num_threads=num_threads, allow_host_code=allow_host_code)
+    if device == "tensorrt":
+        return _open_tensorrt(artifact, options)
+    if device != "auto":
+        return _open_onnx(artifact, device, options)
+    openers: dict[str, Callable[[], Session]] = {
+        "tensorrt": lambda: _tried(_open_tensorrt(artifact, options)),
+        "cuda": lambda: _tried(_open_onnx(artifact, "cuda", options)),
+        "cpu": lambda: _open_onnx(artifact, "cpu", options),
+    }
+    return first_that_opens(openers)
+
+
+def open_adaptive_session(
+    artifact: AdaptiveArtifact, /, *, device: Device = "cpu", num_threads: int | None = None
+) -> AdaptiveSession:
+    """Open an adaptive file on a device.
+
+    Parameters
+    ----------
+    artifact : AdaptiveArtifact
+    device : {"cpu", "cuda", "auto"}, optional
+        As for `open_session`, without `tensorrt`, which runs no adaptive files; `auto` takes the
+        GPU where the graph loads on it.
+    num_threads : int, optional
+        CPU threads within one operator; None lets the library choose.
+
+    Returns
+    -------
+    AdaptiveSession
+        Close it, or use it as a context manager.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If the device cannot be used.
+    ConfigError
+        If the device is unknown or `num_threads` is below 1.
+    EngineError
+        If the graph cannot be loaded.
+    """
+    _check_device(device)
+    if device == "tensorrt":
+        raise ConfigError(
+            "device: tensorrt runs artifacts, not adaptive files; give the artifact, whose "
+            "adaptation then runs beside the engine, or the device cuda"
+        )
+    from gain_runtime.sessions.adaptive import AdaptiveSession
+    from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER
+
+    def opener(provider: str) -> Callable[[], AdaptiveSession]:
+        return lambda: AdaptiveSession(artifact, provider=provider, num_threads=num_threads)
+
+    openers = {"cuda": opener(CUDA_PROVIDER), "cpu": opener(CPU_PROVIDER)}
+    return openers[device]() if device != "auto" else first_that_opens(openers)
+
+
+def first_that_opens(openers: Mapping[str, Callable[[], Opened]], /) -> Opened:
+    """Open on the first device that can, and log the choice and why not those before it.
+
+    Parameters
+    ----------
+    openers : mapping
+        From the devices' names, best first, to what opens a session there; the last one's errors
+        are the caller's.
+
+    Returns
+    -------
+    session
+        Of the first opener that raises neither `BackendUnavailableError` nor `EngineError`.
+    """
+    *better, last = openers
+    for name in better:
+        try:
+            session = openers[name]()
+        except (BackendUnavailableError, EngineError) as err:
+            logger.info("auto: %s is passed over: %s", name, err)
+        else:
+            logger.info("auto: %s is used", name)
+            return session
+    session = openers[last]()
+    logger.info("auto: %s is used", last)
+    return session
+
+
+def _open_tensorrt(artifact: Artifact, options: _Options) -> TensorRTSession:
+    """A session on the engine beside the artifact."""
+    from gain_runtime.sessions.tensorrt import TensorRTSession
+
+    return TensorRTSession(artifact, allow_host_code=options.allow_host_code)
+
+
+def _open_onnx(artifact: Artifact, device: str, options: _Options) -> OnnxSession:
+    """A session of ONNX Runtime."""
+    # Imported late, so that command lines can show their help without ONNX Runtime.
+    from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
+
+    return OnnxSession(
+        artifact,
+        provider=CUDA_PROVIDER if device == "cuda" else CPU_PROVIDER,
+        num_threads=options.num_threads,
+    )
+
+
+def _tried(session: Warmed) -> Warmed:
+    """The session after one forward pass; closed where that fails."""
+    try:
+        session.warm_up()
+    except GainError:
+        session.close()
+        raise
+    return session
+
+
+def _check_device(device: str) -> None:
+    """The name is one of `Device`."""
+    if device not in get_args(Device):
+        raise ConfigError(f"device: expected {', '.join(get_args(Device))}, got {device!r}")

@@ -1,0 +1,443 @@
+"""Local cameras and GStreamer pipelines as a frame source, through OpenCV's capture."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from gain_core.errors import ConfigError, StreamError
+from gain_runtime.files.paths import file_status
+from gain_runtime.frames import Closing, Frame, SourceInfo, rate_or_none
+from gain_runtime.sources.decoder import in_thread
+from gain_runtime.sources.uri import redact
+
+__all__ = [
+    "CameraRequest",
+    "CameraSource",
+    "Capture",
+    "CaptureFactory",
+    "Grabbed",
+    "GuardedCapture",
+    "check_encodable",
+    "codec_name",
+    "open_capture",
+    "quiet_opencv",
+]
+
+logger = logging.getLogger(__name__)
+
+SILENT = 0
+
+
+class Capture(Protocol):
+    """The part of `cv2.VideoCapture` that is used here."""
+
+    def isOpened(self) -> bool: ...  # noqa: N802
+
+    def grab(self) -> bool: ...
+
+    def retrieve(self) -> tuple[bool, Any]: ...
+
+    def get(self, prop: int, /) -> float: ...
+
+    def set(self, prop: int, value: float, /) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+CaptureFactory: TypeAlias = Callable[[int | str, int, Sequence[int]], Capture]
+
+
+class Grabbed(NamedTuple):
+    """One decoded frame.
+
+    `image` is (H, W, 3) uint8 RGB, `stamp_ns` the monotonic clock right after the grab returned,
+    `position_ms` what the backend reports as the frame's presentation time (not always usable).
+    """
+
+    image: npt.NDArray[np.uint8]
+    stamp_ns: int
+    position_ms: float
+
+
+@contextmanager
+def quiet_opencv() -> Iterator[None]:
+    """Keep OpenCV and its FFmpeg from writing to stderr; failures are raised as errors instead.
+
+    FFmpeg's own level can only be given before its first use in the process, so it stays; set
+    `OPENCV_FFMPEG_LOGLEVEL` in the environment to see its messages.
+    """
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
+    # OpenCV 4.9 has the function in cv2, later versions in cv2.utils.logging.
+    log: Any = cv2 if hasattr(cv2, "setLogLevel") else cv2.utils.logging
+    previous = log.getLogLevel()
+    log.setLogLevel(SILENT)
+    try:
+        yield
+    finally:
+        log.setLogLevel(previous)
+
+
+def open_capture(target: int | str, backend: int, settings: Sequence[int]) -> Capture:
+    """Open `cv2.VideoCapture`; whether that worked is for the caller to ask.
+
+    Parameters
+    ----------
+    target : int or str
+        Device index, path or URL.
+    backend : int
+        `cv2.CAP_*`.
+    settings : sequence of int
+        Alternating property and value, applied while opening.
+
+    Raises
+    ------
+    StreamError
+        If `target` is not encodable, see `check_encodable`.
+    """
+    if isinstance(target, str):
+        check_encodable(target)
+    with quiet_opencv():
+        capture: Capture = cv2.VideoCapture(target, backend, list(settings))
+    return capture
+
+
+def check_encodable(path: str, /) -> None:
+    """Refuse a file name that is not UTF-8: OpenCV crashes the process on it.
+
+    Raises
+    ------
+    StreamError
+        If `path` holds undecodable bytes (lone surrogates).
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError as err:
+        raise StreamError(f"{path!a}: expected a UTF-8 file name; rename the file") from err
+
+
+class GuardedCapture:
+    """A capture that one thread reads and any thread may close.
+
+    Releasing a capture during a grab crashes the process, and a grab can block for seconds. So
+    `close` releases it only if no grab is running; otherwise the reading thread does, as soon as
+    its grab returns.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._released = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
+    def get(self, prop: int, /) -> float:
+        """Value of a property, NaN once closed."""
+        with self._lock:
+            return float("nan") if self._released else float(self._capture.get(prop))
+
+    def read(self) -> Grabbed | None:
+        """Next frame; None where there is none, it cannot be decoded, or this is closed."""
+        with self._lock:
+            grabbed = None if self._released or self.closed else self._read()
+        if self.closed:
+            self._release_if_idle()
+            return None
+        return grabbed
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but no longer than until `close`."""
+        self._closing.wait(seconds)
+
+    def close(self) -> None:
+        """Release the capture, now or when the running grab returns; may be called twice."""
+        self._closing.set()
+        self._release_if_idle()
+
+    def _read(self) -> Grabbed | None:
+        if not self._capture.grab():
+            return None
+        stamp_ns = time.monotonic_ns()
+        position_ms = float(self._capture.get(cv2.CAP_PROP_POS_MSEC))
+        ok, image = self._capture.retrieve()
+        if not ok or image is None or image.size == 0 or image.dtype != np.uint8:
+            return None
+        return Grabbed(_to_rgb(image), stamp_ns, position_ms)
+
+    def _release_if_idle(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._released:
+                    self._released = True
+                    self._capture.release()
+            finally:
+                self._lock.release()
+
+
+def codec_name(fourcc: float, /) -> str:
+    """A four-character code, as OpenCV reports it, as text."""
+    if not 0.0 < fourcc < 2.0**32:
+        return "unknown"
+    name = int(fourcc).to_bytes(4, "little").decode("ascii", "replace")
+    return name if name.isprintable() else "unknown"
+
+
+def _to_rgb(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """OpenCV's channel order to RGB; the only place where frames from OpenCV are converted."""
+    if image.ndim == 2 or image.shape[2] == 1:
+        code = cv2.COLOR_GRAY2RGB
+    elif image.shape[2] == 4:
+        code = cv2.COLOR_BGRA2RGB
+    else:
+        code = cv2.COLOR_BGR2RGB
+    converted: npt.NDArray[np.uint8] = cv2.cvtColor(image, code)
+    return converted
+
+
+RETRY_PAUSE_S = 0.05
+# Reads that fail by a time-out of several seconds each must not add up to minutes.
+PATIENCE_S = 10.0
+DEFAULT_WARM_UP = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CameraRequest:
+    """What to ask a camera for; it grants what it can.
+
+    Attributes
+    ----------
+    width_px, height_px : int or None
+        Given together; None leaves the driver's default. Local cameras only, as are the next two.
+    rate_hz : float or None
+        None leaves the driver's default.
+    pixel_format : str or None
+        Four-character code, asked for before the size: most webcams give their full size and
+        rate in MJPG only.
+    num_warm_up : int or None
+        Frames discarded before the first one is yielded, while exposure and white balance
+        settle; dark frames would enter the running statistics. None means 10 for cameras and
+        pipelines and 0 for network streams.
+    num_tries : int
+        Failed reads in a row after which the signal counts as lost; fewer where they take more
+        than 10 s together.
+    """
+
+    width_px: int | None = None
+    height_px: int | None = None
+    rate_hz: float | None = None
+    pixel_format: str | None = "MJPG"
+    num_warm_up: int | None = None
+    num_tries: int = 20
+
+    def __post_init__(self) -> None:
+        if (self.width_px is None) != (self.height_px is None):
+            raise ConfigError("camera size: expected width and height, got only one of them")
+        for name, value, low in (
+            ("width_px", self.width_px, 1),
+            ("height_px", self.height_px, 1),
+            ("num_warm_up", self.num_warm_up, 0),
+            ("num_tries", self.num_tries, 1),
+        ):
+            if value is not None and value < low:
+                raise ConfigError(f"{name}: expected at least {low}, got {value}")
+        if self.rate_hz is not None and rate_or_none(self.rate_hz) is None:
+            raise ConfigError(f"rate_hz: expected (0, 1000], got {self.rate_hz}")
+        if self.pixel_format is not None and len(self.pixel_format) != 4:
+            raise ConfigError(f"pixel_format: expected 4 characters, got {self.pixel_format!r}")
+
+
+class CameraSource(Closing):
+    """A live source: frames as they come, stamped with the monotonic clock after each grab.
+
+    One frame is read while opening, to learn the true size; it is not yielded. A read that fails
+    is tried again after a short pause, each failure counted in `skipped`.
+
+    Parameters
+    ----------
+    target : str
+        Device index in digits, device path or GStreamer pipeline.
+    shown : str or None
+        What messages call it; None makes it from the target, without credentials.
+    is_pipeline : bool
+        Whether `target` is a GStreamer pipeline.
+    request : CameraRequest
+    capture : callable
+        Opens the capture; `cv2.VideoCapture` unless replaced.
+
+    Raises
+    ------
+    StreamError
+        If it cannot be opened or gives no frame; while iterating, if the signal is lost.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        /,
+        *,
+        shown: str | None = None,
+        is_pipeline: bool = False,
+        request: CameraRequest | None = None,
+        capture: CaptureFactory = open_capture,
+    ) -> None:
+        self._request = request or CameraRequest()
+        self._is_pipeline = is_pipeline
+        name = redact(target) if not target.isdigit() else f"camera {target}"
+        self._source_id = name if shown is None else shown
+        # Pipelines may wait for a camera on the network: a signal shall end that wait.
+        opened = in_thread(lambda: self._open(target, capture), closed=threading.Event())
+        if not is_pipeline:
+            self._ask(opened)
+        self._capture = GuardedCapture(opened)
+        self._skipped = 0
+        self._num_read = 0
+        self._info = self._learn_info()
+
+    @property
+    def info(self) -> SourceInfo:
+        """Size of the first frame and the rate the driver claims."""
+        return self._info
+
+    @property
+    def skipped(self) -> int:
+        """Failed reads so far."""
+        return self._skipped
+
+    def __iter__(self) -> Iterator[Frame]:
+        num_warm_up = self._request.num_warm_up
+        if num_warm_up is None:
+            num_warm_up = DEFAULT_WARM_UP
+        index = -num_warm_up
+        while (grabbed := self._next()) is not None:
+            if index >= 0:
+                yield Frame(
+                    image=grabbed.image,
+                    index=index,
+                    timestamp_ns=grabbed.stamp_ns,
+                    source_id=self._source_id,
+                )
+            index += 1
+
+    def close(self) -> None:
+        """Release the device; may be called twice and from another thread."""
+        self._capture.close()
+
+    def _open(self, target: str, factory: CaptureFactory) -> Capture:
+        if self._is_pipeline:
+            opened = factory(target, cv2.CAP_GSTREAMER, ())
+        else:
+            backend = cv2.CAP_V4L2 if sys.platform.startswith("linux") else cv2.CAP_ANY
+            opened = factory(int(target) if target.isdigit() else target, backend, ())
+        if opened.isOpened():
+            return opened
+        opened.release()
+        reason = _pipeline_hint() if self._is_pipeline else _device_hint(target)
+        raise StreamError(f"{self._source_id}: cannot be opened; {reason}")
+
+    def _ask(self, opened: Capture) -> None:
+        """Request pixel format, then size, then rate: drivers grant the later by the earlier."""
+        request = self._request
+        if request.pixel_format is not None:
+            opened.set(cv2.CAP_PROP_FOURCC, cv2.VideoWriter.fourcc(*request.pixel_format))
+        if request.width_px is not None and request.height_px is not None:
+            opened.set(cv2.CAP_PROP_FRAME_WIDTH, request.width_px)
+            opened.set(cv2.CAP_PROP_FRAME_HEIGHT, request.height_px)
+        if request.rate_hz is not None:
+            opened.set(cv2.CAP_PROP_FPS, request.rate_hz)
+
+    def _learn_info(self) -> SourceInfo:
+        """Read one frame and log what was granted."""
+        try:
+            first = self._next()
+        except StreamError:
+            self.close()
+            raise
+        if first is None:
+            raise StreamError(f"{self._source_id}: closed while opening")
+        height_px, width_px = first.image.shape[:2]
+        rate_hz = rate_or_none(self._capture.get(cv2.CAP_PROP_FPS))
+        logger.info(
+            "%s: granted %d x %d px, %s, pixel format %s",
+            self._source_id,
+            width_px,
+            height_px,
+            "rate unknown" if rate_hz is None else f"{rate_hz:g} Hz",
+            codec_name(self._capture.get(cv2.CAP_PROP_FOURCC)),
+        )
+        wanted = (self._request.width_px, self._request.height_px)
+        if not self._is_pipeline and None not in wanted and wanted != (width_px, height_px):
+            logger.warning(
+                "%s: asked for %d x %d px, the camera gives %d x %d px",
+                self._source_id,
+                *wanted,
+                width_px,
+                height_px,
+            )
+        return SourceInfo(
+            source_id=self._source_id,
+            width_px=width_px,
+            height_px=height_px,
+            rate_hz=rate_hz,
+            num_frames=None,
+            live=True,
+        )
+
+    def _next(self) -> Grabbed | None:
+        """Next frame; None once closed."""
+        started = time.monotonic()
+        failed = 0
+        while failed < self._request.num_tries and time.monotonic() - started < PATIENCE_S:
+            grabbed = self._capture.read()
+            if grabbed is not None:
+                self._num_read += 1
+                return grabbed
+            if self._capture.closed:
+                return None
+            failed += 1
+            self._skipped += 1
+            self._capture.pause(RETRY_PAUSE_S)
+        raise StreamError(
+            f"{self._source_id}: signal lost after {self._num_read} frames "
+            f"({failed} reads in a row failed); check the cable, the network or "
+            "whether another program holds the camera"
+        )
+
+
+def _device_hint(target: str) -> str:
+    """Why a local camera may not open, as far as the device nodes tell."""
+    path = Path(f"/dev/video{target}" if target.isdigit() else target)
+    status = file_status(path, error=StreamError)
+    if status is not None and not os.access(path, os.R_OK | os.W_OK):
+        return f"no permission for {path}: add the user to the group that owns it (video)"
+    if status is not None and stat.S_ISCHR(status.st_mode):
+        return f"{path} exists, so another program may hold it, or it is no capture device"
+    known = sorted(str(node) for node in Path("/dev").glob("video*"))
+    found = f"no device {path}" if status is None else f"{path} is no device"
+    return f"{found}; devices here: {', '.join(known) or 'none'}"
+
+
+def _pipeline_hint() -> str:
+    """Why a pipeline may not open."""
+    if not cv2.videoio_registry.hasBackend(cv2.CAP_GSTREAMER):
+        return (
+            f"this OpenCV ({cv2.__version__}) was built without GStreamer, as the wheels from PyPI "
+            "are; use the system's (python3-opencv, JetPack's), see docs/opencv.md"
+        )
+    return "try the same pipeline with gst-launch-1.0, fakesink in place of appsink"

@@ -1,0 +1,498 @@
+"""FFmpeg's decoders through PyAV: upright RGB frames with square pixels, never interlaced."""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
+
+import av
+import numpy as np
+import numpy.typing as npt
+from av.sidedata.sidedata import Type as SideDataType
+
+from gain_core.errors import StreamError
+from gain_runtime.frames import Closing
+from gain_runtime.sources.av_errors import reason_of, remedy_for
+from gain_runtime.sources.pipe_reader import ByteReader
+
+__all__ = [
+    "MOST_PIXELS",
+    "Decoded",
+    "Limits",
+    "VideoDecoder",
+    "in_thread",
+]
+
+logger = logging.getLogger(__name__)
+
+# As large as the largest picture that is read; a header may claim 65535 x 65535.
+MOST_PIXELS = 178_956_970
+# Wider or taller pixels than that are a mistake in the header, not a picture.
+MOST_STRETCH = 4.0
+# A camera that runs on one of many streams needs no thread for each core.
+MOST_LIVE_THREADS = 4
+# How often a wait looks whether it was closed; signals end it at once.
+POLL_S = 0.1
+# Only frames that are marked interlaced are touched, and every frame stays one frame. yadif gives
+# the same bits in every FFmpeg since 5.1; bwdif, as near to the truth, does not.
+DEINTERLACE = "mode=send_frame:parity=auto:deint=interlaced"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Longest waits in seconds: for opening, and for the next piece of data."""
+
+    open_s: float = 30.0
+    read_s: float = 30.0
+
+
+class Decoded(NamedTuple):
+    """One decoded frame.
+
+    `image` is (H, W, 3) uint8 RGB, `position_s` its presentation time in seconds from the start of
+    the stream, None where the container has none, `stamp_ns` the monotonic clock when its data
+    had arrived.
+    """
+
+    image: npt.NDArray[np.uint8]
+    position_s: float | None
+    stamp_ns: int
+
+
+class VideoDecoder(Closing):
+    """The frames of a file, a pipe or a network stream, one after another.
+
+    One thread reads, any thread may close: `close` waits for no read, the container is let go by
+    whoever is in it. The container's rotation, mirroring, pixel shape, colour matrix and range are
+    applied. Frames marked interlaced are deinterlaced (yadif, one frame for each); frames may
+    change their size.
+
+    Parameters
+    ----------
+    source : str or ByteReader
+        Absolute path, URL, or what gives the bytes (not owned).
+    shown : str
+        What messages call it, without credentials.
+    live : bool
+        Decode without reading ahead; a source that ends is then still an end, and a failing one
+        an error.
+    limits : Limits
+    options : mapping of str to str
+        FFmpeg's, for its protocol and demuxer.
+    hwaccel : str or None
+        One of FFmpeg's hardware decoders (`cuda`, `vaapi`, `videotoolbox`); never replaced.
+
+    Raises
+    ------
+    StreamError
+        If it cannot be opened, holds no video, or the hardware decoder cannot be used; its text
+        says why.
+    """
+
+    def __init__(
+        self,
+        source: str | ByteReader,
+        /,
+        *,
+        shown: str,
+        live: bool = False,
+        limits: Limits | None = None,
+        options: Mapping[str, str] | None = None,
+        hwaccel: str | None = None,
+    ) -> None:
+        self._source = source
+        self._shown = shown
+        self._live = live
+        self._limits = limits or Limits()
+        self._options = dict(options or {})
+        self._hwaccel = hwaccel
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._container: Any = None
+        self._stream: Any = None
+        self._graph: Any = None
+        self._graph_key: tuple[object, ...] | None = None
+        self._interlaced = False
+        self._damaged = 0
+        self._num_decoded = 0
+        self._decoder = ""
+        self._first: Decoded | None = None
+        self._frames = self._read_on()
+        try:
+            in_thread(self._open, closed=self._closing)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
+    @property
+    def damaged(self) -> int:
+        """Pieces of data so far from which no frame could be decoded."""
+        return self._damaged
+
+    @property
+    def decoder(self) -> str:
+        """What decodes: the codec's name, and the hardware where it takes part."""
+        return self._decoder
+
+    @property
+    def rate_hz(self) -> float | None:
+        """Average frame rate that the container claims; may be a time base, see `rate_or_none`."""
+        return self._rate_hz
+
+    @property
+    def num_frames(self) -> int | None:
+        """Frames that the container claims, None where it does not."""
+        return self._num_frames
+
+    @property
+    def duration_s(self) -> float | None:
+        """Length that the container claims, None where it does not."""
+        return self._duration_s
+
+    def read(self) -> Decoded | None:
+        """Next frame; None at the end and once closed.
+
+        Raises
+        ------
+        StreamError
+            If a live source fails, or no data comes for `limits.read_s`.
+        """
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        with self._lock:
+            decoded = None if self.closed else next(self._frames, None)
+        if self.closed:
+            self._release_if_idle()
+            return None
+        return decoded
+
+    def count_packets(self) -> int:
+        """Frames in the file by its packets, where its header does not tell; nothing can be read
+        after it."""
+        with self._lock:
+            self._container.seek(0)
+            return sum(1 for packet in self._container.demux(self._stream) if packet.size)
+
+    def close(self) -> None:
+        """Let go of the container, now or when the running read returns; may be called twice."""
+        self._closing.set()
+        self._release_if_idle()
+
+    def _release_if_idle(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                container, self._container = self._container, None
+                self._graph = self._stream = None
+                self._frames.close()
+                if container is not None:
+                    container.close()
+            finally:
+                self._lock.release()
+
+    def _open(self) -> None:
+        """Open the container, learn what it says, and decode its first frame."""
+        started = time.monotonic()
+        with self._lock:
+            try:
+                self._container = self._open_container()
+                self._learn()
+                self._first = next(self._frames, None)
+            except av.error.FFmpegError as err:
+                is_url = isinstance(self._source, str) and "://" in self._source
+                what = "cannot be opened" if is_url else "expected a video, but it cannot be opened"
+                # Interrupted in the middle of an answer, RTSP says that the answer is invalid.
+                waited_s = time.monotonic() - started
+                cause = TimeoutError() if waited_s >= self._limits.open_s else err
+                raise self._failure(cause, what, waited_s=self._limits.open_s) from err
+        if self.closed:
+            self._release_if_idle()
+
+    def _open_container(self) -> Any:
+        hwaccel = None
+        if self._hwaccel is not None:
+            hwaccel = _hardware(self._hwaccel, self._shown)
+        try:
+            return av.open(
+                self._source,
+                options=self._options,
+                timeout=(self._limits.open_s, self._limits.read_s),
+                metadata_errors="replace",
+                hwaccel=hwaccel,
+            )
+        except (av.error.FFmpegError, RuntimeError) as err:
+            # Errors of the file carry its name, those of the device do not.
+            if self._hwaccel is None or getattr(err, "filename", None) is not None:
+                raise
+            raise StreamError(
+                f"{self._shown}: --hwaccel {self._hwaccel} cannot decode it here "
+                f"({' '.join(str(err).split())}); leave the flag out to decode on the CPU"
+            ) from err
+
+    def _learn(self) -> None:
+        """Choose the video stream and read what the container says of it."""
+        # Cover pictures of audio files are video streams of one frame.
+        streams = [item for item in self._container.streams.video if item.codec_context is not None]
+        if not streams:
+            raise StreamError(f"{self._shown}: expected a video, got a file without pictures in it")
+        stream = self._stream = max(
+            streams,
+            key=lambda item: (item.codec_context.width or 0) * (item.codec_context.height or 0),
+        )
+        context = stream.codec_context
+        context.options = {"max_pixels": str(MOST_PIXELS)}
+        # Frame threads give every frame late by as many frames as there are threads.
+        context.thread_type = "SLICE" if self._live else "AUTO"
+        if self._live:
+            context.thread_count = min(os.cpu_count() or 1, MOST_LIVE_THREADS)
+        self._decoder = context.name
+        if self._hwaccel is not None:
+            if not context.is_hwaccel:
+                raise StreamError(
+                    f"{self._shown}: --hwaccel {self._hwaccel} has no decoder for {context.name}; "
+                    "leave the flag out to decode on the CPU"
+                )
+            self._decoder = f"{context.name} on {self._hwaccel}"
+        rate = stream.average_rate or stream.guessed_rate
+        self._rate_hz = None if rate is None else float(rate)
+        self._start_s = float((stream.start_time or 0) * (stream.time_base or 0))
+        lengths = [
+            float(length * unit)
+            for length, unit in (
+                (stream.duration, stream.time_base),
+                (self._container.duration, Fraction(1, av.time_base)),
+            )
+            if length is not None and unit is not None and length > 0
+        ]
+        self._num_frames = stream.frames if 0 < stream.frames < 2**31 else None
+        # Of an mp4, the shorter one knows what an edit list leaves out; of others, both may be
+        # estimates from the bytes that are there.
+        self._is_mp4 = "mp4" in self._container.format.name
+        if not self._is_mp4 and self._num_frames and self._rate_hz:
+            lengths = [self._num_frames / self._rate_hz]
+        self._duration_s = min(lengths, default=None)
+
+    def _read_on(self) -> Generator[Decoded, None, None]:
+        """Every frame of the container."""
+        for packet in self._packets():
+            stamp_ns = time.monotonic_ns()
+            for frame in self._decode(packet):
+                for image, position_s in self._finish(frame):
+                    self._num_decoded += 1
+                    yield Decoded(image, position_s, stamp_ns)
+        for image, position_s in self._finish(None):
+            yield Decoded(image, position_s, time.monotonic_ns())
+
+    def _packets(self) -> Iterator[Any]:
+        """The stream's packets; the last one, empty, fetches what the decoder still holds."""
+        packets = self._container.demux(self._stream)
+        while not self.closed:
+            try:
+                packet = next(packets)
+            except StopIteration:
+                return
+            except BlockingIOError:
+                self._closing.wait(0.01)
+                continue
+            except av.error.FFmpegError as err:
+                # A recording that breaks off ends here.
+                if self._live or isinstance(err, (av.error.ExitError, TimeoutError)):
+                    lost = f"signal lost after {self._num_decoded} frames"
+                    what = lost if self._num_decoded else "cannot be opened"
+                    raise self._failure(err, what, waited_s=self._limits.read_s) from err
+                yield None
+                return
+            yield packet
+
+    def _decode(self, packet: Any) -> list[Any]:
+        """The frames that a packet completes; counted where it is damaged."""
+        try:
+            return list(self._stream.codec_context.decode(packet))
+        except EOFError:
+            return []
+        except (av.error.FFmpegError, ValueError, MemoryError) as err:
+            logger.debug("%s: a piece of data cannot be decoded (%s)", self._shown, err)
+            # The last sample of an mp4 that was cut is no whole one; it counts as cut off.
+            is_cut = self._is_mp4 and packet is not None and packet.is_corrupt
+            self._damaged += not is_cut
+            return []
+
+    def _finish(self, frame: Any) -> Iterator[tuple[npt.NDArray[np.uint8], float | None]]:
+        """A decoded frame, or None for the end, as what the filters make of it."""
+        try:
+            finished = self._filtered(frame)
+        except (av.error.FFmpegError, ValueError, MemoryError) as err:
+            logger.debug("%s: a frame cannot be converted (%s)", self._shown, err)
+            self._damaged += 1
+            self._graph = self._graph_key = None
+            return
+        for item in finished:
+            position_s = None
+            if item.pts is not None and item.time_base is not None:
+                position_s = float(item.pts * item.time_base) - self._start_s
+            yield item.to_ndarray(), position_s
+
+    def _filtered(self, frame: Any) -> list[Any]:
+        """What comes out of the filters when a frame, or None for the end, is put in."""
+        if frame is None:
+            return [] if self._graph is None else _drain(self._graph)
+        self._interlaced |= bool(frame.interlaced_frame)
+        matrix = _display_matrix(frame)
+        key = (
+            *(frame.width, frame.height, frame.format.name, frame.time_base, self._interlaced),
+            *(int(frame.colorspace), int(frame.color_range), matrix),
+        )
+        before: list[Any] = []
+        if key != self._graph_key:
+            before = [] if self._graph is None else _drain(self._graph)
+            self._graph_key, self._graph = key, self._make_graph(frame, matrix)
+        self._graph.push(frame)
+        return before + _pull_all(self._graph)
+
+    def _make_graph(self, frame: Any, matrix: tuple[int, ...] | None) -> Any:
+        """Filters for frames of this kind: deinterlace, turn, make square, convert, all at once."""
+        ratio = float(self._stream.sample_aspect_ratio or 1)
+        if not 1.0 / MOST_STRETCH <= ratio <= MOST_STRETCH:
+            ratio = 1.0
+        # No pixel is thrown away: the shorter side of each pixel grows.
+        width = max(round(frame.width * max(ratio, 1.0)), 1)
+        height = max(round(frame.height / min(ratio, 1.0)), 1)
+        turns, transposed = _turns(matrix)
+        if transposed:
+            width, height = height, width
+        graph = av.filter.Graph()
+        # The decoder has threads already; more of them take a fifth more processor time.
+        if hasattr(graph, "threads"):
+            graph.threads = 1
+        nodes = [
+            graph.add_buffer(
+                width=frame.width,
+                height=frame.height,
+                format=frame.format,
+                time_base=frame.time_base or Fraction(1, 90_000),
+            )
+        ]
+        if self._interlaced:
+            nodes.append(graph.add("yadif", DEINTERLACE))
+        nodes += [graph.add(name, value) for name, value in turns]
+        nodes.append(graph.add("scale", f"{width}:{height}:flags=bicubic"))
+        nodes.append(graph.add("format", "rgb24"))
+        nodes.append(graph.add("buffersink"))
+        for earlier, later in pairwise(nodes):
+            earlier.link_to(later)
+        graph.configure()
+        return graph
+
+    def _failure(self, err: BaseException, what: str, *, waited_s: float) -> StreamError:
+        """The error of this source, in words."""
+        url = self._source if isinstance(self._source, str) else ""
+        reason = reason_of(err, url=url, waited_s=waited_s)
+        remedy = remedy_for(err, url=url)
+        return StreamError(f"{self._shown}: {what}: {reason}" + (f"; {remedy}" if remedy else ""))
+
+
+def in_thread(work: Callable[[], T], /, *, closed: threading.Event) -> T:
+    """Do what may block in a thread, so that a signal or `closed` ends the wait at once.
+
+    Parameters
+    ----------
+    work : callable
+        Goes on by itself where the wait was ended.
+    closed : threading.Event
+
+    Returns
+    -------
+    What `work` returns.
+
+    Raises
+    ------
+    StreamError
+        If `closed` was set first; else whatever `work` raises.
+    """
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as err:  # noqa: BLE001 - handed over to the one who waits
+            failure.append(err)
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="opening", daemon=True).start()
+    while not done.wait(POLL_S):
+        if closed.is_set():
+            raise StreamError("closed while opening")
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+def _hardware(name: str, shown: str) -> Any:
+    """PyAV's handle of a hardware decoder."""
+    known = av.codec.hwaccel.hwdevices_available()
+    if name not in known:
+        raise StreamError(
+            f"{shown}: --hwaccel {name}: this FFmpeg has {', '.join(known) or 'none'}; leave the "
+            "flag out to decode on the CPU (on a Jetson: a GStreamer pipeline, see docs/video.md)"
+        )
+    return av.codec.hwaccel.HWAccel(name, allow_software_fallback=False)
+
+
+def _pull_all(graph: Any) -> list[Any]:
+    """Every frame that is ready."""
+    frames = []
+    while True:
+        try:
+            frames.append(graph.pull())
+        except (BlockingIOError, EOFError):
+            return frames
+
+
+def _drain(graph: Any) -> list[Any]:
+    """What the filters still hold."""
+    graph.push(None)
+    return _pull_all(graph)
+
+
+def _display_matrix(frame: Any) -> tuple[int, ...] | None:
+    """How the container wants the frame turned and mirrored: a, b, c, d as signs."""
+    data = frame.side_data.get(SideDataType.DISPLAYMATRIX)
+    if data is None or len(bytes(data)) < 36:
+        return None
+    values = struct.unpack("=9i", bytes(data)[:36])
+    return values[0], values[1], values[3], values[4]
+
+
+def _turns(matrix: tuple[int, ...] | None) -> tuple[list[tuple[str, str | None]], bool]:
+    """The filters that a display matrix asks for, and whether they swap width and height."""
+    if matrix is None:
+        return [], False
+    a, b, c, d = matrix
+    if abs(b) + abs(c) > abs(a) + abs(d):
+        # (x, y) goes to (cy, bx): transposed, then mirrored where a sign is negative.
+        kind = {(1, 1): "0", (1, -1): "1", (-1, 1): "2", (-1, -1): "3"}
+        return [("transpose", kind[1 if b > 0 else -1, 1 if c > 0 else -1])], True
+    turns: list[tuple[str, str | None]] = []
+    if a < 0:
+        turns.append(("hflip", None))
+    if d < 0:
+        turns.append(("vflip", None))
+    return turns, False

@@ -1,0 +1,469 @@
+"""Folders, globs and single photos as a source, and the class that a folder's name stands for."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+
+from gain_core.errors import ArtifactError, StreamError
+from gain_runtime.files.images import (
+    CLASS_FILE,
+    IMAGE_SUFFIXES,
+    Picture,
+    PictureList,
+    list_pictures,
+    load_picture,
+    matching,
+)
+from gain_runtime.files.paths import file_status, is_file
+from gain_runtime.frames import Closing, Frame, SourceInfo
+from gain_runtime.sources.uri import has_magic
+
+__all__ = [
+    "NOMINAL_RATE_HZ",
+    "ClassList",
+    "ImageSource",
+    "class_list_from_names",
+    "open_folder",
+    "open_glob",
+    "open_image",
+    "open_images",
+    "read_class_list",
+]
+
+logger = logging.getLogger(__name__)
+
+COLUMNS = ("index", "wnid", "name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassList:
+    """Names and identifiers of classes.
+
+    Attributes
+    ----------
+    names : mapping of int to str
+        Name by class index; need not be contiguous (a subset of ImageNet's 1,000).
+    wnids : mapping of str to int
+        Index by WordNet id; empty where there are none.
+    """
+
+    names: Mapping[int, str]
+    wnids: Mapping[str, int] = field(default_factory=dict)
+
+    def index_of(self, label: str, /) -> int | None:
+        """Class with this WordNet id or name; None for none and for a name two classes share."""
+        if label in self.wnids:
+            return self.wnids[label]
+        matches = [index for index, name in self.names.items() if name == label]
+        return matches[0] if len(matches) == 1 else None
+
+    def dense_names(self) -> tuple[str, ...] | None:
+        """Names in order of index, or None if an index is missing."""
+        if sorted(self.names) != list(range(len(self.names))):
+            return None
+        return tuple(self.names[index] for index in range(len(self.names)))
+
+
+def class_list_from_names(names: Sequence[str], /) -> ClassList:
+    """Class list whose indices are positions.
+
+    Parameters
+    ----------
+    names : sequence of K str
+        An artifact's labels, for example.
+
+    Returns
+    -------
+    ClassList
+    """
+    return ClassList(names=dict(enumerate(names)))
+
+
+def read_class_list(path: Path, /) -> ClassList:
+    """Read `classes.tsv`: tab-separated, with the columns `index`, `wnid` and `name`.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    ClassList
+
+    Raises
+    ------
+    ArtifactError
+        If the file is missing, not UTF-8, lacks a column, or repeats an index or a WordNet id.
+    """
+    names: dict[int, str] = {}
+    wnids: dict[str, int] = {}
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise ArtifactError(
+                    f"{path}: expected the tab-separated columns {', '.join(COLUMNS)}, "
+                    f"{', '.join(missing)} missing"
+                )
+            for row in reader:
+                index, wnid, name = _row(row, where=f"{path}, line {reader.line_num}")
+                if index in names or wnid in wnids:
+                    raise ArtifactError(
+                        f"{path}, line {reader.line_num}: index {index} or wnid {wnid} repeated"
+                    )
+                names[index], wnids[wnid] = name, index
+    except (OSError, UnicodeDecodeError, csv.Error) as err:
+        if isinstance(err, ArtifactError):
+            raise
+        reason = getattr(err, "strerror", None) or str(err)
+        raise ArtifactError(f"{path}: expected a class list (classes.tsv), {reason}") from err
+    if not names:
+        raise ArtifactError(f"{path}: expected at least one class, got none")
+    return ClassList(names=names, wnids=wnids)
+
+
+def _row(row: Mapping[str, str | None], *, where: str) -> tuple[int, str, str]:
+    """Values of one line."""
+    index, wnid, name = (row[column] for column in COLUMNS)
+    if index is None or not index.isascii() or not index.isdigit() or not wnid or not name:
+        raise ArtifactError(
+            f"{where}: expected an index from 0, a wnid and a name, got {dict(row)}"
+        )
+    return int(index), wnid, name
+
+
+# Photos carry no presentation time; they are stamped as if shown one after another at this rate.
+NOMINAL_RATE_HZ = 30.0
+
+
+class ImageSource(Closing):
+    """Photos in the order given, each of its own size.
+
+    A photo that cannot be read is skipped with one warning and counted; it leaves a gap in
+    `index`. Of an animated or multi-page file the first picture is used, which is said once.
+    `timestamp_ns` is nominal, see `NOMINAL_RATE_HZ`.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+    source_id : str
+        What to call the whole; a frame's own `source_id` is its path below `root`.
+    root : Path
+    classes : ClassList or None
+        With it, `truth` is the class whose WordNet id the file name begins with
+        (`n01440764_tench.jpg`), else the class the file's folder is named after (WordNet id or
+        name), else None.
+
+    Raises
+    ------
+    StreamError
+        If there are no paths or not one of them can be read.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        /,
+        *,
+        source_id: str,
+        root: Path,
+        classes: ClassList | None = None,
+    ) -> None:
+        self._paths = list(paths)
+        self._root = root
+        self._classes = classes
+        self._skipped = 0
+        self._index = -1
+        self._closed = False
+        self._with_more = 0
+        self._first = self._next()
+        if self._first is None:
+            raise StreamError(
+                f"{source_id}: expected at least one readable image, got none "
+                f"({self._skipped} unreadable)"
+            )
+        height_px, width_px = self._first.pixels.shape[:2]
+        self._info = SourceInfo(
+            source_id=source_id,
+            width_px=width_px,
+            height_px=height_px,
+            rate_hz=None,
+            num_frames=len(self._paths),
+            live=False,
+            timed=False,
+            class_names=None if classes is None else classes.dense_names(),
+        )
+
+    @property
+    def info(self) -> SourceInfo:
+        """Size of the first readable photo; `num_frames` counts the unreadable ones too."""
+        return self._info
+
+    @property
+    def skipped(self) -> int:
+        """Photos that could not be read so far."""
+        return self._skipped
+
+    def __iter__(self) -> Iterator[Frame]:
+        picture, self._first = self._first, None
+        while picture is not None:
+            path = self._paths[self._index]
+            yield Frame(
+                image=picture.pixels,
+                index=self._index,
+                timestamp_ns=round(self._index * 1e9 / NOMINAL_RATE_HZ),
+                source_id=_relative(path, self._root),
+                truth=None if self._classes is None else _truth(path, self._classes),
+            )
+            picture = self._next()
+        if self._with_more > 1 and not self._closed:
+            logger.warning(
+                "%s: %d files are animated or of several pages; of each the first picture is used",
+                *(self._info.source_id, self._with_more),
+            )
+
+    def close(self) -> None:
+        """End the iteration; no file is held open between frames."""
+        self._closed = True
+
+    def _next(self) -> Picture | None:
+        """Next readable photo, or None at the end."""
+        while self._index + 1 < len(self._paths) and not self._closed:
+            self._index += 1
+            path = self._paths[self._index]
+            try:
+                picture = load_picture(path)
+            except StreamError as err:
+                self._skipped += 1
+                logger.warning("skipped: %s", err)
+                continue
+            if picture.has_more:
+                self._with_more += 1
+                if self._with_more == 1:
+                    logger.warning(
+                        "%s: animated or of several pages; its first picture is used", path
+                    )
+            return picture
+        return None
+
+
+def open_folder(
+    folder: Path,
+    /,
+    *,
+    classes: ClassList | None = None,
+    own_classes: bool = True,
+    shuffle_seed: int | None = None,
+) -> ImageSource:
+    """Open the photos of a folder, in natural order (`2.jpg` before `10.jpg`).
+
+    Parameters
+    ----------
+    folder : Path
+        What its files are is told by their names and, where those say nothing, by their first
+        bytes; hidden files are passed over, what else is left out is said.
+    classes : ClassList or None
+        With a class list, the photos in sub-folders named after a class are taken too, as in an
+        ImageFolder tree.
+    own_classes : bool
+        Whether the folder's own `classes.tsv` is used where there is one and `classes` is None.
+    shuffle_seed : int or None
+        With it, the photos come in an order drawn from it instead.
+
+    Returns
+    -------
+    ImageSource
+
+    Raises
+    ------
+    StreamError
+        If the folder cannot be listed or holds no readable image.
+    ArtifactError
+        If its `classes.tsv` is malformed.
+    """
+    closed: list[str] = []
+    if classes is None and own_classes:
+        classes = _classes_in(folder)
+    try:
+        entries = list(folder.iterdir())
+        folders = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except OSError as err:
+        raise StreamError(f"{folder}: cannot be listed ({err.strerror})") from err
+    for child in folders if classes is not None else []:
+        if classes is not None and classes.index_of(child.name) is not None:
+            try:
+                entries += child.iterdir()
+            except OSError as err:
+                closed.append(f"{child} ({err.strerror})")
+    found = list_pictures(entries)
+    found.closed += closed
+    if not found.paths:
+        hint = (
+            f"it has {len(folders)} sub-folders: name their class list, or pass the glob "
+            f"'{folder}/**/*.jpg'"
+            if folders
+            else f"image files end in {', '.join(sorted(IMAGE_SUFFIXES))}"
+        )
+        left_out = found.complaint()
+        raise StreamError(
+            f"{folder}: expected a folder with images, got none"
+            + (f"; left out: {left_out}" if left_out else "")
+            + f"; {hint}"
+        )
+    _say_left_out(str(folder), found)
+    paths = _in_order(found, shuffle_seed)
+    source = ImageSource(paths, source_id=folder.name or str(folder), root=folder, classes=classes)
+    if classes is not None and all(_truth(path, classes) is None for path in paths):
+        logger.warning("%s: no file or folder name matches a class, so truth is unknown", folder)
+    return source
+
+
+def open_glob(
+    pattern: str,
+    /,
+    *,
+    classes: ClassList | None = None,
+    own_classes: bool = True,
+    shuffle_seed: int | None = None,
+) -> ImageSource:
+    """Open the photos a pattern matches (`**` descends, into each real folder once).
+
+    Parameters
+    ----------
+    pattern : str
+    classes : ClassList or None
+    own_classes : bool
+        Whether `classes.tsv` beside the first photo is used where there is one and `classes` is
+        None.
+    shuffle_seed : int or None
+        With it, the photos come in an order drawn from it instead.
+
+    Returns
+    -------
+    ImageSource
+
+    Raises
+    ------
+    StreamError
+        If it matches no readable image.
+    ArtifactError
+        If that `classes.tsv` is malformed.
+    """
+    closed: list[str] = []
+    try:
+        matches = matching(pattern, closed)
+    except OSError as err:
+        raise StreamError(f"{pattern}: cannot be looked for ({err.strerror})") from err
+    found = list_pictures(matches)
+    found.closed += closed
+    if not found.paths:
+        left_out = found.complaint()
+        raise StreamError(
+            f"{pattern}: expected images, got {len(matches)} matches and no image among them"
+            + (f" ({left_out})" if left_out else "")
+        )
+    _say_left_out(pattern, found)
+    paths = _in_order(found, shuffle_seed)
+    if classes is None and own_classes:
+        classes = _classes_in(paths[0].parent)
+    return ImageSource(paths, source_id=pattern, root=_fixed_part(pattern), classes=classes)
+
+
+def open_image(
+    path: Path, /, *, classes: ClassList | None = None, own_classes: bool = True
+) -> ImageSource:
+    """Open one photo as a source of one frame; see `open_images`."""
+    return open_images([path], classes=classes, own_classes=own_classes)
+
+
+def open_images(
+    paths: Sequence[Path],
+    /,
+    *,
+    classes: ClassList | None = None,
+    own_classes: bool = True,
+    shuffle_seed: int | None = None,
+) -> ImageSource:
+    """Open photos that were named one by one, in the order given.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        At least one.
+    classes : ClassList or None
+    own_classes : bool
+        Whether `classes.tsv` beside the first photo is used where there is one and `classes` is
+        None.
+    shuffle_seed : int or None
+        With it, the photos come in an order drawn from it instead.
+
+    Returns
+    -------
+    ImageSource
+
+    Raises
+    ------
+    StreamError
+        If one is missing or none can be read.
+    ArtifactError
+        If that `classes.tsv` is malformed.
+    """
+    for path in paths:
+        if file_status(path, error=StreamError) is None:
+            raise StreamError(f"{path}: no such file or folder")
+    if classes is None and own_classes:
+        classes = _classes_in(paths[0].parent)
+    if len(paths) == 1:
+        name, root = paths[0].name, paths[0].parent
+    else:
+        name, root = f"{len(paths)} photos", Path()
+    return ImageSource(
+        _in_order(PictureList(list(paths)), shuffle_seed),
+        source_id=name,
+        root=root,
+        classes=classes,
+    )
+
+
+def _classes_in(folder: Path) -> ClassList | None:
+    """A folder's own class list, if it has one."""
+    path = folder / CLASS_FILE
+    return read_class_list(path) if is_file(path, error=StreamError) else None
+
+
+def _say_left_out(where: str, found: PictureList) -> None:
+    """What lies there and is not shown."""
+    left_out = found.complaint()
+    if left_out:
+        logger.warning("%s: %d pictures; left out: %s", where, len(found.paths), left_out)
+
+
+def _in_order(found: PictureList, shuffle_seed: int | None) -> list[Path]:
+    """The paths as they are, or in an order drawn from a seed."""
+    if shuffle_seed is None:
+        return found.paths
+    order = np.random.default_rng(shuffle_seed).permutation(len(found.paths))
+    return [found.paths[position] for position in order]
+
+
+def _fixed_part(pattern: str) -> Path:
+    """Folder above the first glob character."""
+    return Path(*takewhile(lambda part: not has_magic(part), Path(pattern).parts))
+
+
+def _relative(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
+
+
+def _truth(path: Path, classes: ClassList) -> int | None:
+    """Class a path names."""
+    by_file = classes.wnids.get(path.stem.partition("_")[0])
+    return by_file if by_file is not None else classes.index_of(path.parent.name)
