@@ -236,12 +236,10 @@ class Shift:
         """
         if is_numpy_namespace(namespace(after.shift)) and not self.revises(after):
             return prediction
-        old, new = _read(before), _read(after)
-        shift, log_scale, log_prior, variance = (
-            was + after.iid * (now - was) for was, now in zip(old, new, strict=True)
-        )
-        moved = shift, log_scale, log_prior, variance
-        return answer(_posteriors(prediction.source_log_probs, moved, finite=prediction.finite))
+        (old, adapted), (new, adapts) = _read(before), _read(after)
+        moved = tuple(was + after.iid * (now - was) for was, now in zip(old, new, strict=True))
+        read = moved, adapted | adapts
+        return answer(_posteriors(prediction.source_log_probs, read, finite=prediction.finite))
 
     @quiet
     def collect(
@@ -440,10 +438,14 @@ class Shift:
         prior = 1.0 / K + _james_stein(away, noise, some=some, xp=xp) * away
         bounds = self._zeros() + 0.5 / K, self._zeros() + 2.0 / K
         log_prior = xp.log(xp.minimum(xp.maximum(prior, bounds[0]), bounds[1]))
+        log_prior = log_prior - xp.mean(log_prior)
+        # Nothing to take back is as good as nothing confirmed: the source answers, bit for bit.
+        something = any_of(xp.abs(shift) + xp.abs(log_prior) > 0, xp=xp)
+        confirmed = xp.where(something, confirmed, nothing)
         found = {
             "shift": shift,
             "log_scale": size - logs,
-            "log_prior": log_prior - xp.mean(log_prior),
+            "log_prior": log_prior,
             "variance": variance,
             "trust": confirmed * xp.minimum(xp.maximum(agreement, nothing), one),
             "confirmed": confirmed,
@@ -456,14 +458,14 @@ class Shift:
         return array_namespace(like).zeros(shape, dtype=like.dtype, device=device(like))
 
 
-_Read: TypeAlias = "tuple[Array, Array, Array, Array]"
+_Read: TypeAlias = "tuple[tuple[Array, ...], Array]"
 
 
 def _read(state: ShiftState) -> _Read:
-    """Shift, log scale, prior and variance as predictions take them."""
-    trust = state.trust
-    prior = state.confirmed * state.log_prior
-    return trust * state.shift, trust * state.log_scale, prior, state.variance
+    """Shift, log scale, prior and variance as predictions take them, and whether they do."""
+    trust, confirmed = state.trust, state.confirmed
+    taken = trust * state.shift, trust * state.log_scale, confirmed * state.log_prior
+    return (*taken, state.variance), confirmed > 0
 
 
 def _posteriors(source: Array, read: _Read, *, finite: Array) -> Posteriors:
@@ -474,8 +476,7 @@ def _posteriors(source: Array, read: _Read, *, finite: Array) -> Posteriors:
     Gaussian logits.
     """
     xp = namespace(source)
-    shift, log_scale, log_prior, variance = read
-    adapts = any_of(xp.abs(shift) + xp.abs(log_scale) + xp.abs(log_prior) > 0, xp=xp)
+    (shift, log_scale, log_prior, variance), adapts = read
     if is_numpy_namespace(xp) and not adapts:
         return Posteriors(
             source=source,
@@ -485,7 +486,7 @@ def _posteriors(source: Array, read: _Read, *, finite: Array) -> Posteriors:
             adapts=adapts,
             finite=finite,
         )
-    moved = log_softmax((_centered(source, xp=xp) - shift) * xp.exp(log_scale), xp=xp)
+    moved = (_centered(source, xp=xp) - shift) * xp.exp(log_scale)
     spread = xp.sqrt(1.0 + (math.pi / 4.0) * variance)
     return Posteriors(
         source=source,
