@@ -1,13 +1,14 @@
-"""A stream that runs for hours, is watched, and is killed now and then; what it came to.
+"""Fifty cameras in one service with the page open, killed now and then, while some come and go.
 
     python benchmarks/soak.py --artifact ARTIFACT --json benchmarks/results/soak.json
-    python benchmarks/soak.py --table benchmarks/results/soak.json --into docs/operations.md
+    python benchmarks/soak.py --table benchmarks/results/soak.json
 
 ARTIFACT is `models/roadsigns/roadsigns.onnx` after `gain-export`; `make demo` leaves one.
-`gain-stream test://drive` runs on it at a camera's pace, with snapshots and the page on.
-A viewer stays on the page. Twice a minute the metrics and the resident memory are noted; every ten
-minutes the process gets SIGKILL and is started again, and what the next one restores is compared
-with what the last one had learned. The file is written after every note.
+`gain-stream --config` runs `test://pattern` cameras at two frames a second with snapshots, records
+and events on; a browser stays on the overview. Ten of the cameras are removed, added, paused and
+resumed over the API all the time. What each restart restored is compared with what had been learned
+before the kill, camera by camera. The file is written after every note, and beside it, under the
+same name, the table of the documentation.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import argparse
 import json
 import os
 import platform
+import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,80 +32,61 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime
-from marks import put_tables
 from prometheus_client.parser import text_string_to_metric_families
-from soak_table import lost_frames, soak_table
 from soak_viewer import Viewer, open_viewer
 
 from gain_core import __version__
 
-START_S = 60.0
-MARGIN_S = 20.0
-SNAPSHOT_EVERY = 200
-CONTINUED = re.compile(r"continued after (\d+) learned frames")
-NUMBERED = re.compile(r"snapshot-(\d+)-(\d+)\.safetensors")
-# Metrics that are noted, by the name they get here.
-NOTED = {
-    "gain_frames_total": "frames",
-    "gain_frames_dropped_total": "dropped",
-    "gain_frames_rejected_total": "rejected",
-    "gain_frames_skipped_total": "skipped",
-    "gain_reconnects_total": "reconnects",
-    "gain_frames_learned": "learned",
-    "gain_rate_hz": "rate_hz",
-    "gain_agreement_ratio": "agreement",
-    "gain_adaptation_shift_nats": "shift_nats",
-}
+START_S = 180.0
+SNAPSHOT_EVERY = 20
 
 
 def main() -> int:
     """Soak, or print the table of one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", type=Path, metavar="JSON", help="print a result and end")
-    parser.add_argument("--into", type=Path, metavar="PAGE", help="put the table there instead")
     parser.add_argument("--artifact", type=Path, help="the road signs, after gain-export")
-    parser.add_argument("--minutes", type=float, default=120.0)
-    parser.add_argument("--kill-minutes", type=float, default=10.0, help="life of one process")
-    parser.add_argument("--last-minutes", type=float, default=20.0, help="least of the last one")
-    parser.add_argument("--note-seconds", type=float, default=30.0)
-    parser.add_argument("--rate", type=float, default=8.0, help="frames per second")
-    parser.add_argument("--port", type=int, default=8917)
-    parser.add_argument("--folder", type=Path, help="rows, logs and snapshots (default: temporary)")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--cameras", type=int, default=50)
+    parser.add_argument("--come-and-go", type=int, default=10, help="of the cameras")
+    parser.add_argument("--rate", type=float, default=2.0, help="frames per second of each")
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--note-seconds", type=float, default=10.0)
+    parser.add_argument("--port", type=int, default=8918)
     parser.add_argument("--json", type=Path, help="where to write the numbers")
     args = parser.parse_args()
     if args.table is not None:
-        report = json.loads(args.table.read_text("utf-8"))
-        if args.into is None:
-            print(soak_table(report))
-        else:
-            put_tables(args.into, {"soak": soak_table}, report)
+        print(soak_table(json.loads(args.table.read_text("utf-8"))))
         return 0
     if args.artifact is None:
         parser.error("--artifact is required; make demo leaves one")
-    args.folder = args.folder or Path(tempfile.mkdtemp(prefix="soak-"))
-    args.folder.mkdir(parents=True, exist_ok=True)
-    StreamSoak(args).run()
+    Soak(args).run()
     return 0
 
 
 class Soak:
-    """Lives of one process, one after another, and the report on them.
+    """Lives of one service, one after another, and the report on them."""
 
-    Parameters
-    ----------
-    args : argparse.Namespace
-        Has `port` and `json`, where the report goes.
-    settings : mapping
-        The beginning of the report.
-    """
-
-    def __init__(self, args: argparse.Namespace, settings: Mapping[str, Any], /) -> None:
+    def __init__(self, args: argparse.Namespace, /) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="soak-service-"))
+        self._names = [f"camera-{number:02d}" for number in range(args.cameras)]
+        # Those that come and go; the others must never notice.
+        self._moving = self._names[len(self._names) - args.come_and_go :]
+        self._random = random.Random(0)
         self._args = args
         self._url = f"http://127.0.0.1:{args.port}"
         self._began_s = time.monotonic()
         self._lives: list[dict[str, Any]] = []
         self._report: dict[str, Any] = {
-            **settings,
+            "command": f"python benchmarks/soak.py --artifact ARTIFACT --minutes "
+            f"{args.minutes:g} --kills {args.kills} --cameras {args.cameras} --come-and-go "
+            f"{args.come_and_go} --rate {args.rate:g} --cores {args.cores}",
+            "cameras": args.cameras,
+            "come_and_go": args.come_and_go,
+            "rate_wanted_hz": args.rate,
+            "cores": args.cores,
+            "snapshot_every": SNAPSHOT_EVERY,
             "versions": {
                 "gain-edge": __version__,
                 "onnxruntime": onnxruntime.__version__,
@@ -112,6 +96,151 @@ class Soak:
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "lives": self._lives,
         }
+
+    def run(self) -> None:
+        """Everything; the file is written after every note."""
+        args = self._args
+        config = self._folder / "cameras.toml"
+        config.write_text(self._settings())
+        life_s = 60.0 * args.minutes / (args.kills + 1)
+        viewer: Viewer | None = None
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            for number in range(args.kills + 1):
+                process = self._start(config, number)
+                viewer = viewer or open_viewer(f"{self._url}/#/")
+                self._report["viewer"] = viewer.kind
+                self._watch(process, viewer, until_s=time.monotonic() + life_s)
+                self._end(process, killed=number < args.kills)
+        finally:
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+            if viewer is not None:
+                viewer.close()
+            self._save()
+
+    def _settings(self) -> str:
+        """The settings file at the beginning."""
+        lines = [
+            f'model = "{self._args.artifact.resolve()}"',
+            f'serve = "{self._args.port}"',
+            *('snapshots = "snapshots"', f"snapshot-every = {SNAPSHOT_EVERY}"),
+            *('jsonl = "rows.jsonl"', 'events = "events.sqlite"', "threads = 1"),
+            *("warm-up = 8", "update-every = 8", "watchdog = 120.0"),
+        ]
+        for name in self._names:
+            lines += ["", f"[cameras.{name}]", f'input = "{self._source(name)}"']
+        return "\n".join(lines) + "\n"
+
+    def _source(self, name: str) -> str:
+        """A small moving picture, another one for each camera."""
+        width = 128 + 2 * self._names.index(name)
+        return (
+            f"test://pattern?live=1&rate={self._args.rate:g}&width={width}&height=96&frames=1000000"
+        )
+
+    def _start(self, config: Path, number: int) -> subprocess.Popen[bytes]:
+        """The next life, once every camera that should be there is live."""
+        log = self._folder / f"life-{number}.log"
+        started_s = time.monotonic()
+        cores = sorted(os.sched_getaffinity(0))[: self._args.cores]
+        with log.open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gain_apps.stream", "--verbose", "--config", str(config)],
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+                preexec_fn=lambda: os.sched_setaffinity(0, cores),
+            )
+        wanted = set(self._names) - set(self._moving)
+        while not wanted <= {row["name"] for row in self._rows() if row["state"] == "live"}:
+            if process.poll() is not None or time.monotonic() - started_s > START_S:
+                process.kill()
+                raise SystemExit(f"life {number} does not run: {log.read_text()[-2000:]}")
+            time.sleep(0.5)
+        life: dict[str, Any] = {"number": number, "began_s": self._now(), "notes": [], "acts": 0}
+        life["all_live_s"] = round(time.monotonic() - started_s, 2)
+        text = log.read_text()
+        life["set_aside"] = text.count("set aside")
+        self._lives.append(life)
+        if number > 0:
+            life["lost"] = self._lost(text)
+        return process
+
+    def _lost(self, log: str) -> dict[str, int]:
+        """Learned frames that the kill cost each camera, by the snapshots and what was learned."""
+        before = self._lives[-2]["learned"]
+        restored = {
+            name: int(frames)
+            for name, frames in re.findall(
+                r"INFO: (\S+): \S+: continued after (\d+) learned frames", log
+            )
+        }
+        return {
+            name: max(learned - restored.get(name, 0), 0)
+            for name, learned in before.items()
+            if name not in self._moving
+        }
+
+    def _watch(self, process: subprocess.Popen[bytes], viewer: Viewer, *, until_s: float) -> None:
+        """Let cameras come and go, and note what the service and the viewer say."""
+        life = self._lives[-1]
+        next_note_s = time.monotonic() + self._args.note_seconds
+        while time.monotonic() < until_s:
+            self._act(life)
+            time.sleep(1.0)
+            if process.poll() is not None:
+                raise SystemExit(f"life {life['number']} ended by itself: {process.returncode}")
+            if time.monotonic() >= next_note_s:
+                next_note_s += self._args.note_seconds
+                life["notes"].append(
+                    {
+                        "at_s": self._now(),
+                        **process_status(process.pid),
+                        **self._metrics(),
+                        "viewer": viewer.sees(),
+                    }
+                )
+                self._save()
+
+    def _act(self, life: dict[str, Any]) -> None:
+        """One camera comes or goes."""
+        name = self._random.choice(self._moving)
+        states = {row["name"]: row["state"] for row in self._rows()}
+        if name not in states:
+            body = json.dumps({"name": name, "input": self._source(name)}).encode()
+            self._ask("api/cameras", method="POST", body=body)
+        elif states[name] == "paused":
+            self._ask(f"api/cameras/{name}/commands/resume", method="POST")
+        else:
+            acts = ("DELETE", "commands/pause", "commands/restart")
+            act = self._random.choice(acts)
+            path = "" if act == "DELETE" else f"/{act}"
+            method = "DELETE" if act == "DELETE" else "POST"
+            self._ask(f"api/cameras/{name}{path}", method=method)
+        life["acts"] += 1
+
+    def _end(self, process: subprocess.Popen[bytes], *, killed: bool) -> None:
+        """Kill this life, or stop the last one in good order; count what it left."""
+        life = self._lives[-1]
+        life["learned"] = self._metrics(per_camera=True)
+        process.send_signal(signal.SIGKILL if killed else signal.SIGTERM)
+        asked_s = time.monotonic()
+        life["exit_status"] = process.wait(timeout=60)
+        life["stop_s"] = round(time.monotonic() - asked_s, 2)
+        life["killed"] = killed
+        life["ended_s"] = self._now()
+        rows = [path.read_bytes() for path in self._folder.glob("*/rows.jsonl")]
+        lines = [line for data in rows for line in data.splitlines(keepends=True)]
+        life["rows"] = len(lines)
+        # A kill may leave one torn row at the end of each file; the next run cuts it off.
+        life["torn_inside"] = sum(
+            not line.endswith(b"}\n") for data in rows for line in data.splitlines(True)[:-1]
+        )
+        self._save()
 
     def _now(self) -> float:
         """Seconds since the soak began."""
@@ -125,143 +254,81 @@ class Soak:
         temporary = self._args.json.with_name(f".{self._args.json.name}.tmp")
         temporary.write_text(json.dumps(self._report, indent=1) + "\n")
         temporary.replace(self._args.json)
+        if any(life["notes"] and "ended_s" in life for life in self._lives):
+            self._args.json.with_suffix(".md").write_text(soak_table(self._report) + "\n")
 
-
-class StreamSoak(Soak):
-    """Lives of one stream."""
-
-    def __init__(self, args: argparse.Namespace, /) -> None:
-        settings = {
-            "command": f"python benchmarks/soak.py --artifact ARTIFACT --minutes {args.minutes:g} "
-            f"--kill-minutes {args.kill_minutes:g} --last-minutes {args.last_minutes:g} "
-            f"--rate {args.rate:g}",
-            "minutes_wanted": args.minutes,
-            "rate_wanted_hz": args.rate,
-            "snapshot_every": SNAPSHOT_EVERY,
-        }
-        super().__init__(args, settings)
-
-    def run(self) -> None:
-        """Everything; raises at the first thing that does not hold."""
-        end_s = self._began_s + 60.0 * self._args.minutes
-        viewer: Viewer | None = None
-        process: subprocess.Popen[bytes] | None = None
+    def _rows(self) -> list[dict[str, Any]]:
+        """The overview; empty while nobody answers."""
         try:
-            while time.monotonic() < end_s:
-                life_end_s = time.monotonic() + 60.0 * self._args.kill_minutes
-                if end_s - life_end_s < 60.0 * self._args.last_minutes - 1.0:
-                    life_end_s = end_s
-                process = self._start(until_s=life_end_s)
-                viewer = viewer or open_viewer(f"{self._url}/#/camera/camera")
-                self._report["viewer"] = viewer.kind
-                self._watch(process, viewer, until_s=life_end_s)
-                self._end(process, killed=life_end_s < end_s)
-        finally:
-            if process is not None and process.poll() is None:
-                process.kill()
-                process.wait()
-            if viewer is not None:
-                viewer.close()
-            self._save()
+            return list(self._ask("api/cameras")["cameras"])
+        except (KeyError, ValueError):
+            return []
 
-    def _start(self, *, until_s: float) -> subprocess.Popen[bytes]:
-        """The next life, once it answers; what it restored is compared with the one before."""
-        folder, number = self._args.folder, len(self._lives)
-        # A little longer than this life, or the drive would end before it is killed.
-        frames = int((until_s - time.monotonic() + MARGIN_S) * self._args.rate)
-        source = f"test://drive?live=1&rate={self._args.rate:g}&frames={frames}&seed={number}"
-        rows, log = folder / f"life-{number}.jsonl", folder / f"life-{number}.log"
-        command = [
-            *(sys.executable, "-m", "gain_apps.stream", "--verbose", source),
-            *("--model", self._args.artifact, "--num-threads", 1, "--json", "--watchdog", 60),
-            *("--snapshots", folder / "snapshots", "--snapshot-every", SNAPSHOT_EVERY),
-            *("--serve", self._args.port, "--jsonl", rows),
-        ]
-        started_s = time.monotonic()
-        with log.open("wb") as errors, log.with_suffix(".json").open("wb") as output:
-            process = subprocess.Popen(
-                [str(part) for part in command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-            )
-        life: dict[str, Any] = {"number": number, "began_s": self._now(), "notes": []}
-        while not self._metrics().get("frames"):
-            if process.poll() is not None or time.monotonic() - started_s > START_S:
-                process.kill()
-                raise SystemExit(f"life {number} does not run: {log.read_text()[-2000:]}")
-            time.sleep(0.2)
-        life["first_frame_s"] = round(time.monotonic() - started_s, 2)
-        self._lives.append(life)
-        self._compare(life, log.read_text())
-        return process
-
-    def _compare(self, life: dict[str, Any], log: str) -> None:
-        """What this life restored, against what the one before had learned when it was killed."""
-        found = CONTINUED.search(log)
-        life["restored_frames"] = None if found is None else int(found[1])
-        life["set_aside"] = log.count("set aside")
-        if life["number"] == 0:
-            return
-        life["lost_frames"] = lost_frames(self._lives[life["number"] - 1], life)
-        life["lost_within_bound"] = life["lost_frames"] <= SNAPSHOT_EVERY
-
-    def _watch(self, process: subprocess.Popen[bytes], viewer: Viewer, *, until_s: float) -> None:
-        """Note the metrics, the memory and what the viewer sees until this life is over."""
-        life = self._lives[-1]
-        while (left_s := until_s - time.monotonic()) > 0.0:
-            time.sleep(min(self._args.note_seconds, left_s))
-            if process.poll() is not None:
-                raise SystemExit(f"life {life['number']} ended by itself: {process.returncode}")
-            life["notes"].append(
-                {
-                    "at_s": self._now(),
-                    **process_status(process.pid),
-                    **self._metrics(),
-                    "viewer": viewer.sees(),
-                }
-            )
-            self._save()
-
-    def _end(self, process: subprocess.Popen[bytes], *, killed: bool) -> None:
-        """Kill this life, or stop the last one in good order; count what it left."""
-        life, folder = self._lives[-1], self._args.folder
-        life["learned_at_end"] = int(self._metrics().get("learned", 0))
-        process.send_signal(signal.SIGKILL if killed else signal.SIGTERM)
-        asked_s = time.monotonic()
-        life["exit_status"] = process.wait(timeout=30)
-        life["killed"] = killed
-        life["ended_s"] = self._now()
-        life["stop_s"] = round(time.monotonic() - asked_s, 3)
-        life["rows"] = _count_rows(folder / f"life-{life['number']}.jsonl")
-        names = [NUMBERED.fullmatch(path.name) for path in (folder / "snapshots").iterdir()]
-        kept = sorted((int(name[1]), int(name[2])) for name in names if name is not None)
-        life["snapshots_so_far"], life["newest_snapshot_frames"] = kept[-1] if kept else (0, 0)
-        life["snapshots_kept"] = len(kept)
-        log = (folder / f"life-{life['number']}.log").read_text()
-        life["warnings"] = [
-            line for line in log.splitlines() if line.startswith(("WARNING", "ERROR"))
-        ]
-        if not killed:
-            text = (folder / f"life-{life['number']}.json").read_text()
-            life["summary"] = json.loads(_without_folders(text, self._args)) if text else None
-        self._save()
-
-    def _metrics(self) -> dict[str, float]:
-        """The metrics that are noted; empty while nobody answers."""
+    def _ask(self, path: str, *, method: str = "GET", body: bytes | None = None) -> Any:
+        """One request; a refusal is worth a line and no more."""
+        request = urllib.request.Request(f"{self._url}/{path}", method=method, data=body)
+        if body is not None:
+            request.add_header("Content-Type", "application/json")
         try:
-            with urllib.request.urlopen(f"{self._url}/metrics", timeout=10) as reply:
-                text = reply.read().decode()
-        except (urllib.error.URLError, OSError):
+            with urllib.request.urlopen(request, timeout=20) as reply:
+                return json.loads(reply.read())
+        except urllib.error.HTTPError as err:
+            print(f"{method} {path}: {err.code} {err.read()[:200]!r}", file=sys.stderr)
             return {}
-        values = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                name = NOTED.get(sample.name)
-                if name is not None:
-                    values[name] = sample.value
-        return values
+        except OSError as err:
+            # A machine with other work may answer late.
+            print(f"{method} {path}: {err}", file=sys.stderr)
+            return {}
+
+    def _metrics(self, *, per_camera: bool = False) -> dict[str, Any]:
+        """What is noted: of all cameras, or learned frames of each."""
+        for patience in (20, 60, 120):
+            try:
+                with urllib.request.urlopen(f"{self._url}/metrics", timeout=patience) as reply:
+                    text = reply.read().decode()
+                break
+            except OSError as err:
+                print(f"metrics: {err}", file=sys.stderr)
+        else:
+            raise SystemExit("the service does not answer")
+        samples = [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
+        if per_camera:
+            return {
+                sample.labels["stream"]: int(sample.value)
+                for sample in samples
+                if sample.name == "gain_frames_learned"
+            }
+
+        def total(name: str, **labels: str) -> float:
+            return sum(
+                sample.value
+                for sample in samples
+                if sample.name == name and labels.items() <= sample.labels.items()
+            )
+
+        still = {
+            sample.labels["stream"]: sample.value
+            for sample in samples
+            if sample.name == "gain_rate_hz" and sample.labels["stream"] not in self._moving
+        }
+        buckets: dict[str, float] = {}
+        for sample in samples:
+            if sample.name == "gain_latency_seconds_bucket":
+                edge = sample.labels["le"]
+                buckets[edge] = buckets.get(edge, 0.0) + sample.value
+        return {
+            "frames": total("gain_frames_total"),
+            "dropped": total("gain_frames_dropped_total"),
+            "snapshots": total("gain_snapshots_total"),
+            "snapshot_failing": total("gain_snapshot_failing"),
+            "live": total("gain_state", state="live"),
+            "failed": total("gain_state", state="failed"),
+            "still_rate_min_hz": round(min(still.values()), 3),
+            "still_rate_median_hz": round(statistics.median(still.values()), 3),
+            "latency_p95_s": quantile(buckets, 0.95),
+        }
 
 
 def process_status(pid: int) -> dict[str, float]:
@@ -279,27 +346,75 @@ def process_status(pid: int) -> dict[str, float]:
     }
 
 
-def _without_folders(text: str, args: argparse.Namespace, /) -> str:
-    """Names of files only: a committed result says nothing of the machine's folders."""
-    for folder in (args.folder, args.artifact.parent):
-        text = text.replace(f"{folder}/", "")
-    return text
+def quantile(buckets: Mapping[str, float], share: float, /) -> float:
+    """Upper end of the bucket of a histogram in which a share is reached."""
+    wanted = share * buckets.get("+Inf", 0.0)
+    edges = sorted((float(edge), count) for edge, count in buckets.items())
+    return next((edge for edge, count in edges if count >= wanted), float("inf"))
 
 
-def _count_rows(path: Path) -> dict[str, Any]:
-    """Frames, and how many of those with a truth the source and the adaptation had right."""
-    counts = {"frames": 0, "with_truth": 0, "source_right": 0, "adapted_right": 0, "torn": 0}
-    for line in path.read_bytes().splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            counts["torn"] += 1
-            continue
-        row: Mapping[str, Any] = json.loads(line)
-        counts["frames"] += 1
-        if row["truth"] is not None:
-            counts["with_truth"] += 1
-            counts["source_right"] += row["source"][0]["index"] == row["truth"]
-            counts["adapted_right"] += row["adapted"][0]["index"] == row["truth"]
-    return counts
+def soak_table(report: Mapping[str, Any], /) -> str:
+    """Markdown: the whole run in a table.
+
+    Parameters
+    ----------
+    report : mapping
+        What this script wrote.
+
+    Returns
+    -------
+    str
+    """
+    lives = [life for life in report["lives"] if "ended_s" in life]
+    notes = [note for life in lives for note in life["notes"]]
+    lost = [frames for life in lives for frames in life.get("lost", {}).values()]
+    seconds = sum(life["ended_s"] - life["began_s"] for life in lives)
+    last = lives[-1]
+    mib = [note["rss_kib"] / 1024.0 for note in notes]
+    cores = [
+        (life["notes"][-1]["cpu_s"] - life["notes"][0]["cpu_s"])
+        / (life["notes"][-1]["at_s"] - life["notes"][0]["at_s"])
+        for life in lives
+        if len(life["notes"]) > 1
+    ]
+    rows = (
+        ("cameras", f"{report['cameras']}, of which {report['come_and_go']} come and go"),
+        ("length", f"{report['minutes']:.0f} minutes, {len(lives)} processes"),
+        ("frames a second, wanted", f"{report['rate_wanted_hz']:g} of each camera"),
+        (
+            "frames a second of cameras that stay",
+            f"median {statistics.median(note['still_rate_median_hz'] for note in notes):.2f}, "
+            f"slowest at any look {min(note['still_rate_min_hz'] for note in notes):.2f}",
+        ),
+        ("p95 of the latency, at most", f"{max(note['latency_p95_s'] for note in notes):g} s"),
+        ("memory", f"{min(mib):.0f} to {max(mib):.0f} MiB resident"),
+        (
+            "processor",
+            f"{statistics.median(cores):.2f} of {report['cores']} cores" if cores else "-",
+        ),
+        ("comings and goings", f"{sum(life['acts'] for life in lives)}"),
+        ("kills survived", f"{sum(life['killed'] for life in lives)}"),
+        ("until all are live again", f"{max(life['all_live_s'] for life in lives):.1f} s at most"),
+        (
+            "learning lost in a kill",
+            f"{min(lost)} to {max(lost)} frames of a camera" if lost else "-",
+        ),
+        (
+            "snapshots",
+            f"{sum(int(life['notes'][-1]['snapshots']) for life in lives if life['notes'])}",
+        ),
+        ("snapshots set aside", str(sum(life["set_aside"] for life in lives))),
+        ("rows written", f"{last['rows']:,} in {seconds:.0f} s"),
+        ("torn rows within a file", str(sum(life["torn_inside"] for life in lives))),
+        ("cameras that failed", f"{max(int(note['failed']) for note in notes)}"),
+        ("SIGTERM at the end", f"{last['stop_s']:.1f} s, status {last['exit_status']}"),
+        (
+            "viewer",
+            f"{report['viewer']} on the overview; it had moved at "
+            f"{sum(note['viewer']['moved'] for note in notes)} of {len(notes)} looks",
+        ),
+    )
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
 if __name__ == "__main__":

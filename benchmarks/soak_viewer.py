@@ -1,4 +1,4 @@
-"""Somebody who watches the page of a stream all the time, and is asked now and then what they see.
+"""Somebody who watches the page of a service all the time, and is asked now and then what they see.
 
 Headless Chromium where it is installed, else a client that reads the picture's stream.
 """
@@ -92,10 +92,10 @@ class ChromiumViewer:
 class StreamViewer:
     """A client that reads the moving picture and opens it again when it ends."""
 
-    kind = "HTTP client of the picture's stream"
+    kind = "HTTP client of one picture's stream"
 
     def __init__(self, url: str) -> None:
-        self._url = url.split("#")[0].rstrip("/") + "/cameras/camera/picture.mjpg"
+        self._url = url.split("#")[0].rstrip("/") + "/cameras/camera-00/picture.mjpg"
         self._bytes = self._seen = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
