@@ -5,7 +5,7 @@ DEMO_VENV := .venv-demo
 DEMO := demo-result
 DEMO_FRAMES ?= 2000
 
-.PHONY: demo test check docs format slow engines clean
+.PHONY: demo test check docs format slow clean
 
 demo: $(DEMO_VENV)/.ready
 	mkdir -p $(DEMO)
@@ -39,11 +39,7 @@ docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 slow: $(VENV)/.ready
-	$(VENV)/bin/python -m pytest -m slow
-
-# The engines that take more than a minute to build; `make test` builds the others.
-engines: $(VENV)/.ready
-	$(VENV)/bin/python -m pytest -m slow tests/engines
+	$(VENV)/bin/python -m pytest -m 'slow and not gpu and not trt'
 
 format: $(VENV)/.ready
 	$(VENV)/bin/ruff check --fix .

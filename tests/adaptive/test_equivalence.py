@@ -26,6 +26,19 @@ FORMS = [
     pytest.param(64, 100, 7, 18, 1, id="B64"),
 ]
 SIZES = [2, 3, 10, 53]
+# Every preset in every form and in every size; the other sizes of a form are slow.
+CELLS = [
+    pytest.param(
+        preset,
+        num_classes,
+        *form.values,
+        id=f"{preset}-{num_classes}-{form.id}",
+        marks=() if (row + column + index) % len(SIZES) == 0 else pytest.mark.slow,
+    )
+    for row, preset in enumerate(PRESETS)
+    for column, form in enumerate(FORMS)
+    for index, num_classes in enumerate(SIZES)
+]
 
 
 def stream(
@@ -94,9 +107,9 @@ def assert_follows(graph, gain, batches, *, reads_features):
     return np.concatenate(strengths)
 
 
-@pytest.mark.parametrize(("batch_size", "update_every", "warmup", "opset", "scene"), FORMS)
-@pytest.mark.parametrize("num_classes", SIZES)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    ("preset", "num_classes", "batch_size", "update_every", "warmup", "opset", "scene"), CELLS
+)
 def test_graph_is_gain_core(
     make_graph, preset, num_classes, batch_size, update_every, warmup, opset, scene
 ):
@@ -115,8 +128,17 @@ def test_graph_is_gain_core(
         assert np.mean(strengths > 0) > 0.2, "hardly anything was corrected"
 
 
-@pytest.mark.parametrize(("batch_size", "frames"), [(1, 200), (16, 640), (64, 1280)])
-@pytest.mark.parametrize("preset", ["shift", "paper-l2"])
+@pytest.mark.parametrize(
+    ("preset", "batch_size", "frames"),
+    [
+        ("shift", 1, 200),
+        ("paper-l2", 16, 640),
+        ("shift", 64, 1280),
+        pytest.param("paper-l2", 1, 200, marks=pytest.mark.slow),
+        pytest.param("shift", 16, 640, marks=pytest.mark.slow),
+        pytest.param("paper-l2", 64, 1280, marks=pytest.mark.slow),
+    ],
+)
 def test_a_thousand_classes(make_graph, preset, batch_size, frames):
     weight = head(1000)
     graph = make_graph(weight, PRESETS[preset], skewness=SKEWNESS, opset=20)

@@ -107,10 +107,25 @@ def branches(model):
     ]
 
 
-@pytest.mark.parametrize("features_only", [False, True])
-@pytest.mark.parametrize("waits", [(1, 1), (4, 9)])
-@pytest.mark.parametrize("opset", [17, 18, 19, 20])
-@pytest.mark.parametrize("preset", PRESETS)
+# Every preset in every opset, with and without waits and a network in turn.
+FILES = [
+    pytest.param(
+        preset,
+        opset,
+        waits,
+        features_only,
+        marks=()
+        if (row + opset + index) % 2 == 0 and (row + opset // 2 + features_only) % 2 == 0
+        else pytest.mark.slow,
+    )
+    for row, preset in enumerate(PRESETS)
+    for opset in (17, 18, 19, 20)
+    for index, waits in enumerate([(1, 1), (4, 9)])
+    for features_only in (False, True)
+]
+
+
+@pytest.mark.parametrize(("preset", "opset", "waits", "features_only"), FILES)
 def test_file_is_clean_old_enough_and_described(
     make_artifact, tmp_path, checked, preset, opset, waits, features_only
 ):
@@ -176,19 +191,30 @@ def test_weights_are_in_the_file_once(make_artifact, tmp_path, preset):
     assert max(added) <= 4
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param({}, id="float32"),
-        pytest.param({"layout": "DK"}, id="transposed"),
-        pytest.param({"data_type": TensorProto.FLOAT16}, id="float16-head"),
-        pytest.param({"layout": "DK", "data_type": TensorProto.FLOAT16}, id="float16-transposed"),
-        pytest.param({"hidden": "probs"}, id="network-value-named-as-an-output"),
-        pytest.param({"hidden": "state.frames"}, id="network-value-named-as-a-state"),
-        pytest.param({"opset": 20}, id="opset-20"),
-    ],
-)
-@pytest.mark.parametrize("preset", PRESETS)
+# How an artifact may differ.
+ARTIFACTS = {
+    "float32": {},
+    "transposed": {"layout": "DK"},
+    "float16-head": {"data_type": TensorProto.FLOAT16},
+    "float16-transposed": {"layout": "DK", "data_type": TensorProto.FLOAT16},
+    "network-value-named-as-an-output": {"hidden": "probs"},
+    "network-value-named-as-a-state": {"hidden": "state.frames"},
+    "opset-20": {"opset": 20},
+}
+# The plain one with every preset, the others with one of them; the rest are slow.
+PIXEL_CELLS = [
+    pytest.param(
+        preset,
+        settings,
+        id=f"{preset}-{name}",
+        marks=() if name == "float32" or index % len(PRESETS) == row else pytest.mark.slow,
+    )
+    for row, preset in enumerate(PRESETS)
+    for index, (name, settings) in enumerate(ARTIFACTS.items())
+]
+
+
+@pytest.mark.parametrize(("preset", "settings"), PIXEL_CELLS)
 def test_pixels_to_predictions_is_session_and_gain(
     make_artifact, make_fitness, tmp_path, open_file, preset, settings
 ):
@@ -285,6 +311,15 @@ def test_a_missing_folder_leaves_nothing_behind(make_artifact, tmp_path):
     assert sorted(tmp_path.iterdir()) == [artifact]
 
 
+@pytest.fixture(scope="module")
+def adaptive_model(tmp_path_factory, write_tiny):
+    """Loads an adaptive file, written once, to be damaged."""
+    folder = tmp_path_factory.mktemp("adaptive")
+    path = folder / "tiny.adaptive.onnx"
+    add_adaptation(write_tiny(folder / "tiny.onnx", WEIGHT), path)
+    return lambda: onnx.load(path)
+
+
 def test_a_plain_artifact_is_not_loaded_as_adaptive(make_artifact):
     with pytest.raises(ArtifactError, match="plain artifact"):
         load_adaptive(make_artifact(WEIGHT))
@@ -304,10 +339,8 @@ def test_a_plain_artifact_is_not_loaded_as_adaptive(make_artifact):
         ("warmup_frames", "0", "malformed"),
     ],
 )
-def test_damaged_metadata_is_named(make_artifact, tmp_path, key, value, message):
-    path = tmp_path / "tiny.adaptive.onnx"
-    add_adaptation(make_artifact(WEIGHT), path)
-    model = onnx.load(path)
+def test_damaged_metadata_is_named(tmp_path, adaptive_model, key, value, message):
+    path, model = tmp_path / "tiny.adaptive.onnx", adaptive_model()
     entry = next(item for item in model.metadata_props if item.key == f"gain.adaptive.{key}")
     entry.value = value
     path.write_bytes(model.SerializeToString())
@@ -323,10 +356,8 @@ def test_damaged_metadata_is_named(make_artifact, tmp_path, key, value, message)
         ("added", r"has state\.mood, which its method does not know"),
     ],
 )
-def test_a_state_that_is_not_the_methods_is_named(make_artifact, tmp_path, damage, message):
-    path = tmp_path / "tiny.adaptive.onnx"
-    add_adaptation(make_artifact(WEIGHT), path)
-    model = onnx.load(path)
+def test_a_state_that_is_not_the_methods_is_named(tmp_path, adaptive_model, damage, message):
+    path, model = tmp_path / "tiny.adaptive.onnx", adaptive_model()
     value = next(item for item in model.graph.input if item.name == "state.last")
     if damage == "renamed":
         value.name = "stale.last"

@@ -75,7 +75,7 @@ def served(installed):
     )
     address = f"http://127.0.0.1:{port}/"
     try:
-        for _ in range(100):
+        for _ in range(600):
             try:
                 urllib.request.urlopen(address, timeout=5).close()
                 break
@@ -84,7 +84,7 @@ def served(installed):
         yield address
     finally:
         server.terminate()
-        server.wait(timeout=10)
+        server.wait(timeout=60)
 
 
 def write_camera(path: Path, frames: list[np.ndarray]) -> None:

@@ -23,9 +23,8 @@ def stream(dtype: type, *, num_batches: int = 14):
     return world.prototypes.astype(dtype), batches
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize(("update_every", "dtype"), [(1, np.float64), (16, np.float32)])
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("update_every", [1, 16])
 def test_every_library_gives_numpys_answer(xp, name, dtype, update_every):
     head, batches = stream(dtype)
     plain = make_gain(head, name, update_every=update_every)

@@ -103,7 +103,9 @@ def test_glass_blur_with_given_offsets(
     assert difference.mean() == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@pytest.mark.parametrize(
+    "severity", [1, 3, 5, *(pytest.param(two, marks=pytest.mark.slow) for two in (2, 4))]
+)
 @pytest.mark.parametrize("name", STATISTICS)
 def test_random_corruptions_in_their_statistics(
     photo: Any,

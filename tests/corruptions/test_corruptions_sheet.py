@@ -32,6 +32,7 @@ def test_sheet_of_chosen_corruptions(photo: Any) -> None:
     assert len(np.unique(tiles[:, 1:].reshape(10, -1), axis=0)) == 10
 
 
+@pytest.mark.slow
 def test_extra_rows_come_after_the_fifteen(tmp_path: Path) -> None:
     pytest.importorskip("av", reason="PyAV is not installed")
     out = tmp_path / "sheet.png"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gain_export import PreprocessOverrides, export_onnx
+from gain_export.engine import EngineOptions, build_engine
+from gain_runtime.files.engine import Engine, read_engine, write_engine
 
 ROADSIGNS = Path(__file__).resolve().parents[2] / "models" / "roadsigns" / "roadsigns.onnx"
 IMG_SIZE = 32
@@ -93,3 +98,29 @@ def rtx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
         pytest.skip("tensorrt_rtx is not installed (Python 3.10 to 3.13 on x86-64 only)")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return "tensorrt_rtx"
+
+
+@pytest.fixture(scope="session")
+def plans(tmp_path_factory: pytest.TempPathFactory, made_artifact: Path) -> Callable[..., Path]:
+    """Builds the engine of the convolutional artifact once for the same options."""
+
+    @functools.cache
+    def build(options: EngineOptions) -> Path:
+        folder = tmp_path_factory.mktemp("engine")
+        return build_engine(shutil.copy(made_artifact, folder / "net.onnx"), options=options).path
+
+    return build
+
+
+@pytest.fixture
+def lay_engine(artifact_path: Path, plans: Callable[..., Path], rtx: str) -> Callable[..., Engine]:
+    """Lays the artifact's engine beside it, never run yet, its header changed if asked."""
+
+    def lay(options: EngineOptions, **changes: object) -> Engine:
+        engine, path = read_engine(plans(options)), artifact_path.with_suffix(".engine")
+        verification = {"verified": "no", "reason": "nobody ran it"}
+        header = replace(engine.header, **{"verification": verification, **changes})
+        write_engine(path, header, engine.plan)
+        return read_engine(path)
+
+    return lay

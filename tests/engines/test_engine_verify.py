@@ -20,17 +20,16 @@ from onnx import numpy_helper
 from PIL import Image
 
 from gain_apps.export import main
-from gain_core import preset
 from gain_core.errors import BackendUnavailableError, EngineError, ParityError
-from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, build_engine
 from gain_export.precision import convert_precision
-from gain_runtime.files.engine import read_engine, write_engine
+from gain_runtime.files.engine import read_engine
 from gain_runtime.sessions.onnx import OnnxSession
 from gain_runtime.sessions.session import Features
 from gain_runtime.sessions.tensorrt_library import Gpu
 
 SM89 = EngineOptions(compute_capabilities=(89,), max_batch=4, builder_level=0)
+WIDE = replace(SM89, max_batch=8)
 BUILD = ["--engine", "--compute-capability", "89", "--builder-level", "0"]
 HAS_GPU = Path("/dev/nvidia0").exists()
 
@@ -138,7 +137,10 @@ def test_engine_that_agrees_is_recorded_and_shown(artifact_path, run_as, capsys)
     assert "no photographs: --verify-images DIR" in said
 
 
-def test_given_images_are_named_and_not_called_drawn(artifact_path, photos, run_as, capsys):
+def test_given_images_are_named_and_not_called_drawn(
+    artifact_path, photos, run_as, lay_engine, capsys
+):
+    lay_engine(WIDE)
     run_as(artifact_path)
     flags = [*BUILD, "--verify-images", str(photos)]
     assert main([str(artifact_path), *flags]) == 0
@@ -150,7 +152,8 @@ def test_given_images_are_named_and_not_called_drawn(artifact_path, photos, run_
     assert "drawn" not in said
 
 
-def test_images_of_the_calibration_are_taken(artifact_path, photos, run_as, capsys):
+def test_images_of_the_calibration_are_taken(artifact_path, photos, run_as, lay_engine, capsys):
+    lay_engine(WIDE)
     run_as(artifact_path)
     assert main([str(artifact_path), *BUILD, "--calibrate", str(photos), "--json"]) == 0
     header = json.loads(capsys.readouterr().out)["engine"]["header"]
@@ -180,9 +183,8 @@ def test_drift_that_is_allowed_is_written_and_shown(artifact_path, run_as, capsy
     assert f"accepted   {record['accepted']}" in capsys.readouterr().err
 
 
-def test_refused_build_leaves_the_engine_that_was_there(artifact_path, run_as):
-    run_as(artifact_path)
-    build_engine(artifact_path, options=SM89)
+def test_refused_build_leaves_the_engine_that_was_there(artifact_path, run_as, lay_engine):
+    lay_engine(SM89)
     before = artifact_path.with_suffix(".engine").read_bytes()
     run_as(spoilt(artifact_path))
     with pytest.raises(ParityError, match="too far"):
@@ -281,21 +283,11 @@ def test_failure_where_no_gpu_can_be_asked_is_recorded(artifact_path, fail_with,
     assert record_of(artifact_path) == {"verified": "no", "reason": "CuPy is missing"}
 
 
-def test_adaptive_file_is_built_and_not_verified(artifact_path, run_as):
-    path = artifact_path.with_name("net.adaptive.onnx")
-    config = preset("shift")
-    add_adaptation(artifact_path, path, config=config, update_every=1, features_only=False)
-    run_as(artifact_path)
-    build_engine(path, options=SM89)
-    assert record_of(path)["reason"].startswith("net.adaptive.onnx is no artifact")
-
-
 def test_engine_from_elsewhere_is_verified_where_it_can_be(
-    artifact_path, photos, fail_with, run_as
+    artifact_path, photos, fail_with, run_as, lay_engine
 ):
     fail_with(BackendUnavailableError("no driver"))
-    build_engine(artifact_path, options=SM89)
-    plan = read_engine(artifact_path.with_suffix(".engine")).plan
+    plan = lay_engine(SM89).plan
     assert build_engine(artifact_path, options=SM89).header.verification["verified"] == "no"
     batches = run_as(artifact_path)
     later = build_engine(artifact_path, options=SM89)
@@ -314,7 +306,8 @@ def test_engine_from_elsewhere_is_verified_where_it_can_be(
     )
 
 
-def test_drift_accepted_once_is_not_accepted_for_ever(artifact_path, run_as):
+def test_drift_accepted_once_is_not_accepted_for_ever(artifact_path, run_as, lay_engine):
+    lay_engine(SM89)
     run_as(spoilt(artifact_path))
     build_engine(artifact_path, options=SM89, allow_drift=True)
     before = artifact_path.with_suffix(".engine").read_bytes()
@@ -325,8 +318,9 @@ def test_drift_accepted_once_is_not_accepted_for_ever(artifact_path, run_as):
 
 
 def test_verified_engine_keeps_its_record_where_it_cannot_run(
-    artifact_path, photos, run_as, fail_with, caplog
+    artifact_path, photos, run_as, lay_engine, fail_with, caplog
 ):
+    lay_engine(SM89)
     run_as(artifact_path)
     build_engine(artifact_path, options=SM89)
     before = record_of(artifact_path)
@@ -336,11 +330,8 @@ def test_verified_engine_keeps_its_record_where_it_cannot_run(
     assert "is not verified on photos here: no driver" in caplog.text
 
 
-def test_code_in_an_engine_from_elsewhere_is_not_run(artifact_path, fail_with, run_as):
-    fail_with(BackendUnavailableError("no driver"))
-    built = build_engine(artifact_path, options=SM89)
-    plan, flags = read_engine(built.path).plan, (*built.header.flags, "VERSION_COMPATIBLE")
-    write_engine(built.path, replace(built.header, flags=flags), plan)
+def test_code_in_an_engine_from_elsewhere_is_not_run(artifact_path, run_as, lay_engine):
+    lay_engine(SM89, flags=(*lay_engine(SM89).header.flags, "VERSION_COMPATIBLE"))
     batches = run_as(artifact_path)
     options = replace(SM89, version_compatible=True)
     assert not build_engine(artifact_path, options=options).built

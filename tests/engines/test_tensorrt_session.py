@@ -21,7 +21,7 @@ from gain_core.errors import (
     EngineError,
 )
 from gain_export.engine import EngineOptions, build_engine
-from gain_runtime.files.engine import read_engine, write_engine
+from gain_runtime.files.engine import write_engine
 from gain_runtime.sessions.onnx import OnnxSession
 from gain_runtime.sessions.session import open_adaptive_session, open_session
 from gain_runtime.sessions.tensorrt import TensorRTSession
@@ -38,8 +38,8 @@ HAS_GPU = Path("/dev/nvidia0").exists()
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a driver")
-def test_missing_driver_is_one_clear_line(artifact_path, rtx):
-    build_engine(artifact_path, options=SM89)
+def test_missing_driver_is_one_clear_line(artifact_path, lay_engine):
+    lay_engine(SM89)
     with pytest.raises(BackendUnavailableError, match="no usable NVIDIA driver") as caught:
         open_session(artifact_path, device="tensorrt")
     assert str(caught.value).startswith("tensorrt_rtx: ")
@@ -54,16 +54,16 @@ def test_missing_driver_is_one_clear_line(artifact_path, rtx):
         pytest.param({"library": "other"}, "library: built with other, expected", id="library"),
     ],
 )
-def test_foreign_engine_is_refused_before_the_library_reads_it(artifact_path, rtx, changes, words):
-    built = build_engine(artifact_path, options=SM89)
-    plan = read_engine(built.path).plan
-    write_engine(built.path, replace(built.header, **changes), plan)
+def test_foreign_engine_is_refused_before_the_library_reads_it(
+    artifact_path, lay_engine, changes, words
+):
+    lay_engine(SM89, **changes)
     with pytest.raises(EngineError, match=words):
         open_session(artifact_path, device="tensorrt")
 
 
-def test_engine_of_another_version_is_refused(artifact_path, rtx):
-    built = build_engine(artifact_path, options=SM89)
+def test_engine_of_another_version_is_refused(artifact_path, lay_engine):
+    built = lay_engine(SM89)
     plan = b"unknown layout, so that only the header tells"
     digest = hashlib.sha256(plan).hexdigest()
     write_engine(built.path, replace(built.header, version="1.0.0", plan_sha256=digest), plan)
@@ -71,10 +71,8 @@ def test_engine_of_another_version_is_refused(artifact_path, rtx):
         open_session(artifact_path, device="tensorrt")
 
 
-def test_engine_with_host_code_must_be_allowed(artifact_path, rtx):
-    built = build_engine(artifact_path, options=SM89)
-    plan = read_engine(built.path).plan
-    write_engine(built.path, replace(built.header, flags=("TF32", "VERSION_COMPATIBLE")), plan)
+def test_engine_with_host_code_must_be_allowed(artifact_path, lay_engine):
+    lay_engine(SM89, flags=("TF32", "VERSION_COMPATIBLE"))
     with pytest.raises(EngineError, match=r"code that would run on the host; .*allow_host_code"):
         open_session(artifact_path, device="tensorrt")
     if not HAS_GPU:
@@ -83,8 +81,8 @@ def test_engine_with_host_code_must_be_allowed(artifact_path, rtx):
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a driver")
-def test_auto_passes_over_an_engine_that_cannot_run_here(artifact_path, rtx, caplog):
-    build_engine(artifact_path, options=SM89)
+def test_auto_passes_over_an_engine_that_cannot_run_here(artifact_path, lay_engine, caplog):
+    lay_engine(SM89)
     with (
         caplog.at_level(logging.INFO, logger="gain_runtime"),
         open_session(artifact_path, device="auto", num_threads=1) as session,
@@ -173,8 +171,10 @@ class FailingMemory:
         raise EngineError("cuda:0: cudaErrorIllegalAddress")
 
 
-def test_closing_releases_everything_where_the_device_has_failed(artifact_path, rtx, monkeypatch):
-    build_engine(artifact_path, options=SM89)
+def test_closing_releases_everything_where_the_device_has_failed(
+    artifact_path, lay_engine, monkeypatch
+):
+    lay_engine(SM89)
     monkeypatch.setattr(
         "gain_runtime.sessions.tensorrt._deserialise", lambda *args: (Native(), Native())
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -71,16 +72,23 @@ def network(size_px, *, boxes):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder of drawn images; read only."""
+    folder = tmp_path_factory.mktemp("drawn")
+    for index, image in enumerate(synthetic_images(12, seed=3)):
+        Image.fromarray(image).save(folder / f"{index}.png")
+    return folder
+
+
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
+def desk(tmp_path, photos, monkeypatch):
     """A folder with the files that the commands name."""
     monkeypatch.chdir(tmp_path)
     onnx.save(network(224, boxes=False), "classifier.onnx")
     onnx.save(network(32, boxes=True), "detector.onnx")
     Path("names.txt").write_text("".join(f"kind {index}\n" for index in range(5)))
-    Path("photos").mkdir()
-    for index, image in enumerate(synthetic_images(12, seed=3)):
-        Image.fromarray(image).save(f"photos/{index}.png")
+    shutil.copytree(photos, "photos")
     return tmp_path
 
 

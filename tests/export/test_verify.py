@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import onnx
 import pytest
@@ -22,9 +24,15 @@ def artifact(classifier, saved, spec):
     return load_artifact(export_onnx(saved(classifier.plain()), preprocess=spec).path)
 
 
+@functools.cache
+def drawn():
+    """The images that all of these networks are compared on."""
+    return tuple(synthetic_images(12))
+
+
 def check(artifact, change, activation="none"):
     """Verify against the artifact's own logits, changed by `change`."""
-    pixel_values = preprocess_batch(synthetic_images(12), artifact.manifest.preprocess)
+    pixel_values = preprocess_batch(list(drawn()), artifact.manifest.preprocess)
     with OnnxSession(artifact) as session:
         logits = session.infer(pixel_values).logits
     reference = Reference(
@@ -115,7 +123,7 @@ def test_a_head_that_is_not_the_graphs_own_is_a_failure(artifact, tmp_path):
 
 
 def test_synthetic_images_are_structured_varied_and_repeatable():
-    images = synthetic_images(12)
+    images = drawn()
     again = synthetic_images(12)
     assert all(np.array_equal(a, b) for a, b in zip(images, again, strict=True))
     assert not np.array_equal(images[0], synthetic_images(1, seed=1)[0])

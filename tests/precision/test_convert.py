@@ -42,6 +42,7 @@ def test_int8_keeps_the_head_exactly(converted, roadsigns):
     np.testing.assert_array_equal(*weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "atol"), [("fp16", 0.01), ("int8", 0.15)])
 def test_adaptive_file_follows_the_float32_one(converted, roadsigns, tmp_path, precision, atol):
     frames = [render_labelled(index, seed=5)[0] // 2 for index in range(80)]

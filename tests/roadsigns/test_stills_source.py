@@ -36,6 +36,7 @@ def test_the_seed_of_the_caller_counts_where_the_uri_has_none() -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_class_has_enough_pictures() -> None:
     truths = [frame.truth for frame in stills_source({})]
     counts = np.bincount(truths, minlength=len(LABELS))
