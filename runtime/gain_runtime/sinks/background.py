@@ -50,6 +50,7 @@ class BackgroundSink(Closing, Generic[Item]):
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._dropped = 0
+        self._delivering = False
         self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
         self._thread.start()
 
@@ -75,6 +76,9 @@ class BackgroundSink(Closing, Generic[Item]):
         with self._changed:
             self._dropped += len(self._waiting)
             self._waiting.clear()
+            delivering = self._delivering
+        if delivering:
+            logger.warning("%s: one result was still being delivered", self._name)
         if self._dropped:
             logger.warning("%s: %d results were not delivered", self._name, self._dropped)
             self._dropped = 0
@@ -99,6 +103,8 @@ class BackgroundSink(Closing, Generic[Item]):
                 if self._closing.is_set():
                     return
                 continue
+            with self._changed:
+                self._delivering = False
             if failing:
                 logger.warning("%s: delivering again", self._name)
             failing, pause_s = False, FIRST_PAUSE_S
@@ -106,6 +112,7 @@ class BackgroundSink(Closing, Generic[Item]):
     def _put_back(self, result: Item) -> None:
         """Keep a result for the next try, unless newer ones have taken all the room."""
         with self._changed:
+            self._delivering = False
             if len(self._waiting) == self._waiting.maxlen:
                 self._dropped += 1
             else:
@@ -118,4 +125,5 @@ class BackgroundSink(Closing, Generic[Item]):
                 if self._closing.is_set():
                     return None
                 self._changed.wait()
+            self._delivering = True
             return self._waiting.popleft()
