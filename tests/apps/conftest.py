@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from gain_apps.stream import main
 from gain_runtime.artifact import write_metadata
 from gain_runtime.manifest import HeadLocation, Manifest, Preprocess
 
@@ -140,18 +141,34 @@ def clip_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def command() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The command in a process of its own, as a user starts it; `env` adds variables."""
+def process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command in a process of its own, as a user starts it."""
 
-    def run(*args: object, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def run(*args: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "gain_apps.stream", *map(str, args)],
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=120.0,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def command(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command called in this process, with what it and the libraries below it wrote."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*args: object) -> subprocess.CompletedProcess[str]:
+        argv = [*map(str, args)]
+        capfd.readouterr()
+        status = main(argv)
+        return subprocess.CompletedProcess(argv, status, *capfd.readouterr())
 
     return run

@@ -50,21 +50,21 @@ def test_closing_ends_a_wait() -> None:
     taken: list[int] = []
     thread = threading.Thread(target=lambda: taken.extend(frame.index for frame in source))
     thread.start()
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 120.0
     while not taken and time.monotonic() < deadline:
         time.sleep(0.01)
     source.close()
-    thread.join(timeout=5.0)
+    thread.join(timeout=60.0)
     assert not thread.is_alive()
     source.close()
 
 
 def test_the_drive_can_be_live() -> None:
-    uri = "test://drive?resolution=crop&frames=12&rate=100"
+    uri = "test://drive?resolution=crop&frames=3&conditions=clear&rate=100"
     for live in ("", "&live=0", "&live=1"):
         with open_source(uri + live, schemes=app_schemes()) as source:
             assert source.info.live == (live == "&live=1")
-            assert [frame.index for frame in source] == list(range(12))
+            assert [frame.index for frame in source] == list(range(3))
     with pytest.raises(ConfigError, match="test://drive: live"):
         open_source(uri + "&live=maybe", schemes=app_schemes())
 

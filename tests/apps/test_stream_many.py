@@ -119,7 +119,6 @@ def test_a_wrong_setting_of_one_ends_it_alone(command: Command, artifact_path: P
     done = command(
         *(f"test://pattern?{SMALL}&frames=40", "test://nothing"),
         *("--names", "right,wrong", "--model", artifact_path, "--num-threads", 1, "--json"),
-        timeout_s=60.0,
     )
     assert done.returncode == 1
     assert "ERROR: wrong: test://nothing: unknown test source" in done.stderr
@@ -178,7 +177,7 @@ def test_the_exit_status_is_that_of_the_stream_that_failed(
 
 
 def answer_of(url: str) -> dict:
-    with urllib.request.urlopen(url, timeout=10) as reply:
+    with urllib.request.urlopen(url, timeout=60) as reply:
         return json.loads(reply.read())
 
 
@@ -204,7 +203,7 @@ def test_a_signal_ends_all_and_both_are_on_one_page(artifact_path: Path, tmp_pat
             line = process.stderr.readline()
             assert line, "ended before its page was there"
             found = re.search(r"watch it at (\S+)/$", line.strip())
-        deadline = time.monotonic() + 60.0
+        deadline = time.monotonic() + 120.0
         while True:
             rows = answer_of(f"{found[1]}/api/cameras")["cameras"]
             if min(row["frames"] for row in rows) >= 5:
@@ -213,7 +212,7 @@ def test_a_signal_ends_all_and_both_are_on_one_page(artifact_path: Path, tmp_pat
             time.sleep(0.05)
         assert [(row["name"], row["state"]) for row in rows] == [("yard", "live"), ("door", "live")]
         process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 143, errors

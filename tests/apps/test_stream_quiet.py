@@ -29,12 +29,12 @@ def test_a_run_says_what_it_opened_and_on_what_it_runs(
 
 
 def test_verbose_says_the_settings_and_errors_only_prints_nothing(
-    command: Command, clip_path: Path, artifact_path: Path
+    command: Command, process: Command, clip_path: Path, artifact_path: Path
 ) -> None:
     told = command(clip_path, "--model", artifact_path, "--verbose")
     assert told.returncode == 0, told.stderr
     assert "INFO: config: {" in told.stderr
-    silent = command(clip_path, "--model", artifact_path, "--log-level", "error", "--json")
+    silent = process(clip_path, "--model", artifact_path, "--log-level", "error", "--json")
     assert (silent.returncode, silent.stderr) == (0, "")
     assert json.loads(silent.stdout)["frames"] == 24
 

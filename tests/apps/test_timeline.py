@@ -84,7 +84,14 @@ def test_curves_state_the_accuracies(labels: list[str], tmp_path: Path) -> None:
     assert labels[2:4] == ["frozen source: 16.7 over the run", "adapted: 25.0 over the run"]
 
 
-@pytest.mark.parametrize("right", [1279, 1283, 1160])
+@pytest.mark.parametrize(
+    "right",
+    [
+        1279,
+        pytest.param(1283, marks=pytest.mark.slow),
+        pytest.param(1160, marks=pytest.mark.slow),
+    ],
+)
 def test_picture_and_table_print_the_same_numbers(
     labels: list[str], tmp_path: Path, right: int
 ) -> None:

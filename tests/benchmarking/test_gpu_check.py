@@ -14,6 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_check.py"
 COMPARED = ("host", "adaptive_file", "torch", "cupy")
 
 
+@pytest.mark.slow
 def test_a_dry_run_compares_every_way_with_float64(tmp_path):
     path = tmp_path / "result.json"
     done = subprocess.run(

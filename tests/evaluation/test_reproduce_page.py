@@ -31,7 +31,7 @@ NUM_CLASSES = 1000
 FEATURE_DIM = 12
 # ImageNet's indices of a handful of classes.
 WNIDS = {"n01440764": 0, "n01443537": 1, "n01484850": 2, "n02099601": 207, "n15075141": 999}
-PER_CLASS = 2
+PER_CLASS = 1
 
 
 def page_commands() -> list[list[str]]:

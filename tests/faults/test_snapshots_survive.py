@@ -342,17 +342,18 @@ def test_snapshots_of_another_user_are_an_error_and_nothing_is_renamed(
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.setgroups([])
-        os.setresgid(65534, 65534, 65534)
-        os.setresuid(65534, 65534, 65534)
+        said = "restored"
         try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
             with SnapshotStore(tmp_path) as store:
                 store.restore(adapter)
-            said = "restored"
-        except ArtifactError as err:
+        except BaseException as err:  # noqa: BLE001 - the child goes no further, whatever it was
             said = str(err)
-        os.write(writing, said.encode())
-        os._exit(0)
+        finally:
+            os.write(writing, said.encode())
+            os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
         said = pipe.read()

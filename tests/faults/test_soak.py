@@ -58,13 +58,6 @@ def assert_flat(sizes: list[int]) -> None:
     assert last <= first * (1.0 + MOST_GROWTH), f"{first} KiB grew to {last} KiB"
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read memory from")
-def test_memory_is_flat_over_a_short_run(
-    start: Callable[..., subprocess.Popen[str]], artifact_path: Path, tmp_path: Path
-) -> None:
-    assert_flat(soak(10_000, start, artifact_path, tmp_path))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read memory from")

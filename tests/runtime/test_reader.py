@@ -15,7 +15,7 @@ from gain_runtime.frame import Frame, SourceInfo
 from gain_runtime.reader import FrameReader, ReadStatus
 
 IMAGE = np.zeros((2, 2, 3), dtype=np.uint8)
-PATIENCE_S = 10.0
+PATIENCE_S = 120.0
 
 
 class ScriptedSource:

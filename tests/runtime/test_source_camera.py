@@ -222,7 +222,7 @@ def test_close_waits_for_no_grab_and_the_reading_thread_releases() -> None:
         def grab(self) -> bool:
             if self.grabs == 1:
                 inside.set()
-                assert go_on.wait(10.0)
+                assert go_on.wait(120.0)
             return super().grab()
 
     camera = Blocking()
@@ -230,11 +230,11 @@ def test_close_waits_for_no_grab_and_the_reading_thread_releases() -> None:
     frames: list[Frame] = []
     thread = threading.Thread(target=lambda: frames.extend(source))
     thread.start()
-    assert inside.wait(10.0)
+    assert inside.wait(120.0)
     source.close()
     assert camera.releases == 0, "releasing during a grab crashes FFmpeg"
     go_on.set()
-    thread.join(10.0)
+    thread.join(120.0)
     assert not thread.is_alive()
     assert camera.releases == 1
     assert frames == []
@@ -251,7 +251,7 @@ def test_close_interrupts_the_pause_between_tries(monkeypatch: pytest.MonkeyPatc
     while camera.grabs < 2:
         time.sleep(0.001)
     source.close()
-    thread.join(10.0)
+    thread.join(120.0)
     assert not thread.is_alive()
 
 

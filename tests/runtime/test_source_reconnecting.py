@@ -140,7 +140,7 @@ def test_a_try_that_hangs_does_not_delay_the_end(at_start: bool) -> None:
     def open_next() -> ShortSource:
         if waiting:
             return waiting.pop()
-        hangs.wait(30.0)
+        hangs.wait(240.0)
         return late
 
     watch = ConnectionWatch(stopping=stopping.is_set, waits_at_start=True)
@@ -152,10 +152,10 @@ def test_a_try_that_hangs_does_not_delay_the_end(at_start: bool) -> None:
     else:
         with ReconnectingSource(open_next, patience_s=math.inf, watch=watch) as source:
             assert len(list(source)) == 1
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 60.0
     # What comes after all is closed again.
     hangs.set()
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 120.0
     while not late.closed:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -173,12 +173,12 @@ def test_a_connection_that_cannot_be_released_is_an_error_once() -> None:
 
 
 def test_close_ends_the_waiting() -> None:
-    source = ReconnectingSource(scripted(ShortSource(1)), patience_s=60.0)
+    source = ReconnectingSource(scripted(ShortSource(1)), patience_s=600.0)
     with FrameReader(source) as reader:
-        assert isinstance(reader.get(timeout_s=1.0), Frame)
+        assert isinstance(reader.get(timeout_s=120.0), Frame)
         started = time.monotonic()
         source.close()
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 20.0
 
 
 PART = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"

@@ -1,17 +1,28 @@
-"""A camera without a network: frames that move, results that depend on what was commanded."""
+"""Cameras without a network, whose results depend on what was commanded, and the whole service."""
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import json
+import os
+import queue
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
@@ -28,6 +39,8 @@ from gain_apps.serve import (
     open_server,
 )
 from gain_apps.serve.picture import PictureMaker
+from gain_apps.service import run_service
+from gain_apps.stream import main
 from gain_core.errors import ConfigError
 from gain_runtime.frame import Frame
 from gain_runtime.reconnecting_source import Connection
@@ -42,7 +55,8 @@ IDENTITY = StreamIdentity(
     version="1.2.3",
     labels=LABELS,
 )
-TOKEN = "a-token-of-some-length-0123"
+WATCHED = r"watch it at (http://\S+/)\n"
+APPS = Path(__file__).resolve().parents[1] / "apps" / "conftest.py"
 
 
 def make_result(
@@ -299,3 +313,188 @@ def metrics(ask):
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
     return read
+
+
+@pytest.fixture(scope="session")
+def artifact(tmp_path_factory):
+    """The tiny artifact of the application's tests, by their own builder."""
+    spec = importlib.util.spec_from_file_location("tiny_artifacts", APPS)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.write_artifact(tmp_path_factory.mktemp("artifact") / "tiny.onnx")
+
+
+class Service:
+    """A `gain-stream` that serves, over HTTP at `url`."""
+
+    def ask(self, path: str, *, method: str = "GET", body=None, **headers: str):
+        # Also where it listens on every address of the machine.
+        url = self.url.replace("0.0.0.0", "127.0.0.1")
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url + path, headers=headers, method=method, data=data)
+        if data is not None:
+            request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            text = reply.read()
+            return json.loads(text) if text.startswith((b"{", b"[")) else text.decode()
+
+    def camera(self, name: str = "camera", **headers: str):
+        return self.ask(f"api/cameras/{name}", **headers)
+
+    def command(self, command: str, name: str = "camera") -> str:
+        return self.ask(f"api/cameras/{name}/commands/{command}", method="POST")["outcome"]
+
+    def ready(self) -> bool:
+        try:
+            return self.ask("readyz") == {"status": "ready"}
+        except urllib.error.HTTPError as err:
+            err.close()
+            return False
+
+    def states(self) -> dict[str, str]:
+        return {row["name"]: row["state"] for row in self.ask("api/cameras")["cameras"]}
+
+
+class Inside(Service):
+    """The command in a thread of this process, which saves a start of the interpreter."""
+
+    def __init__(self, arguments: list[str], begun: queue.Queue) -> None:
+        sys.stdout, sys.stderr = self.out, self.err = io.StringIO(), io.StringIO()
+        self.thread = threading.Thread(target=self._run, args=(arguments,))
+        self.thread.start()
+        wait_until(lambda: re.search(WATCHED, self.err.getvalue()) or not self.thread.is_alive())
+        assert self.thread.is_alive(), self.err.getvalue()
+        self.url = re.search(WATCHED, self.err.getvalue())[1]
+        self._request = begun.get(timeout=120)
+
+    def _run(self, arguments: list[str]) -> None:
+        self.status = main(arguments)
+
+    def stop(self) -> tuple[str, str]:
+        """Ask it to end, as a signal does; what it wrote."""
+        self._request.quit()
+        self.thread.join(timeout=120)
+        assert not self.thread.is_alive()
+        return self.out.getvalue(), self.err.getvalue()
+
+
+@pytest.fixture
+def run_inside(monkeypatch):
+    """Runs the command in threads of this process, one after another."""
+    begun: queue.Queue = queue.Queue()
+    started: list[Inside] = []
+
+    def noted(plan, stop, /, **more):
+        begun.put(stop)
+        run_service(plan, stop, **more)
+
+    monkeypatch.setattr("gain_apps.service.run_service", noted)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def one(*arguments: object) -> Inside:
+        started.append(Inside([*map(str, arguments)], begun))
+        return started[-1]
+
+    yield one
+    for running in started:
+        running.stop()
+
+
+class Running(Service):
+    """The command in a process of its own."""
+
+    def __init__(self, *arguments: object, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gain_apps.stream", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **environment},
+            # Under `nohup` it would be ignored, which the stream takes for a wish.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        )
+        self.log: list[str] = []
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(WATCHED, line):
+                self.url = found[1]
+                return
+        raise AssertionError("".join(self.log))
+
+    def stop(self, signum: int = signal.SIGTERM) -> tuple[str, str]:
+        """Ask it to end; what it wrote. How long that takes is `stop_s`."""
+        started = time.monotonic()
+        self.process.send_signal(signum)
+        out, err = self.process.communicate(timeout=120)
+        self.stop_s = time.monotonic() - started
+        return out, "".join(self.log) + err
+
+
+@pytest.fixture
+def run():
+    """Starts commands, and kills what a failed test leaves."""
+    started = []
+
+    def one(*arguments: object, **environment: str) -> Running:
+        started.append(Running(*arguments, **environment))
+        return started[-1]
+
+    yield one
+    for running in started:
+        if running.process.poll() is None:
+            running.process.kill()
+        running.process.communicate()
+
+
+class Camera:
+    """A network camera (MJPEG over HTTP) at a fixed port that can go away and come back."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self._server: ThreadingHTTPServer | None = None
+        self.uri = f"http://joe:sesame@127.0.0.1:{self.port}/live?token=hush"
+
+    def appear(self) -> None:
+        gone = self._gone = threading.Event()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+                self.end_headers()
+                shade = 0
+                while not gone.wait(0.03):
+                    shade = (shade + 7) % 200
+                    image = np.full((48, 64, 3), shade, dtype=np.uint8)
+                    image[10:20, shade % 50 : shade % 50 + 10] = 255
+                    jpeg = cv2.imencode(".jpg", image)[1].tobytes()
+                    head = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
+                    try:
+                        self.wfile.write(head % len(jpeg) + jpeg + b"\r\n")
+                    except OSError:
+                        return
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Keep the test's output clean."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def vanish(self) -> None:
+        if self._server is not None:
+            self._gone.set()
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+
+@pytest.fixture
+def network_camera():
+    camera = Camera()
+    yield camera
+    camera.vanish()

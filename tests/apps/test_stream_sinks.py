@@ -1,0 +1,257 @@
+"""Sinks that deliver in a thread of their own: a webhook; and frames that changed, in a folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gain_core.errors import ConfigError
+from gain_runtime.background_sink import BackgroundSink
+from gain_runtime.changed_sink import ChangedSink
+from gain_runtime.frame import Frame
+from gain_runtime.result import FrameResult, Ranked
+from gain_runtime.webhook_sink import WebhookSink
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def make_result(index: int = 0, *, source: int = 0, adapted: int = 0) -> FrameResult:
+    image = np.full((20, 30, 3), 40 + index % 200, dtype=np.uint8)
+    frame = Frame(image=image, index=index, timestamp_ns=index, source_id="cam")
+    return FrameResult(
+        frame=frame,
+        source_top=(Ranked(index=source, label=f"class {source}", prob=0.5),),
+        adapted_top=(Ranked(index=adapted, label=f"class {adapted}", prob=0.75),),
+        strength=0.5,
+        gain=0.1,
+    )
+
+
+def test_a_slow_delivery_never_stalls_and_the_queue_is_bounded() -> None:
+    gate = threading.Event()
+    taken: list[int] = []
+
+    def deliver(result: FrameResult) -> None:
+        gate.wait(120.0)
+        taken.append(result.frame.index)
+
+    sink = BackgroundSink("slow", deliver, queue_size=4)
+    for index in range(1000):
+        sink.write(make_result(index))
+    assert taken == []
+    gate.set()
+    wait_until(lambda: taken[-1:] == [999])
+    sink.close()
+    sink.close()
+    assert len(taken) <= 5
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sinks wait for their thread as long as it needs on a busy machine."""
+    monkeypatch.setattr("gain_runtime.background_sink.CLOSE_S", 120.0)
+
+
+def test_a_failing_delivery_is_said_once_and_goes_on_when_it_can(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gain_runtime.background_sink.FIRST_PAUSE_S", 0.001)
+    works = threading.Event()
+    tries: list[int] = []
+
+    def deliver(result: FrameResult) -> None:
+        tries.append(result.frame.index)
+        if not works.is_set():
+            raise OSError("nobody there")
+
+    with caplog.at_level(logging.WARNING), BackgroundSink("there", deliver) as sink:
+        for index in range(4):
+            sink.write(make_result(index))
+        wait_until(lambda: len(tries) == 4)
+        works.set()
+        sink.write(make_result(4))
+        wait_until(lambda: 4 in tries)
+    # The first was tried until it got through; nothing was lost, nothing overtook it.
+    assert tries[:4] == [0, 0, 0, 0]
+    assert [index for index in tries if index] == [1, 2, 3, 4]
+    messages = [record.message for record in caplog.records]
+    assert sum("nobody there" in message for message in messages) == 1
+    assert sum("delivering again" in message for message in messages) == 1
+    assert not any("not delivered" in message for message in messages)
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_was_never_delivered_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    tried = threading.Event()
+
+    def deliver(result: FrameResult) -> None:
+        tried.set()
+        raise OSError("nobody there")
+
+    sink = BackgroundSink("there", deliver, queue_size=4)
+    sink.write(make_result(0))
+    assert tried.wait(120.0)
+    for index in range(1, 10):
+        sink.write(make_result(index))
+    sink.close()
+    assert caplog.records[-1].message == "there: 10 results were not delivered"
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_delivery_that_fails_while_the_sink_closes_is_not_said_to_be_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun, closing = threading.Event(), threading.Event()
+    tries: list[int] = []
+
+    def deliver(result: FrameResult) -> None:
+        tries.append(result.frame.index)
+        begun.set()
+        assert closing.wait(120.0)
+        raise OSError("nobody there")
+
+    sink = BackgroundSink("there", deliver)
+    sink.write(make_result(0))
+    assert begun.wait(120.0)
+    # `close` waits for the delivery, so that it has to end while another thread closes.
+    closer = threading.Thread(target=sink.close)
+    closer.start()
+    wait_until(sink._closing.is_set)
+    closing.set()
+    closer.join(120.0)
+    assert tries == [0]
+    messages = [record.message for record in caplog.records]
+    assert messages == [
+        "there: nobody there; delivery is not tried again, the sink is being closed",
+        "there: 1 results were not delivered",
+    ]
+
+
+@contextmanager
+def hook(status: int = 200) -> Iterator[tuple[str, list[dict], list[dict]]]:
+    """A server that keeps what is posted: its address, the records and the headers."""
+    records: list[dict] = []
+    headers: list[dict] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            data = self.rfile.read(int(self.headers["Content-Length"]))
+            # Before the answer, which lets the next post come, in a thread of its own.
+            headers.append(dict(self.headers))
+            records.append(json.loads(data))
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Keep the test's output clean."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}", records, headers
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_the_webhook_posts_every_change_of_class() -> None:
+    with hook() as (host, records, headers):
+        sink = WebhookSink(f"http://joe:p%40ss@{host}/events?room=1")
+        for index, adapted in enumerate([1, 1, 1, 2, 2, 1]):
+            sink.write(make_result(index, adapted=adapted))
+        wait_until(lambda: len(records) == 3)
+        sink.close()
+    assert [record["index"] for record in records] == [0, 3, 5]
+    assert records[1]["adapted"] == [{"index": 2, "label": "class 2", "prob": 0.75}]
+    assert headers[0]["Authorization"] == "Basic am9lOnBAc3M="
+
+
+@pytest.mark.parametrize("status", [302, 404, 500])
+def test_a_refused_post_is_said_without_the_password(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with hook(status) as (host, records, _):
+        sink = WebhookSink(f"http://joe:secret@{host}/?token=hush")
+        sink.write(make_result())
+        wait_until(lambda: len(records) == 1 and bool(caplog.records))
+        sink.close()
+    assert f"the server answered {status}" in caplog.text
+    assert "secret" not in caplog.text
+    assert "hush" not in caplog.text
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_host_that_is_away_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Closing does not wait for the next try.
+    monkeypatch.setattr("gain_runtime.background_sink.FIRST_PAUSE_S", 120.0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        sink = WebhookSink(f"http://127.0.0.1:{taken.getsockname()[1]}/")
+        sink.write(make_result())
+        wait_until(lambda: bool(caplog.records))
+        started = time.monotonic()
+        sink.close()
+    assert time.monotonic() - started < 60.0
+    assert "cannot be reached" in caplog.text
+
+
+def test_a_host_that_talks_nonsense_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(65536)
+                client.sendall(b"SSH-2.0-nonsense\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        sink = WebhookSink(f"http://127.0.0.1:{server.getsockname()[1]}/")
+        sink.write(make_result())
+        wait_until(lambda: bool(caplog.records))
+        sink.close()
+        thread.join()
+    assert "no HTTP server answers there" in caplog.text
+
+
+@pytest.mark.parametrize("url", ["ftp://host/", "http://", "host", "http://h:x/", "http://a b/"])
+def test_bad_webhooks_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="--webhook: expected"):
+        WebhookSink(url)
+
+
+def test_changed_predictions_are_kept_and_the_oldest_go(tmp_path: Path) -> None:
+    folder = tmp_path / "changed"
+    for start in (0, 10):
+        sink = ChangedSink(folder, most=4)
+        for index in range(start, start + 10):
+            sink.write(make_result(index, adapted=index % 2))
+        sink.close()
+    names = sorted(path.name for path in folder.glob("*.jpg"))
+    assert names == [f"changed-{number:010d}.jpg" for number in (7, 8, 9, 10)]
+    lines = [line.split("\t") for line in (folder / "changed.tsv").read_text().splitlines()]
+    assert [line[0] for line in lines] == names
+    assert lines[-1][1:] == ["19", "class 0", "class 1"]
+    with Image.open(folder / names[-1]) as picture:
+        np.testing.assert_allclose(np.asarray(picture)[5, 5], 59, atol=2)
