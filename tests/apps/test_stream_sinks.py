@@ -142,6 +142,28 @@ def test_a_delivery_that_fails_while_the_sink_closes_is_not_said_to_be_tried_aga
     ]
 
 
+def test_what_is_being_delivered_when_it_closes_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gain_runtime.sinks.background.CLOSE_S", 0.01)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def deliver(result: FrameResult) -> None:
+        begun.set()
+        assert go_on.wait(120.0)
+
+    sink = BackgroundSink("there", deliver)
+    sink.write(make_result(0))
+    assert begun.wait(120.0)
+    sink.write(make_result(1))
+    sink.close()
+    go_on.set()
+    assert [record.message for record in caplog.records] == [
+        "there: one result was still being delivered",
+        "there: 1 results were not delivered",
+    ]
+
+
 @contextmanager
 def hook(status: int = 200) -> Iterator[tuple[str, list[dict], list[dict]]]:
     """A server that keeps what is posted: its address, the records and the headers."""
