@@ -1,50 +1,42 @@
-"""Tables of a page, made from result files: each stands between two marks that name it."""
+"""Tables in Markdown, and where a page holds one: between two marks that name it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-__all__ = ["Cells", "markdown", "put_tables"]
-
-Cells = list[list[str]]
+__all__ = ["markdown", "with_table"]
 
 
-def put_tables(
-    page: Path, tables: Mapping[str, Callable[[Mapping[str, Any]], str]], report: Mapping[str, Any]
-) -> None:
-    """Put each table between `<!-- NAME -->` and `<!-- /NAME -->` of a page.
+def markdown(heading: Iterable[str], rows: Iterable[Iterable[str]], /) -> str:
+    """A table: its heading and its rows."""
+    names = list(heading)
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
-    The first mark may go on behind a colon, as `<!-- NAME: how to make it -->`.
+
+def with_table(page: Path, name: str, table: str, /) -> str:
+    """A page with a table between `<!-- NAME -->` and `<!-- /NAME -->`.
 
     Parameters
     ----------
     page : Path
-        Markdown; written only if all marks are there.
-    tables : mapping
-        What makes each table's Markdown from `report`, by name.
-    report : mapping
+        Markdown; only read.
+    name, table : str
+
+    Returns
+    -------
+    str
 
     Raises
     ------
     SystemExit
-        If the page lacks the marks of a table.
+        If the page lacks the marks.
     """
     text = page.read_text(encoding="utf-8")
-    for name, make in tables.items():
-        mark = re.escape(name)
-        found = re.search(
-            rf"^(<!-- {mark}(?:: [^\n]*)? -->)$.*?^(<!-- /{mark} -->)$", text, re.M | re.S
-        )
-        if found is None:
-            raise SystemExit(f"{page}: expected <!-- {name} --> and <!-- /{name} --> on lines")
-        text = f"{text[: found.end(1)]}\n\n{make(report)}\n\n{text[found.start(2) :]}"
-    page.write_text(text, encoding="utf-8")
-
-
-def markdown(heading: list[str], rows: Cells, /) -> str:
-    """A table: its heading and its rows."""
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    mark = re.escape(name)
+    found = re.search(rf"^(<!-- {mark} -->)$.*?^(<!-- /{mark} -->)$", text, re.M | re.S)
+    if found is None:
+        raise SystemExit(f"{page}: expected <!-- {name} --> and <!-- /{name} --> on lines")
+    return f"{text[: found.end(1)]}\n\n{table}\n\n{text[found.start(2) :]}"

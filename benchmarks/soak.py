@@ -1,7 +1,7 @@
 """A stream that runs for hours, is watched, and is killed now and then; what it came to.
 
     python benchmarks/soak.py --artifact ARTIFACT --json benchmarks/results/soak.json
-    python benchmarks/soak.py --table benchmarks/results/soak.json --into docs/operations.md
+    python benchmarks/soak.py --table benchmarks/results/soak.json
 
 ARTIFACT is `models/roadsigns/roadsigns.onnx` after `gain-export`; `make demo` leaves one.
 `gain-stream test://drive` runs on it at a camera's pace, with snapshots and the page on.
@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime
-from marks import put_tables
 from prometheus_client.parser import text_string_to_metric_families
 from soak_table import lost_frames, soak_table
 from soak_viewer import Viewer, open_viewer
@@ -59,7 +58,6 @@ def main() -> int:
     """Soak, or print the table of one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", type=Path, metavar="JSON", help="print a result and end")
-    parser.add_argument("--into", type=Path, metavar="PAGE", help="put the table there instead")
     parser.add_argument("--artifact", type=Path, help="the road signs, after gain-export")
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--kill-minutes", type=float, default=10.0, help="life of one process")
@@ -71,11 +69,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write the numbers")
     args = parser.parse_args()
     if args.table is not None:
-        report = json.loads(args.table.read_text("utf-8"))
-        if args.into is None:
-            print(soak_table(report))
-        else:
-            put_tables(args.into, {"soak": soak_table}, report)
+        print(soak_table(json.loads(args.table.read_text("utf-8"))))
         return 0
     if args.artifact is None:
         parser.error("--artifact is required; make demo leaves one")

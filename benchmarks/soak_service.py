@@ -2,8 +2,7 @@ r"""Fifty cameras in one service with the page open, killed now and then, while 
 
     python benchmarks/soak_service.py --artifact ARTIFACT --minutes 60 --kills 20 \
         --json benchmarks/results/soak_service.json
-    python benchmarks/soak_service.py --table benchmarks/results/soak_service.json \
-        --into docs/operations.md
+    python benchmarks/soak_service.py --table benchmarks/results/soak_service.json
 
 `gain-stream --config` runs `test://pattern` cameras at two frames a second with snapshots, records
 and events on; a browser stays on the overview. Ten of the cameras are removed, added, paused and
@@ -30,7 +29,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marks import put_tables
 from prometheus_client.parser import text_string_to_metric_families
 from soak import Soak, process_status
 from soak_viewer import Viewer, open_viewer
@@ -43,7 +41,6 @@ def main() -> int:
     """Soak, or print the table of one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", type=Path, metavar="JSON", help="print a result and end")
-    parser.add_argument("--into", type=Path, metavar="PAGE", help="put the table there instead")
     parser.add_argument("--artifact", type=Path, help="the road signs, after gain-export")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--kills", type=int, default=20)
@@ -56,11 +53,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write the numbers")
     args = parser.parse_args()
     if args.table is not None:
-        report = json.loads(args.table.read_text("utf-8"))
-        if args.into is None:
-            print(service_table(report))
-        else:
-            put_tables(args.into, {"soak-service": service_table}, report)
+        print(service_table(json.loads(args.table.read_text("utf-8"))))
         return 0
     if args.artifact is None:
         parser.error("--artifact is required; make demo leaves one")

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["lost_frames", "soak_table"]
+__all__ = ["life_table", "lost_frames", "soak_table"]
 
 Life = Mapping[str, Any]
 
-# The windows of a run's percentiles are full by then, and what is left to grow is a leak.
+# The percentiles of a run have all their values by then, and what is left to grow is a leak.
 SETTLED_FRAMES = 4_200
 MIB = 1024.0
 
 
 def soak_table(report: Mapping[str, Any], /) -> str:
-    """Markdown: the whole run, then one row for each life.
+    """Markdown: the whole run.
 
     Parameters
     ----------
@@ -31,7 +31,25 @@ def soak_table(report: Mapping[str, Any], /) -> str:
     started = report["lives"]
     lives = [life for life in started if "ended_s" in life]
     lost = [lost_frames(*pair) for pair in pairwise(started)]
-    return "\n".join([*_whole(report, lives, lost), "", *_by_life(lives, lost)])
+    return "\n".join(_whole(report, lives, lost))
+
+
+def life_table(report: Mapping[str, Any], /) -> str:
+    """Markdown: one row for each life.
+
+    Parameters
+    ----------
+    report : mapping
+        As for `soak_table`.
+
+    Returns
+    -------
+    str
+    """
+    started = report["lives"]
+    lives = [life for life in started if "ended_s" in life]
+    lost = [lost_frames(*pair) for pair in pairwise(started)]
+    return "\n".join(_by_life(lives, lost))
 
 
 def lost_frames(before: Life, life: Life, /) -> int:
