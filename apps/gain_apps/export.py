@@ -120,10 +120,9 @@ def _add_check_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--calibrate",
         metavar="DIR",
-        help="unlabelled clean images of the known classes: write a fitness report into "
-        "the artifact, which the runtime adapts by (docs/method.md), and calibrate --precision "
-        "int8 on them; of an artifact, only that. test://signs: for the road-sign network, "
-        "rendered stills of a seed of their own, no frames of test://drive",
+        help="unlabelled clean images of the known classes: measure the network on them, so that "
+        "the method recognises streams of one class, and calibrate --precision int8; of an "
+        "artifact, only that. test://signs: for the road-sign network, signs drawn by code",
     )
     group.add_argument("--json", action="store_true", help="print the report as one JSON object")
     group.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")

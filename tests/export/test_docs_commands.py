@@ -30,7 +30,7 @@ def shown(page):
 
 
 def commands():
-    for page in ("export.md", "precision.md"):
+    for page in ("how-to/export.md", "how-to/precision.md"):
         for words in shown(page):
             text = shlex.join(words)
             heavy = text == HEAVY[0] or any(part in text for part in HEAVY[1:])
@@ -131,5 +131,5 @@ def test_the_refusal_that_the_page_shows_is_the_one_that_comes(desk, capsys):
     flags = ["--mean", "0.5", "--std", "0.25", "--crop-pct", "1", "--interpolation", "bilinear"]
     onnx.save(network(32, boxes=True), "net.onnx")
     assert main(["net.onnx", *flags]) == 1
-    shown_text = " ".join((DOCS / "export.md").read_text().split())
+    shown_text = " ".join((DOCS / "how-to" / "export.md").read_text().split())
     assert " ".join(capsys.readouterr().err.split()) in shown_text
