@@ -1,8 +1,9 @@
-"""The soak's report and its table: what is counted, and that the page shows the committed run."""
+"""The soak's report and its tables: what is counted."""
 
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOAK = ROOT / "benchmarks" / "soak.py"
-RESULT = ROOT / "benchmarks" / "results" / "soak.json"
+life_table = runpy.run_path(str(ROOT / "benchmarks" / "soak_table.py"))["life_table"]
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
@@ -90,36 +91,9 @@ def test_the_table_adds_up_what_was_noted(tmp_path: Path, lost: int, survived: s
     assert shown["processor"].startswith("0.40 of a core")
     assert shown["accuracy, frozen source"] == "50.0 % of 9,600"
     assert shown["accuracy, adapted"] == "75.0 % of 9,600"
-    first, second = table.strip().splitlines()[-2:]
+    first, second = life_table(report).splitlines()[-2:]
     assert "| SIGKILL | - | 1.5 s | 200.0 MiB | 202.0 MiB | +1.00 % | 14 |" in first
     assert f"| SIGTERM | {lost:,} | 1.5 s | 200.0 MiB | 200.0 MiB | +0.00 % | 14 |" in second
-
-
-def test_the_table_is_put_between_its_marks(tmp_path: Path) -> None:
-    path, page = tmp_path / "soak.json", tmp_path / "page.md"
-    path.write_text(
-        json.dumps(
-            {
-                "minutes": 10.0,
-                "snapshot_every": 200,
-                "viewer": "a client",
-                "lives": [life(0, kib=(2048, 2048), lost=None)],
-            }
-        )
-    )
-    page.write_text("before\n\n<!-- soak: command -->\nold\n<!-- /soak -->\n\nafter\n")
-    for _ in range(2):
-        soak("--table", path, "--into", page)
-    text = page.read_text()
-    assert text.startswith("before\n\n<!-- soak: command -->\n\n| | |\n")
-    assert text.endswith("| 14 |\n\n<!-- /soak -->\n\nafter\n")
-    assert "old" not in text
-    assert text.count("| kills survived |") == 1
-
-
-def test_the_page_shows_the_committed_run() -> None:
-    assert json.loads(RESULT.read_text())["lives"][-1]["summary"], "the run has not ended"
-    assert soak("--table", RESULT).strip() in (ROOT / "docs" / "operations.md").read_text("utf-8")
 
 
 @pytest.mark.slow
