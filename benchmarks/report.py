@@ -24,6 +24,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 REPORT = RESULTS / "report.md"
 README = ROOT / "README.md"
 
+# It does not break, so that both numbers of a cell stay on one line.
+SPACE = "\u00a0"
+
 Cell = Mapping[str, Mapping[str, float]]
 
 
@@ -47,7 +50,7 @@ def change(pair: Mapping[str, Cell], /, *, method: str = "shift") -> list[float]
 
 def score(pairs: list[Mapping[str, Cell]], method: str, /) -> str:
     """Accuracy / ECE, the mean over pairs."""
-    return " / ".join(
+    return f"{SPACE}/{SPACE}".join(
         f"{math.fsum(mean(pair[method], name) for pair in pairs) / len(pairs):.1f}"
         for name in ("accuracy", "ece")
     )
