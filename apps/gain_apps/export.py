@@ -61,7 +61,7 @@ examples:
   gain-export vit_b16.onnx --precision fp16 --engine --verify-images photos/    both, verified
 """
 
-# Flags that only one of the two roads takes.
+# Flags of a timm model only, and of an existing ONNX file only.
 _TIMM_ONLY = ("weights", "ema", "random_weights", "seed", "classes", "opset")
 _ONNX_ONLY = ("output_name", "head", "layout", "input_range", "like")
 
@@ -339,16 +339,16 @@ def _logging(*, debug: bool) -> Iterator[None]:
 
 
 def _export(args: argparse.Namespace) -> ExportReport:
-    """Choose the road and take it, with a progress line meanwhile."""
+    """Export a timm model or an ONNX file, with a progress line meanwhile."""
     from gain_apps.exporting.target import progress_line
 
-    road = _export_onnx if _is_onnx_road(args) else _export_timm
+    export = _export_onnx if _is_existing_file(args) else _export_timm
     with progress_line(enabled=not args.json) as on_step:
-        return road(args, on_step)
+        return export(args, on_step)
 
 
-def _is_onnx_road(args: argparse.Namespace) -> bool:
-    """Whether the target is a model to read; checks that no flag of the other road is given."""
+def _is_existing_file(args: argparse.Namespace) -> bool:
+    """Whether the target is a model to read; checks that no flag of the other kind is given."""
     reads = args.model is None and exists(args.target)
     if reads and args.target.stem in _aliases() and not is_folder(args.target):
         # What an alias was exported to before is no original to be read.
