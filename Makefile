@@ -5,7 +5,7 @@ DEMO_VENV := .venv-demo
 DEMO := demo-result
 DEMO_FRAMES ?= 2000
 
-.PHONY: demo test check docs format slow clean
+.PHONY: demo animation test check docs format slow clean
 
 demo: $(DEMO_VENV)/.ready
 	mkdir -p $(DEMO)
@@ -23,6 +23,14 @@ demo: $(DEMO_VENV)/.ready
 	@echo '  timeline.png      accuracy and calibration over the drive, strength and gain below'
 	@echo '  frames.jsonl      one line per frame; summary.json: the table above'
 	@echo '  roadsigns.gain.onnx, state.safetensors: the artifact, and what was learned'
+
+# The animation of the README, from what `make demo` left.
+animation: $(DEMO)/drive.mp4
+	$(DEMO_VENV)/bin/python benchmarks/animation.py $(DEMO)/drive.mp4 $(DEMO)/frames.jsonl \
+	    docs/images/frozen-and-adapted.gif
+
+$(DEMO)/drive.mp4:
+	$(MAKE) demo
 
 # A process for each core, of one thread; the tests of a file share what they set up.
 test: $(VENV)/.ready

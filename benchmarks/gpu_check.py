@@ -1,6 +1,6 @@
 """What adaptation costs beside ViT-B/16 on a GPU, and whether it is right there; one JSON.
 
-    pip install '.[export,cuda13]' pytest   # and ONNX Runtime as docs/cuda.md says
+    pip install '.[export,cuda13]' pytest   # and ONNX Runtime as docs/how-to/gpu.md says
     benchmarks/gpu_check.sh --json gpu_check.json
     benchmarks/gpu_check.sh --cpu-dry-run             # the same code, the road signs, the CPU
 

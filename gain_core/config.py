@@ -22,7 +22,7 @@ Config: TypeAlias = ShiftConfig | PaperConfig
 _CONFIGS: dict[str, type[Config]] = {"shift": ShiftConfig, "paper": PaperConfig}
 
 # `paper` is Algorithm 1 read literally. The paper leaves eps_Sigma, eps_p and whether features are
-# normalised open; `paper-l2` is the reading that survives contact with real features.
+# normalised open; `paper-l2` is the same on unit-length features, with a large eps_Sigma.
 PRESETS: dict[str, Config] = {
     "shift": ShiftConfig(),
     "paper": PaperConfig(),

@@ -61,7 +61,7 @@ examples:
   gain-export vit_b16.onnx --precision fp16 --engine --verify-images photos/    both, verified
 """
 
-# Flags that only one of the two roads takes.
+# Flags of a timm model only, and of an existing ONNX file only.
 _TIMM_ONLY = ("weights", "ema", "random_weights", "seed", "classes", "opset")
 _ONNX_ONLY = ("output_name", "head", "layout", "input_range", "like")
 
@@ -120,10 +120,9 @@ def _add_check_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--calibrate",
         metavar="DIR",
-        help="unlabelled clean images of the known classes: write a fitness report into "
-        "the artifact, which the runtime adapts by (docs/method.md), and calibrate --precision "
-        "int8 on them; of an artifact, only that. test://signs: for the road-sign network, "
-        "rendered stills of a seed of their own, no frames of test://drive",
+        help="unlabelled clean images of the known classes: measure the network on them, so that "
+        "the method recognises streams of one class, and calibrate --precision int8; of an "
+        "artifact, only that. test://signs: for the road-sign network, signs drawn by code",
     )
     group.add_argument("--json", action="store_true", help="print the report as one JSON object")
     group.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
@@ -340,16 +339,16 @@ def _logging(*, debug: bool) -> Iterator[None]:
 
 
 def _export(args: argparse.Namespace) -> ExportReport:
-    """Choose the road and take it, with a progress line meanwhile."""
+    """Export a timm model or an ONNX file, with a progress line meanwhile."""
     from gain_apps.exporting.target import progress_line
 
-    road = _export_onnx if _is_onnx_road(args) else _export_timm
+    export = _export_onnx if _is_existing_file(args) else _export_timm
     with progress_line(enabled=not args.json) as on_step:
-        return road(args, on_step)
+        return export(args, on_step)
 
 
-def _is_onnx_road(args: argparse.Namespace) -> bool:
-    """Whether the target is a model to read; checks that no flag of the other road is given."""
+def _is_existing_file(args: argparse.Namespace) -> bool:
+    """Whether the target is a model to read; checks that no flag of the other kind is given."""
     reads = args.model is None and exists(args.target)
     if reads and args.target.stem in _aliases() and not is_folder(args.target):
         # What an alias was exported to before is no original to be read.

@@ -5,7 +5,7 @@
 //
 // FRAMES.f32 holds frames as the network takes them, (3, HEIGHT, WIDTH) float32 each, one after the
 // other. What was learned is kept in the file STATE: where it exists the stream goes on from it,
-// and it is written anew at the end. See docs/adaptive-onnx.md for what the inputs and outputs mean.
+// and it is written anew at the end. See docs/reference/adaptive-file.md for what the inputs and outputs mean.
 
 #include <onnxruntime_cxx_api.h>
 

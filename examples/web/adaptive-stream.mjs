@@ -1,5 +1,5 @@
 // Drives an adaptive ONNX file from JavaScript: the same code in Node and in a browser.
-// See docs/adaptive-onnx.md for what the file's inputs and outputs mean.
+// See docs/reference/adaptive-file.md for what the file's inputs and outputs mean.
 
 const NEXT = "next_";
 

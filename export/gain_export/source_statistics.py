@@ -172,5 +172,5 @@ def _on_skewness(fitness: Fitness) -> str:
         )
     return (
         f"frames of one class have the skewness {one_class:.2f}, a mixture {mixture:.2f}: "
-        "adaptation learns only from what shows a mixture"
+        "adaptation learns only from frames of many classes"
     )

@@ -3,8 +3,8 @@
 A domain moves the logit of a class on every frame, a frequent class only on its own. So the shift
 of a class is read from frames of others, in blocks that show many classes by their labels and by
 their skewness. It is taken out as far as it stands out of its sampling error, the newest frames
-still show it and a block has just confirmed it; else the source answers. `docs/method.md` has the
-derivation.
+still show it and a block has just confirmed it; else the source answers. The derivation is in
+`docs/explanation/method.md`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from gain_runtime.files.adaptive import ADAPTIVE_PREFIX, load_adaptive
 from gain_runtime.files.manifest import Preprocess
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "adaptive-onnx.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "adaptive-file.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "how-to" / "adaptive-file.md").read_text(encoding="utf-8")
 NUM_CLASSES, FEATURE_DIM = 1000, 4
 
 
@@ -88,7 +89,7 @@ def test_every_key_of_the_preprocessing_has_a_row(make_artifact, tmp_path):
 def test_the_short_program_reads_outputs_that_exist(make_artifact, tmp_path):
     path = tmp_path / "tiny.adaptive.onnx"
     add_adaptation(make_artifact(np.eye(3, 4, dtype=np.float32)), path)
-    program = PAGE.split("## In ten lines")[1].split("```")[1]
+    program = GUIDE.split("```text")[1].split("```")[0]
     outputs = {value.name for value in onnx.load(path).graph.output}
     used = set(re.findall(r"outputs\.(\w+)", program)) - {"next_state"}
     assert used <= outputs

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gain_core import Gain
+from gain_apps import bench, evaluate, export, stream
 
 ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
 
 for library in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
     pytest.importorskip(library, reason="the group docs is not installed")
@@ -35,6 +38,7 @@ def site(tmp_path_factory):
 
 def test_every_page_of_docs_is_built(site):
     pages = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
+    pages = {path for path in pages if path.parts[0] != "_parts"}
     built = {path.relative_to(site).with_suffix(".md") for path in site.rglob("*.html")}
     assert pages <= built
     assert len(pages) >= 14
@@ -53,7 +57,7 @@ def test_pages_load_nothing_from_another_host(site):
 
 
 def test_formulas_need_no_script(site):
-    page = (site / "method.html").read_text("utf-8")
+    page = (site / "explanation" / "method.html").read_text("utf-8")
     assert page.count("<math") > 20
     assert "arithmatex" not in page
 
@@ -61,21 +65,108 @@ def test_formulas_need_no_script(site):
 @pytest.mark.parametrize(
     ("page", "text"),
     [
-        ("api/gain_core.html", "Continual test-time adaptation of one classifier on one stream"),
-        ("api/gain_runtime.html", "Preprocessing, engine and state files of one stream"),
-        ("api/gain_apps.html", "Commands in the order they came"),
+        (
+            "reference/api/gain_core.html",
+            "Continual test-time adaptation of one classifier on one stream",
+        ),
+        ("reference/api/gain_runtime.html", "Preprocessing, engine and state files of one stream"),
+        ("reference/api/gain_apps.html", "Commands in the order they came"),
     ],
 )
 def test_reference_is_made_of_the_docstrings(site, page, text):
     assert text in (site / page).read_text("utf-8").replace("&#39;", "'")
 
 
-def test_every_metric_in_the_guide_exists():
-    text = (ROOT / "apps" / "gain_apps" / "serve" / "metrics.py").read_text("utf-8")
-    guide = (ROOT / "docs" / "watching.md").read_text("utf-8")
-    named = set(re.findall(r"gain_(\w+)", guide.split("## Metrics and alerts")[1]))
-    # The adaptation's numbers are called as the method calls them.
-    named -= {"adaptation_", *(f"adaptation_{name}" for name in Gain(3).summary())}
-    # The client adds the ending of a counter.
-    missing = {name for name in named if f'{name.removesuffix("_total")}"' not in text}
-    assert missing == set()
+@pytest.mark.parametrize(
+    ("page", "texts"),
+    [
+        pytest.param(
+            "reference/commands.html",
+            ("gain-export", "gain-stream", "gain-eval suite", "gain-bench", "--update-every"),
+            id="commands",
+        ),
+        pytest.param(
+            "reference/serving.html",
+            ("gain_frames_total", "gain_adaptation_shift_nats", "gain_state{state}"),
+            id="metrics",
+        ),
+        pytest.param("explanation/measured.html", ("vit_k36, one-after", "cotta"), id="results"),
+    ],
+)
+def test_what_is_generated_is_there(site, page, texts):
+    text = (site / page).read_text("utf-8")
+    assert [each for each in texts if each not in text] == []
+    assert "<!-- commands -->" not in text
+    assert "<!-- metrics -->" not in text
+    assert "<!-- result: " not in text
+
+
+def test_links_of_the_readme_and_the_pages_lead_to_files():
+    """The site's own check does not see what lies outside of docs/."""
+    missing = []
+    for path in (README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
+        for link in re.findall(r"\]\(([^)#\s]+)", path.read_text("utf-8")):
+            if "://" not in link and not (path.parent / link).exists():
+                missing.append(f"{path.name}: {link}")
+    assert missing == []
+
+
+def test_report_and_readme_show_the_committed_results():
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "report.py", "--check"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_cost_in_the_readme_is_the_committed_one():
+    bench = json.loads((ROOT / "benchmarks" / "results" / "bench_cpu.json").read_text("utf-8"))
+    ratio = bench["adapted_over_frozen"]
+    text = " ".join(README.read_text("utf-8").split())
+    whole, rest = ratio["throughput_ratio"], ratio["throughput_ratio_without_decode"]
+    assert f"{whole:.3f} of the frozen throughput, {rest:.3f} without decoding" in text
+
+
+def test_make_has_the_targets_that_the_readme_names():
+    named = set(re.findall(r"`make (\w+)`|^make (\w+)", README.read_text("utf-8"), re.MULTILINE))
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
+    assert {first or second for first, second in named} <= targets
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text("utf-8").splitlines()) <= 110
+
+
+PROGRAMS = {
+    "gain-export": export.build_parser,
+    "gain-stream": stream.build_parser,
+    "gain-eval": evaluate.build_parser,
+    "gain-bench": bench.build_parser,
+}
+
+
+def shown_commands():
+    """Every command of the project in a block of shell of the README and the pages."""
+    for path in (README, *sorted((ROOT / "docs").rglob("*.md"))):
+        blocks = re.findall(r"```(?:bash|sh)?\n(.*?)```", path.read_text("utf-8"), flags=re.DOTALL)
+        for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+            words = line.partition("| ")[2] if "| gain-" in line else line
+            words = re.sub(r"^[A-Z_]+=\S+ ", "", words)
+            if words.startswith(tuple(PROGRAMS)) and words.count("'") % 2 == 0:
+                yield pytest.param(
+                    shlex.split(words, comments=True), id=f"{path.stem}-{words[:50]}"
+                )
+
+
+@pytest.mark.parametrize("words", tuple(shown_commands()))
+def test_a_shown_command_is_one_the_parsers_take(words):
+    program, *arguments = words
+    if program == "gain-eval" and arguments[0] in ("suite", "compare", "report"):
+        parser = getattr(evaluate, f"_{arguments.pop(0)}_parser")()
+    else:
+        parser = PROGRAMS[program]()
+    assert parser.parse_args(arguments) is not None

@@ -1,4 +1,4 @@
-"""The paper's suite and the commands of `docs/reproduce.md`, on tiny stand-ins for the data sets.
+"""The paper's suite and the commands of `docs/how-to/imagenet-c.md`, on tiny stand-ins.
 
 Commands that need a checkpoint of ViT-B/16 (the export, and those that train the network in torch)
 are checked by their parsers only.
@@ -25,7 +25,7 @@ from gain_runtime.files.artifact import write_metadata
 from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
 from gain_scenes.corruptions import CORRUPTIONS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reproduce.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "imagenet-c.md"
 SIZE_PX = 32
 NUM_CLASSES = 1000
 FEATURE_DIM = 12
@@ -189,6 +189,6 @@ def test_commands_that_need_a_checkpoint_are_parsed():
     args = evaluate.build_parser().parse_args(command("--torch"))
     tag, weights = args.torch
     assert str(weights) == option(command("--weights"), "--weights")
-    aliases = (PAGE.parents[1] / "models" / "vit.toml").read_text(encoding="utf-8")
+    aliases = (PAGE.parents[2] / "models" / "vit.toml").read_text(encoding="utf-8")
     assert f'[vit_b16]\nmodel = "{tag}"' in aliases
     assert [parse_method(method).name for method in args.methods] == list(args.methods)

@@ -59,7 +59,7 @@ def test_the_skewness_is_said_in_words():
     (line,) = advice(found)
     one_class, mixture = found.skewness
     assert f"skewness {one_class:.2f}, a mixture {mixture:.2f}" in line
-    assert "learns only from what shows a mixture" in line
+    assert "learns only from frames of many classes" in line
     close = replace(found, mixture_skewness=one_class + 0.05)
     assert "the default keeps the source" in advice(close)[0]
 

@@ -22,7 +22,7 @@ from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession,
 from gain_runtime.sessions.session import open_session
 from gain_runtime.sessions.shared import SharedSession
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "cuda.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "gpu.md"
 
 
 def batch_of(size: int, seed: int = 0) -> np.ndarray:

@@ -30,7 +30,7 @@ def add_adaptive_arguments(group: argparse._ArgumentGroup) -> None:
         "--adaptive",
         action="store_true",
         help="write NAME.adaptive.onnx too: the network with GAIN's step behind it, its state as "
-        "inputs and outputs (docs/adaptive-onnx.md); of an artifact, write only that",
+        "inputs and outputs (docs/reference/adaptive-file.md); of an artifact, write only that",
     )
     group.add_argument("--preset", metavar="NAME", help=f"baked in (default: {DEFAULT_PRESET})")
     group.add_argument(

@@ -39,7 +39,7 @@ def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         "--engine",
         action="store_true",
         help="build NAME.engine beside the artifact with TensorRT or TensorRT-RTX, unless the one "
-        "there still fits (docs/tensorrt.md); of an artifact, only that",
+        "there still fits (docs/how-to/tensorrt.md); of an artifact, only that",
     )
     group.add_argument(
         "--compute-capability",

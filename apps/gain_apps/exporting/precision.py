@@ -33,8 +33,8 @@ def add_precision_arguments(group: argparse._ArgumentGroup) -> None:
         "--precision",
         choices=_PRECISIONS,
         help="write NAME.PRECISION.gain.onnx too, verified against float32 on the images of "
-        "--verify-images or --calibrate (docs/precision.md); of an artifact, write only that; with "
-        "--engine the one that is there is taken if it still fits; fp32 lowers nothing",
+        "--verify-images or --calibrate; of an artifact, write only that; with --engine the one "
+        "that is there is taken if it still fits; fp32 lowers nothing",
     )
     group.add_argument(
         "--calibration",

@@ -438,6 +438,6 @@ def _pipeline_hint() -> str:
     if not cv2.videoio_registry.hasBackend(cv2.CAP_GSTREAMER):
         return (
             f"this OpenCV ({cv2.__version__}) was built without GStreamer, as the wheels from PyPI "
-            "are; use the system's (python3-opencv, JetPack's), see docs/opencv.md"
+            "are; use the system's (python3-opencv, JetPack's), see docs/how-to/camera.md"
         )
     return "try the same pipeline with gst-launch-1.0, fakesink in place of appsink"

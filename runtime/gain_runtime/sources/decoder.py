@@ -451,7 +451,7 @@ def _hardware(name: str, shown: str) -> Any:
     if name not in known:
         raise StreamError(
             f"{shown}: --hwaccel {name}: this FFmpeg has {', '.join(known) or 'none'}; leave the "
-            "flag out to decode on the CPU (on a Jetson: a GStreamer pipeline, see docs/video.md)"
+            "flag out to decode on the CPU (on a Jetson, see docs/how-to/jetson.md)"
         )
     return av.codec.hwaccel.HWAccel(name, allow_software_fallback=False)
 
