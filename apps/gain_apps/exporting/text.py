@@ -16,7 +16,7 @@ from gain_runtime.files.paths import is_file
 
 if TYPE_CHECKING:
     from gain_export import ExportReport
-    from gain_export.adaptive import AdaptiveReport
+    from gain_export.adaptive import AdaptiveReport, TritonReport
     from gain_export.engine import EngineReport
     from gain_export.precision import PrecisionReport
     from gain_runtime.files.manifest import Fitness
@@ -38,7 +38,8 @@ def is_finished(args: argparse.Namespace) -> bool:
     ArtifactError
         If it is no ONNX model.
     """
-    wanted = args.adaptive or args.engine or args.precision or args.calibrate is not None
+    wanted = args.adaptive or args.engine or args.precision
+    wanted = wanted or args.calibrate is not None or args.triton is not None
     if not wanted or args.output is not None or not is_file(args.target):
         return False
     from gain_export.onnx_file import is_artifact
@@ -88,6 +89,7 @@ class Written(NamedTuple):
     precision: PrecisionReport | None
     adaptive: AdaptiveReport | None
     engine: EngineReport | None
+    triton: TritonReport | None = None
 
 
 def print_json(written: Written) -> None:
@@ -95,8 +97,9 @@ def print_json(written: Written) -> None:
     record = {} if written.artifact is None else written.artifact.to_dict()
     if written.fitness is not None:
         record["fitness"] = asdict(written.fitness)
-    for name in ("precision", "adaptive", "engine"):
-        part: PrecisionReport | AdaptiveReport | EngineReport | None = getattr(written, name)
+    part: PrecisionReport | AdaptiveReport | TritonReport | EngineReport | None
+    for name in ("precision", "adaptive", "triton", "engine"):
+        part = getattr(written, name)
         if part is not None:
             record[name] = part.to_dict()
     print(json.dumps(record, ensure_ascii=False))
@@ -116,6 +119,10 @@ def print_text(written: Written) -> None:
         size = f"{_size(adaptive.size_bytes)}, state {_size(adaptive.state_bytes)}"
         pace = f"update every {adaptive.update_every}, warm-up {adaptive.warmup_frames}"
         _print_row("adaptive", f"{adaptive.path} ({size}, {pace})")
+    if written.triton is not None:
+        triton = written.triton
+        sizes = f"{triton.num_states} states, {_size(triton.state_bytes)} a sequence"
+        _print_row("triton", f"{triton.path} ({sizes})")
     if written.engine is not None:
         for name, text in engine_rows(written.engine):
             _print_row(name, text)
