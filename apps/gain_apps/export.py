@@ -264,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     written.append(str(adaptive.path))
                 triton = write_triton_model(args, adaptive)
                 if triton is not None:
-                    written.append(str(triton.path))
+                    written.append(str(triton))
                 engine = _build_engine(args, report, precision, images)
     except GainError as err:
         if args.debug:

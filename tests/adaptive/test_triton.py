@@ -77,9 +77,10 @@ class SequenceBatcher:
             }
         feeds = inputs | self.sequences[camera]
         for item in self.config.input:
-            expected = [have if dim == -1 else dim for have, dim in self._axes(item, feeds)]
-            assert list(feeds[item.name].shape) == expected, item.name
-            assert feeds[item.name].dtype == dtype_of(item)
+            given = feeds[item.name]
+            axes = zip(given.shape, item.dims, strict=True)
+            assert all(dim in (-1, have) for have, dim in axes), item.name
+            assert given.dtype == dtype_of(item)
         # The ONNX Runtime back end takes the axis of a scalar away, and gives it back.
         feeds = {
             name: array if self.ranks[name] else array.reshape(()) for name, array in feeds.items()
@@ -91,9 +92,6 @@ class SequenceBatcher:
         if end:
             del self.sequences[camera]
         return outputs
-
-    def _axes(self, item: Any, feeds: dict[str, np.ndarray]) -> Any:
-        return zip(feeds[item.name].shape, item.dims, strict=True)
 
 
 @pytest.fixture
@@ -117,9 +115,9 @@ def pixels(rng: np.random.Generator, frames: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["shift", "paper-l2"])
 def test_the_config_says_of_every_tensor_what_the_file_says(tmp_path, adaptive, name):
-    report = triton.write_triton(adaptive(name), tmp_path / "models")
-    config = read_config(report.path)
-    graph = onnx.load(report.path / "1" / "model.onnx").graph
+    folder = triton.write_triton(adaptive(name), tmp_path / "models")
+    config = read_config(folder)
+    graph = onnx.load(folder / "1" / "model.onnx").graph
     assert (config.name, config.backend, config.max_batch_size) == ("net", "onnxruntime", 0)
     file = {value.name: value.type.tensor_type for value in (*graph.input, *graph.output)}
 
@@ -145,13 +143,12 @@ def test_the_config_says_of_every_tensor_what_the_file_says(tmp_path, adaptive, 
     assert not config.sequence_batching.control_input
     # It also takes the shape of a scalar state from the outputs.
     assert {item.name for item in config.output} == {value.name for value in graph.output}
-    assert report.num_states == len(states)
 
 
 @pytest.mark.parametrize("name", ["shift", "paper-l2"])
 def test_interleaved_sequences_are_each_an_adaptive_session(tmp_path, adaptive, name):
     path = adaptive(name)
-    server = SequenceBatcher(triton.write_triton(path, tmp_path / "models").path)
+    server = SequenceBatcher(triton.write_triton(path, tmp_path / "models"))
     rng = np.random.default_rng(3)
     cameras = {camera: AdaptiveSession(path) for camera in ("door", "yard", "roof")}
     started: set[str] = set()
@@ -185,8 +182,7 @@ def test_interleaved_sequences_are_each_an_adaptive_session(tmp_path, adaptive, 
 def test_the_command_writes_the_repository(tmp_path, adaptive, capsys):
     path, models = adaptive(), tmp_path / "models"
     assert main([str(path), "--triton", str(models), "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)["triton"]
-    assert (record["path"], record["name"]) == (str(models / "net"), "net")
+    assert json.loads(capsys.readouterr().out) == {"triton": str(models / "net")}
     assert (models / "net" / "1" / "model.onnx").read_bytes() == path.read_bytes()
     assert [item.name for item in models.iterdir()] == ["net"]
     (models / "net" / "2").mkdir()
@@ -194,7 +190,7 @@ def test_the_command_writes_the_repository(tmp_path, adaptive, capsys):
     assert main(flags) == 1
     assert "net: exists already; --force replaces it" in capsys.readouterr().err
     assert main([*flags, "--force"]) == 0
-    assert "26 states" in capsys.readouterr().err
+    assert str(models / "net") in capsys.readouterr().err
     assert sorted(item.name for item in (models / "net").iterdir()) == ["1", "config.pbtxt"]
     assert [item.name for item in models.iterdir()] == ["net"]
 

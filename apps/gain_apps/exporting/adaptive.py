@@ -12,7 +12,7 @@ from gain_core import WARMUP_FRAMES as WARM_UP
 from gain_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gain_export.adaptive import AdaptiveReport, TritonReport
+    from gain_export.adaptive import AdaptiveReport
 
 __all__ = [
     "add_adaptive_arguments",
@@ -114,10 +114,8 @@ def write_adaptive(args: argparse.Namespace, artifact_path: Path, /) -> Adaptive
     return add_adaptation(artifact_path, _target(artifact_path), **_settings(args))
 
 
-def write_triton_model(
-    args: argparse.Namespace, adaptive: AdaptiveReport | None, /
-) -> TritonReport | None:
-    """Write the model repository if it is wanted, of the adaptive file that was written or named.
+def write_triton_model(args: argparse.Namespace, adaptive: AdaptiveReport | None, /) -> Path | None:
+    """Write the model that is wanted for Triton, of the adaptive file that was written or named.
 
     Raises
     ------

@@ -15,8 +15,10 @@ from gain_apps.exporting.precision import check_precision_source, precision_rows
 from gain_runtime.files.paths import is_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gain_export import ExportReport
-    from gain_export.adaptive import AdaptiveReport, TritonReport
+    from gain_export.adaptive import AdaptiveReport
     from gain_export.engine import EngineReport
     from gain_export.precision import PrecisionReport
     from gain_runtime.files.manifest import Fitness
@@ -89,7 +91,7 @@ class Written(NamedTuple):
     precision: PrecisionReport | None
     adaptive: AdaptiveReport | None
     engine: EngineReport | None
-    triton: TritonReport | None = None
+    triton: Path | None = None
 
 
 def print_json(written: Written) -> None:
@@ -97,11 +99,12 @@ def print_json(written: Written) -> None:
     record = {} if written.artifact is None else written.artifact.to_dict()
     if written.fitness is not None:
         record["fitness"] = asdict(written.fitness)
-    part: PrecisionReport | AdaptiveReport | TritonReport | EngineReport | None
-    for name in ("precision", "adaptive", "triton", "engine"):
-        part = getattr(written, name)
+    for name in ("precision", "adaptive", "engine"):
+        part: PrecisionReport | AdaptiveReport | EngineReport | None = getattr(written, name)
         if part is not None:
             record[name] = part.to_dict()
+    if written.triton is not None:
+        record["triton"] = str(written.triton)
     print(json.dumps(record, ensure_ascii=False))
 
 
@@ -120,9 +123,7 @@ def print_text(written: Written) -> None:
         pace = f"update every {adaptive.update_every}, warm-up {adaptive.warmup_frames}"
         _print_row("adaptive", f"{adaptive.path} ({size}, {pace})")
     if written.triton is not None:
-        triton = written.triton
-        sizes = f"{triton.num_states} states, {_size(triton.state_bytes)} a sequence"
-        _print_row("triton", f"{triton.path} ({sizes})")
+        _print_row("triton", str(written.triton))
     if written.engine is not None:
         for name, text in engine_rows(written.engine):
             _print_row(name, text)

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
         check_adaptable,
         check_waiting,
     )
-    from gain_export.adaptive.triton import TritonReport, check_triton, triton_name, write_triton
+    from gain_export.adaptive.triton import check_triton, write_triton
 
 __all__ = ["AdaptiveReport", "adaptive_path", "add_adaptation", "check_adaptable", "check_waiting"]
-__all__ += ["TritonReport", "check_triton", "triton_name", "write_triton"]
+__all__ += ["check_triton", "write_triton"]
 
 
 def __getattr__(name: str) -> object:
@@ -27,4 +27,4 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from gain_export.adaptive import package, triton
 
-    return getattr(triton if "riton" in name else package, name)
+    return getattr(triton if name.endswith("triton") else package, name)

@@ -11,7 +11,6 @@ import json
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import onnx
@@ -22,7 +21,7 @@ from gain_runtime.files.adaptive import AdaptiveArtifact, load_adaptive
 from gain_runtime.files.artifact import read_model
 from gain_runtime.files.paths import exists, is_folder, write_atomically
 
-__all__ = ["TritonReport", "check_triton", "triton_name", "write_triton"]
+__all__ = ["check_triton", "write_triton"]
 
 CONFIG, MODEL = "config.pbtxt", "model.onnx"
 # Sequences that one instance holds; more wait in a queue until one ends. A place costs nothing
@@ -35,36 +34,6 @@ _TYPES = {
     TensorProto.INT64: "TYPE_INT64",
     TensorProto.BOOL: "TYPE_BOOL",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TritonReport:
-    """A model that was written into a repository.
-
-    Attributes
-    ----------
-    path : Path
-        The model's folder.
-    name : str
-        What clients call it.
-    num_states : int
-    state_bytes : int
-        Of one sequence; Triton keeps two copies, what a call reads and what it writes.
-    """
-
-    path: Path
-    name: str
-    num_states: int
-    state_bytes: int
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain values, ready for JSON."""
-        return asdict(self) | {"path": str(self.path)}
-
-
-def triton_name(adaptive_path: str | Path, /) -> str:
-    """The model's name: the file's, without `.adaptive.onnx`."""
-    return Path(adaptive_path).name.removesuffix(".onnx").removesuffix(".adaptive") or "model"
 
 
 def check_triton(adaptive_path: str | Path, repository: str | Path, /, *, force: bool) -> None:
@@ -86,7 +55,7 @@ def check_triton(adaptive_path: str | Path, repository: str | Path, /, *, force:
     repository = Path(repository)
     if exists(repository, error=ArtifactError) and not is_folder(repository, error=ArtifactError):
         raise ArtifactError(f"{repository}: expected a folder for models, got a file; name another")
-    target = repository / triton_name(adaptive_path)
+    target = repository / _name(Path(adaptive_path))
     if not exists(target, error=ArtifactError):
         return
     if not exists(target / CONFIG, error=ArtifactError):
@@ -100,7 +69,7 @@ def check_triton(adaptive_path: str | Path, repository: str | Path, /, *, force:
 
 def write_triton(
     adaptive_path: str | Path, repository: str | Path, /, *, force: bool = False
-) -> TritonReport:
+) -> Path:
     """Write `NAME/config.pbtxt` and `NAME/1/model.onnx` into a model repository.
 
     Parameters
@@ -114,7 +83,8 @@ def write_triton(
 
     Returns
     -------
-    TritonReport
+    Path
+        The model's folder, whose name is the file's without `.adaptive.onnx`.
 
     Raises
     ------
@@ -126,7 +96,7 @@ def write_triton(
     artifact = load_adaptive(path)
     check_triton(path, repository, force=force)
     model, _ = read_model(path)
-    name = triton_name(path)
+    name = _name(path)
     target, staged = repository / name, repository / f".{name}.{secrets.token_hex(4)}.tmp"
     try:
         repository.mkdir(parents=True, exist_ok=True)
@@ -141,12 +111,12 @@ def write_triton(
         ) from err
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    return TritonReport(
-        path=target,
-        name=name,
-        num_states=len(artifact.state),
-        state_bytes=sum(item.size_bytes for item in artifact.state),
-    )
+    return target
+
+
+def _name(adaptive_path: Path) -> str:
+    """What clients call the model."""
+    return adaptive_path.name.removesuffix(".onnx").removesuffix(".adaptive") or "model"
 
 
 def _put(staged: Path, target: Path) -> None:
