@@ -243,6 +243,29 @@ def one_run(content: Mapping[str, Any], /) -> Mapping[str, Cell]:
     return {name: {"0": scores} for name, scores in content["methods"].items()}
 
 
+def merging_table() -> str:
+    """What a camera wins and loses by a merged state: one start a row."""
+    merging = result("merging")
+    found = merging["summary"]
+    heading = [
+        "the camera begins with",
+        f"{found['cameras_learned']} cameras that had learned",
+        f"{found['cameras_not']} that had not",
+        "worst against zeros",
+        "worst against its own",
+    ]
+    rows = []
+    for start, record in found["starts"].items():
+        row = [merging["starts"][start]]
+        for group in ("learned", "not_learned"):
+            row.append(f"{record[f'accuracy_{group}']:.1f} / {record[f'ece_{group}']:.1f}")
+        for base in ("fresh", "own"):
+            worst, ece = (record[f"worst_{score}_against_{base}"] for score in ("accuracy", "ece"))
+            row.append("" if start == base else f"{worst:+.1f} / {ece:+.1f}")
+        rows.append(row)
+    return markdown(heading, rows)
+
+
 def suite_table(name: str, /) -> str:
     """As `gain-eval suite` wrote it, without the first two paragraphs."""
     return (RESULTS / f"{name}.md").read_text("utf-8").split("\n\n", 2)[2].strip()
@@ -258,6 +281,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "torch-baselines": torch_table,
     "export": export_rows,
     "bench": bench_table,
+    "merging": merging_table,
     "soak": lambda: (RESULTS / "soak.md").read_text("utf-8").strip(),
 }
 
@@ -270,6 +294,7 @@ SECTIONS = (
     ("Methods that train the network", "torch_baselines", "torch-baselines"),
     ("What a frame costs", "bench_cpu", "bench"),
     ("Models of other libraries", "export_table", "export"),
+    ("States merged from other cameras", "merging", "merging"),
     ("Fifty cameras in one service", "soak", "soak"),
 )
 

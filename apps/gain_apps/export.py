@@ -17,6 +17,7 @@ from gain_apps.exporting.adaptive import (
     add_adaptive_arguments,
     check_adaptive_arguments,
     write_adaptive,
+    write_triton_model,
 )
 from gain_apps.exporting.engine import (
     add_engine_arguments,
@@ -53,6 +54,7 @@ examples:
   gain-export mine.onnx --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --crop-pct 1 --interpolation bilinear
   gain-export mine.onnx --like resnet50.a1_in1k    the file exists: written to mine.gain.onnx
   gain-export vit_b16.onnx --adaptive --update-every 16    and vit_b16.adaptive.onnx beside it
+  gain-export vit_b16.adaptive.onnx --triton models/    and models/vit_b16 for a Triton server
   gain-export mine.onnx --output-name probs --input-range 0 255 --crop-pct 1 ...
   gain-export vit_b16.onnx --calibrate photos/    an artifact: adds its fitness report
   gain-export vit_b16.onnx --precision fp16 --verify-images photos/
@@ -259,6 +261,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 adaptive = _adapt(args, report, precision)
                 if adaptive is not None:
                     written.append(str(adaptive.path))
+                triton = write_triton_model(args, adaptive)
+                if triton is not None:
+                    written.append(str(triton))
                 engine = _build_engine(args, report, precision, images)
     except GainError as err:
         if args.debug:
@@ -271,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gain-export: interrupted; {before}", file=sys.stderr)
         return 130
     show = print_json if args.json else print_text
-    show(Written(report, fitness, precision, adaptive, engine))
+    show(Written(report, fitness, precision, adaptive, engine, triton))
     return 0
 
 

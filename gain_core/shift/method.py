@@ -365,9 +365,14 @@ class Shift:
         dropped = ("block", "block_facts", "last")
         total = {name: getattr(first, name) + getattr(second, name) for name in arrays_of(fresh)}
         total |= {name: getattr(fresh, name) for name in dropped}
-        # What one of them has not seen confirmed for long is not confirmed by merging.
+        # What one of them has not seen confirmed for long is not confirmed by merging; one that has
+        # learned nothing says nothing of it.
         xp = namespace(first.shift)
-        total["unconfirmed"] = xp.maximum(first.unconfirmed, second.unconfirmed)
+        waited = [
+            xp.where(state.draws[-1] > 0, state.unconfirmed, 0.0 * state.unconfirmed)
+            for state in (first, second)
+        ]
+        total["unconfirmed"] = xp.maximum(*waited)
         return self.update(self.no_evidence(), ShiftState(**total))
 
     def summary(self, state: ShiftState, /) -> dict[str, Array]:

@@ -384,3 +384,10 @@ def test_merging_does_not_revive_what_has_faded():
     faded = replace(left, unconfirmed=left.unconfirmed + 2.0)
     merged = method.merge(faded, method.init_state())
     assert (merged.trust, merged.confirmed) == (0.0, 0.0)
+
+
+def test_a_state_that_has_learned_nothing_suspends_no_other():
+    method, left, _, _ = halves("shift")
+    waited = replace(method.init_state(), unconfirmed=left.unconfirmed + 2.0)
+    assert method.merge(left, waited).confirmed == method.merge(left, method.init_state()).confirmed
+    assert method.merge(waited, left).confirmed > 0

@@ -19,9 +19,11 @@ __all__ = [
     "check_adaptive_arguments",
     "check_adaptive_source",
     "write_adaptive",
+    "write_triton_model",
 ]
 
 _NEEDS_ADAPTIVE = ("preset", "update_every", "warm_up", "features_only")
+_NEEDS_ARTIFACT = ("output", "precision", "engine", "calibrate")
 
 
 def add_adaptive_arguments(group: argparse._ArgumentGroup) -> None:
@@ -51,6 +53,13 @@ def add_adaptive_arguments(group: argparse._ArgumentGroup) -> None:
         default=None,
         help="leave the network out: features and logits in",
     )
+    group.add_argument(
+        "--triton",
+        type=Path,
+        metavar="DIR",
+        help="write the adaptive file into a model repository of NVIDIA's Triton, a sequence for "
+        "each camera (docs/growing.md); of an adaptive file, only that",
+    )
 
 
 def check_adaptive_arguments(args: argparse.Namespace) -> None:
@@ -59,10 +68,13 @@ def check_adaptive_arguments(args: argparse.Namespace) -> None:
     Raises
     ------
     ArtifactError
-        If the adaptive file exists and --force is not given, or is a folder.
+        If the adaptive file or the repository's model exists and --force is not given, or is
+        something else.
     ConfigError
-        If a flag needs --adaptive, is out of its range or names no preset.
+        If a flag needs --adaptive or an adaptive file, is out of its range or names no preset.
     """
+    if args.triton is not None:
+        _check_triton(args)
     if not args.adaptive:
         for name in _NEEDS_ADAPTIVE:
             if getattr(args, name) is not None:
@@ -100,6 +112,41 @@ def write_adaptive(args: argparse.Namespace, artifact_path: Path, /) -> Adaptive
     from gain_export.adaptive import add_adaptation
 
     return add_adaptation(artifact_path, _target(artifact_path), **_settings(args))
+
+
+def write_triton_model(args: argparse.Namespace, adaptive: AdaptiveReport | None, /) -> Path | None:
+    """Write the model that is wanted for Triton, of the adaptive file that was written or named.
+
+    Raises
+    ------
+    ArtifactError
+        As `gain_export.adaptive.write_triton`.
+    """
+    if args.triton is None:
+        return None
+    from gain_export.adaptive import write_triton
+
+    path = args.target if adaptive is None else adaptive.path
+    return write_triton(path, args.triton, force=args.force)
+
+
+def _check_triton(args: argparse.Namespace) -> None:
+    """There is an adaptive file, or will be, and the repository can take it."""
+    from gain_export.adaptive import check_triton
+    from gain_runtime.files.adaptive import is_adaptive
+
+    path = args.target
+    if args.adaptive:
+        path = _target(args.output or args.target)
+    elif not is_adaptive(path):
+        raise ConfigError(f"--triton: takes an adaptive file, {path} is none; add --adaptive")
+    else:
+        for name in _NEEDS_ARTIFACT:
+            if getattr(args, name):
+                raise ConfigError(
+                    f"--{name}: is for what an adaptive file is made from; leave it out"
+                )
+    check_triton(path, args.triton, force=args.force)
 
 
 class _Settings(TypedDict):

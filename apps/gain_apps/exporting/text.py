@@ -15,6 +15,8 @@ from gain_apps.exporting.precision import check_precision_source, precision_rows
 from gain_runtime.files.paths import is_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gain_export import ExportReport
     from gain_export.adaptive import AdaptiveReport
     from gain_export.engine import EngineReport
@@ -38,7 +40,8 @@ def is_finished(args: argparse.Namespace) -> bool:
     ArtifactError
         If it is no ONNX model.
     """
-    wanted = args.adaptive or args.engine or args.precision or args.calibrate is not None
+    wanted = args.adaptive or args.engine or args.precision
+    wanted = wanted or args.calibrate is not None or args.triton is not None
     if not wanted or args.output is not None or not is_file(args.target):
         return False
     from gain_export.onnx_file import is_artifact
@@ -88,6 +91,7 @@ class Written(NamedTuple):
     precision: PrecisionReport | None
     adaptive: AdaptiveReport | None
     engine: EngineReport | None
+    triton: Path | None = None
 
 
 def print_json(written: Written) -> None:
@@ -99,6 +103,8 @@ def print_json(written: Written) -> None:
         part: PrecisionReport | AdaptiveReport | EngineReport | None = getattr(written, name)
         if part is not None:
             record[name] = part.to_dict()
+    if written.triton is not None:
+        record["triton"] = str(written.triton)
     print(json.dumps(record, ensure_ascii=False))
 
 
@@ -116,6 +122,8 @@ def print_text(written: Written) -> None:
         size = f"{_size(adaptive.size_bytes)}, state {_size(adaptive.state_bytes)}"
         pace = f"update every {adaptive.update_every}, warm-up {adaptive.warmup_frames}"
         _print_row("adaptive", f"{adaptive.path} ({size}, {pace})")
+    if written.triton is not None:
+        _print_row("triton", str(written.triton))
     if written.engine is not None:
         for name, text in engine_rows(written.engine):
             _print_row(name, text)

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
         check_adaptable,
         check_waiting,
     )
+    from gain_export.adaptive.triton import check_triton, write_triton
 
 __all__ = ["AdaptiveReport", "adaptive_path", "add_adaptation", "check_adaptable", "check_waiting"]
+__all__ += ["check_triton", "write_triton"]
 
 
 def __getattr__(name: str) -> object:
     """Import the packaging on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gain_export.adaptive import package
+    from gain_export.adaptive import package, triton
 
-    return getattr(package, name)
+    return getattr(triton if name.endswith("triton") else package, name)

@@ -24,7 +24,10 @@ from gain_runtime.files.paths import write_atomically
 __all__ = [
     "STATE_SCHEMA_VERSION",
     "LoadedState",
+    "StateFile",
+    "config_differences",
     "load_state",
+    "read_state",
     "save_state",
 ]
 
@@ -40,6 +43,40 @@ class LoadedState:
 
     state: Any
     frames: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StateFile:
+    """A state file that is whole, whatever it belongs to.
+
+    Attributes
+    ----------
+    path : Path
+    config : mapping
+        The config it was learned with, as `config_to_dict` gives it; of any version.
+    artifact_sha256 : str
+        Hash of the artifact it was learned on.
+    frames : int
+        Number of frames it was learned from.
+    arrays : mapping of str to array
+        The state by field, finite.
+    """
+
+    path: Path
+    config: Mapping[str, object]
+    artifact_sha256: str
+    frames: int
+    arrays: Mapping[str, npt.NDArray[Any]]
+
+    def state(self, method: Method[Any], /) -> Any:
+        """The state as a record of a method, on its device.
+
+        Raises
+        ------
+        ArtifactError
+            If the arrays are not those of the method's state.
+        """
+        return _rebuild(self.arrays, method, path=self.path)
 
 
 def save_state(
@@ -127,28 +164,60 @@ def load_state(
     ConfigError
         If it was learned with another config; the message lists the fields that differ.
     """
+    file = read_state(path)
+    path = file.path
+    if file.artifact_sha256 != artifact_sha256:
+        raise ArtifactError(
+            f"{path}: artifact hash: expected {artifact_sha256[:12]} (the artifact in use), got "
+            f"{file.artifact_sha256[:12]}; load it with the artifact it was learned on, or start "
+            "without it"
+        )
+    expected = json.loads(json.dumps(config_to_dict(method.config)))
+    if differing := config_differences(file.config, expected):
+        raise ConfigError(
+            f"{path}: learned with another config: {differing}; "
+            "use the preset and settings it was learned with, or start without it"
+        )
+    return LoadedState(state=file.state(method), frames=file.frames)
+
+
+def read_state(path: str | Path, /) -> StateFile:
+    """Read a state file without asking what it belongs to.
+
+    Parameters
+    ----------
+    path : str or Path
+        Written by `save_state`.
+
+    Returns
+    -------
+    StateFile
+
+    Raises
+    ------
+    ArtifactError
+        If the file is missing, truncated, corrupt, no state file, or of another schema.
+    """
     path = Path(path)
     metadata, arrays = _read(path)
     _check_schema(metadata, path)
     try:
-        saved_sha256 = metadata["artifact_sha256"]
-        saved_config = dict(json.loads(metadata["config"]))
-        frames = int(metadata["frames"])
+        file = StateFile(
+            path=path,
+            config=dict(json.loads(metadata["config"])),
+            artifact_sha256=metadata["artifact_sha256"],
+            frames=int(metadata["frames"]),
+            arrays=arrays,
+        )
         digest = metadata["arrays_sha256"]
     except (KeyError, TypeError, ValueError) as err:
         raise _corrupt(path, f"its metadata is malformed, {type(err).__name__}: {err}") from err
-    if frames < 0:
-        raise _corrupt(path, f"its frame count is {frames}")
-    if saved_sha256 != artifact_sha256:
-        raise ArtifactError(
-            f"{path}: artifact hash: expected {artifact_sha256[:12]} (the artifact in use), got "
-            f"{saved_sha256[:12]}; load it with the artifact it was learned on, or start without it"
-        )
-    _check_config(saved_config, json.loads(json.dumps(config_to_dict(method.config))), path)
+    if file.frames < 0:
+        raise _corrupt(path, f"its frame count is {file.frames}")
     if _digest(arrays) != digest:
         raise _corrupt(path, "its arrays do not match their checksum")
     _refuse_non_finite(arrays, path)
-    return LoadedState(state=_rebuild(arrays, method, path=path), frames=frames)
+    return file
 
 
 def _read(path: Path) -> tuple[dict[str, str], HostArrays]:
@@ -192,22 +261,20 @@ def _check_schema(metadata: Mapping[str, str], path: Path) -> None:
         )
 
 
-def _check_config(saved: Mapping[str, object], expected: Mapping[str, object], path: Path) -> None:
-    """The sums mean something else under another config."""
-    differing = [
+def config_differences(saved: Mapping[str, object], expected: Mapping[str, object], /) -> str:
+    """The fields in which two configs differ, for people; empty where they are the same.
+
+    The sums of a state mean something else under another config.
+    """
+    return "; ".join(
         f"{name}: expected {expected.get(name, 'no such field')}, "
         f"got {saved.get(name, 'no such field')}"
         for name in sorted(saved.keys() | expected.keys())
         if name not in saved or name not in expected or saved[name] != expected[name]
-    ]
-    if differing:
-        raise ConfigError(
-            f"{path}: learned with another config: {'; '.join(differing)}; "
-            "use the preset and settings it was learned with, or start without it"
-        )
+    )
 
 
-def _rebuild(arrays: HostArrays, method: Method[Any], *, path: Path) -> Any:
+def _rebuild(arrays: Mapping[str, npt.NDArray[Any]], method: Method[Any], *, path: Path) -> Any:
     """The state, on the method's device."""
     fresh = method.init_state()
     like = next(iter(arrays_of(fresh).values()))

@@ -1,0 +1,253 @@
+"""A Triton model repository: its config against the published protobuf and the ONNX file, and a
+driver that does with both what Triton's sequence batcher does.
+
+Triton itself has not run here. What the driver does is read from its documentation and sources.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from gain_apps.export import main
+from gain_core import preset
+from gain_export.adaptive import add_adaptation, triton
+from gain_runtime.sessions.adaptive import AdaptiveSession
+
+K, D, SIZE_PX = 6, 4, 8
+DTYPES = {"TYPE_FP32": np.float32, "TYPE_INT64": np.int64, "TYPE_BOOL": np.bool_}
+
+
+def read_config(folder: Path) -> Any:
+    """The config as the published protobuf has it."""
+    reason = "tritonclient[grpc], which brings Triton's protobuf, is not installed"
+    client = pytest.importorskip("tritonclient.grpc", reason=reason)
+    from google.protobuf import text_format
+
+    text = (folder / "config.pbtxt").read_text(encoding="utf-8")
+    return text_format.Parse(text, client.model_config_pb2.ModelConfig())
+
+
+def dtype_of(item: Any) -> type:
+    """NumPy's type of an input, an output or a state."""
+    enum = item.DESCRIPTOR.fields_by_name["data_type"].enum_type
+    return DTYPES[enum.values_by_number[item.data_type].name]
+
+
+class SequenceBatcher:
+    """Triton with one instance of one model: knows its folder only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = read_config(folder)
+        self.session = onnxruntime.InferenceSession(
+            (folder / "1" / "model.onnx").read_bytes(), providers=["CPUExecutionProvider"]
+        )
+        self.ranks = {item.name: len(item.shape) for item in self.session.get_inputs()}
+        states = self.config.sequence_batching.state
+        # Triton pairs inputs and outputs by their places among the sorted names.
+        self.fed_back = dict(
+            zip(
+                sorted(item.input_name for item in states),
+                sorted(item.output_name for item in states),
+                strict=True,
+            )
+        )
+        self.sequences: dict[str, dict[str, np.ndarray]] = {}
+
+    def infer(
+        self, camera: str, inputs: dict[str, np.ndarray], *, start: bool = False, end: bool = False
+    ) -> dict[str, np.ndarray]:
+        """One request of a sequence; all outputs, a scalar with one axis."""
+        batching = self.config.sequence_batching
+        if start:
+            assert camera in self.sequences or len(self.sequences) < (
+                batching.oldest.max_candidate_sequences * self.config.instance_group[0].count
+            )
+            self.sequences[camera] = {
+                item.input_name: np.zeros(item.initial_state[0].dims, dtype_of(item))
+                for item in batching.state
+                if item.initial_state[0].zero_data
+            }
+        feeds = inputs | self.sequences[camera]
+        for item in self.config.input:
+            given = feeds[item.name]
+            axes = zip(given.shape, item.dims, strict=True)
+            assert all(dim in (-1, have) for have, dim in axes), item.name
+            assert given.dtype == dtype_of(item)
+        # The ONNX Runtime back end takes the axis of a scalar away, and gives it back.
+        feeds = {
+            name: array if self.ranks[name] else array.reshape(()) for name, array in feeds.items()
+        }
+        names = [item.name for item in self.config.output]
+        outputs = dict(zip(names, self.session.run(names, feeds), strict=True))
+        outputs = {name: np.atleast_1d(array) for name, array in outputs.items()}
+        self.sequences[camera] = {name: outputs[new] for name, new in self.fed_back.items()}
+        if end:
+            del self.sequences[camera]
+        return outputs
+
+
+@pytest.fixture
+def adaptive(make_artifact):
+    """Write an adaptive file."""
+
+    def write(name: str = "shift", **settings: Any) -> Path:
+        weight = np.random.default_rng(2).normal(size=(K, D)).astype(np.float32)
+        artifact = make_artifact(weight)
+        path = artifact.with_name("net.adaptive.onnx")
+        waits = {"update_every": 2, "warmup_frames": 3} | settings
+        add_adaptation(artifact, path, config=preset(name), **waits)
+        return path
+
+    return write
+
+
+def pixels(rng: np.random.Generator, frames: int) -> np.ndarray:
+    return rng.normal(size=(frames, 3, SIZE_PX, SIZE_PX)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["shift", "paper-l2"])
+def test_the_config_says_of_every_tensor_what_the_file_says(tmp_path, adaptive, name):
+    folder = triton.write_triton(adaptive(name), tmp_path / "models")
+    config = read_config(folder)
+    graph = onnx.load(folder / "1" / "model.onnx").graph
+    assert (config.name, config.backend, config.max_batch_size) == ("net", "onnxruntime", 0)
+    file = {value.name: value.type.tensor_type for value in (*graph.input, *graph.output)}
+
+    def same(item: Any, name: str) -> None:
+        kind = file[name]
+        assert dtype_of(item) == onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        # Triton has no scalars: they are one number.
+        axes = [dim.dim_value or -1 for dim in kind.shape.dim] or [1]
+        assert list(item.dims) == axes, name
+
+    for item in (*config.input, *config.output):
+        same(item, item.name)
+    states = config.sequence_batching.state
+    for item in states:
+        same(item, item.input_name)
+        same(item, item.output_name)
+        same(item.initial_state[0], item.input_name)
+        assert item.initial_state[0].zero_data
+        assert item.initial_state[0].name
+    # The back end counts: every input of the file is fed by the client, or is a state.
+    fed = [item.name for item in config.input] + [item.input_name for item in states]
+    assert sorted(fed) == sorted(value.name for value in graph.input)
+    assert not config.sequence_batching.control_input
+    # It also takes the shape of a scalar state from the outputs.
+    assert {item.name for item in config.output} == {value.name for value in graph.output}
+
+
+@pytest.mark.parametrize("name", ["shift", "paper-l2"])
+def test_interleaved_sequences_are_each_an_adaptive_session(tmp_path, adaptive, name):
+    path = adaptive(name)
+    server = SequenceBatcher(triton.write_triton(path, tmp_path / "models"))
+    rng = np.random.default_rng(3)
+    cameras = {camera: AdaptiveSession(path) for camera in ("door", "yard", "roof")}
+    started: set[str] = set()
+    for turn in range(90):
+        camera = ("door", "yard", "roof", "yard")[turn % 4]
+        if turn == 60:  # a sequence that starts anew has forgotten
+            started.discard("yard")
+            cameras["yard"].reset()
+        session, update = cameras[camera], turn % 7 != 5
+        frames = pixels(rng, 1 + turn % 2)
+        if turn == 41:
+            frames[0, 0, 0, 0] = np.nan
+        inputs = {"pixel_values": frames, "update": np.array([update])}
+        got = server.infer(camera, inputs, start=camera not in started)
+        started.add(camera)
+        if turn == 41:
+            assert not got["finite"][0]
+            continue
+        wanted = (session.step if update else session.predict)(frames)
+        np.testing.assert_array_equal(got["label"], np.argmax(wanted.probs, axis=1))
+        np.testing.assert_array_equal(got["probs"], wanted.probs)
+    for camera, session in cameras.items():
+        assert session.frames > 10
+        for field, array in session.arrays().items():
+            kept = server.sequences[camera][f"state.{field}"]
+            np.testing.assert_array_equal(kept.reshape(array.shape), array, err_msg=field)
+    server.infer("door", {"pixel_values": pixels(rng, 1), "update": np.array([True])}, end=True)
+    assert set(server.sequences) == {"yard", "roof"}
+
+
+def test_the_command_writes_the_repository(tmp_path, adaptive, capsys):
+    path, models = adaptive(), tmp_path / "models"
+    assert main([str(path), "--triton", str(models), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"triton": str(models / "net")}
+    assert (models / "net" / "1" / "model.onnx").read_bytes() == path.read_bytes()
+    assert [item.name for item in models.iterdir()] == ["net"]
+    (models / "net" / "2").mkdir()
+    flags = [str(path), "--triton", str(models)]
+    assert main(flags) == 1
+    assert "net: exists already; --force replaces it" in capsys.readouterr().err
+    assert main([*flags, "--force"]) == 0
+    assert str(models / "net") in capsys.readouterr().err
+    assert sorted(item.name for item in (models / "net").iterdir()) == ["1", "config.pbtxt"]
+    assert [item.name for item in models.iterdir()] == ["net"]
+
+
+def test_an_artifact_becomes_adaptive_and_a_model_in_one_go(tmp_path, adaptive):
+    path = adaptive()
+    artifact = path.with_name("tiny.onnx")
+    assert main([str(artifact), "--adaptive", "--triton", str(tmp_path / "models")]) == 0
+    written = tmp_path / "models" / "tiny" / "1" / "model.onnx"
+    assert written.read_bytes() == path.with_name("tiny.adaptive.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("target", "flags", "message"),
+    [
+        pytest.param("tiny.onnx", [], "takes an adaptive file, ", id="artifact"),
+        pytest.param("none.onnx", [], "no such file", id="missing"),
+        pytest.param("net.adaptive.onnx", ["--engine"], "--engine: is for what", id="engine"),
+        pytest.param("net.adaptive.onnx", ["--output", "a"], "--output: is for", id="output"),
+    ],
+)
+def test_what_is_no_adaptive_file_is_refused_in_one_line(
+    tmp_path, adaptive, capsys, target, flags, message
+):
+    path = adaptive().with_name(target)
+    assert main([str(path), "--triton", str(tmp_path / "models"), *flags]) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_folder_that_is_no_model_is_never_replaced(tmp_path, adaptive, capsys):
+    path = adaptive()
+    (tmp_path / "models" / "net").mkdir(parents=True)
+    (tmp_path / "models" / "net" / "letters.txt").touch()
+    assert main([str(path), "--triton", str(tmp_path / "models"), "--force"]) == 1
+    assert "got something else" in capsys.readouterr().err
+    assert (tmp_path / "models" / "net" / "letters.txt").exists()
+    assert main([str(path), "--triton", str(path)]) == 1
+    assert "expected a folder for models, got a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there_before", [False, True])
+def test_a_full_disk_leaves_what_was_there(tmp_path, adaptive, monkeypatch, there_before):
+    path, models = adaptive(), tmp_path / "models"
+    if there_before:
+        triton.write_triton(path, models)
+    write = triton.write_atomically
+
+    def full(to: Path, data: bytes) -> None:
+        if to.name == "config.pbtxt":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(to, data)
+
+    monkeypatch.setattr(triton, "write_atomically", full)
+    with pytest.raises(triton.ArtifactError, match="No space left"):
+        triton.write_triton(path, models, force=True)
+    assert [item.name for item in models.iterdir()] == ["net"] * there_before
+    assert not there_before or (models / "net" / "config.pbtxt").exists()
