@@ -173,8 +173,9 @@ class StreamSoak(Soak):
         rows, log = folder / f"life-{number}.jsonl", folder / f"life-{number}.log"
         command = [
             *(sys.executable, "-m", "gain_apps.stream", "--verbose", source),
-            *("--model", self._args.artifact, "--num-threads", 1, "--json", "--watchdog", 60),
-            *("--snapshots", folder / "snapshots", "--snapshot-every", SNAPSHOT_EVERY),
+            *("--model", self._args.artifact, "--num-threads", 1, "--json", "-"),
+            *("--set", "watchdog=60", "--set", f"snapshot-every={SNAPSHOT_EVERY}"),
+            *("--snapshots", folder / "snapshots"),
             *("--serve", self._args.port, "--jsonl", rows),
         ]
         started_s = time.monotonic()

@@ -446,7 +446,7 @@ def test_a_host_that_talks_nonsense_is_said(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.parametrize("url", ["ftp://host/", "http://", "host", "http://h:x/", "http://a b/"])
 def test_bad_webhooks_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="--webhook: expected"):
+    with pytest.raises(ConfigError, match="--set webhook: expected"):
         WebhookSink(url)
 
 
@@ -495,7 +495,7 @@ def test_a_live_run_loses_its_camera_for_good(
     uri = f"http://joe:secret@127.0.0.1:{server.server_port}/"
     rows = tmp_path / "rows.jsonl"
     status = main(
-        [uri, "--model", str(artifact_path), "--jsonl", str(rows), "--reconnect", "0.2", "--json"]
+        [uri, f"--model={artifact_path}", f"--jsonl={rows}", "--set=reconnect=0.2", "--json=-"]
     )
     thread.join()
     captured = capsys.readouterr()

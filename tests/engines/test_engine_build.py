@@ -208,7 +208,7 @@ def test_library_without_the_name_is_named(option):
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU to build for")
 def test_gpu_must_be_named_where_there_is_none(artifact_path, rtx):
     with pytest.raises(
-        ConfigError, match=r"CuPy: .*cuda12.*; or give one, as --compute-capability"
+        ConfigError, match=r"CuPy: .*cuda12.*; or give one, as --set compute-capability"
     ):
         build_engine(artifact_path)
 
@@ -221,7 +221,7 @@ def test_library_for_the_gpu_at_hand_names_cupy_where_none_can_be_asked(capabili
     assert "gain-edge[cuda12]" in str(caught.value)
     assert "gain-edge[cuda13]" in str(caught.value)
     # A capability that is given does not help, and neither does another device.
-    assert "--compute-capability" not in str(caught.value)
+    assert "compute-capability" not in str(caught.value)
     assert "build on the device" not in str(caught.value)
 
 
@@ -250,7 +250,7 @@ def test_killed_process_is_reported(artifact_path, rtx):
 
     with pytest.raises(EngineError, match=r"killed \(SIGKILL; .*out of memory\)") as caught:
         build_engine(artifact_path, options=SM89, on_step=kill)
-    assert "--max-batch" in str(caught.value)
+    assert "max-batch" in str(caught.value)
     assert {file.name for file in artifact_path.parent.iterdir()} == {"net.onnx"}
 
 

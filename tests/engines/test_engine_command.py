@@ -14,12 +14,12 @@ from gain_apps.export import main
 from gain_export.images import synthetic_images
 from gain_runtime.files.engine import read_engine
 
-BUILD = ["--engine", "--compute-capability", "89", "--builder-level", "0"]
+BUILD = ["--engine", "--set=compute-capability=89", "--set=builder-level=0"]
 
 
 def test_engine_of_an_artifact(artifact_path, rtx, capsys):
     before = artifact_path.read_bytes()
-    assert main([str(artifact_path), *BUILD, "--max-batch", "2"]) == 0
+    assert main([str(artifact_path), *BUILD, "--set=max-batch=2"]) == 0
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith(f"engine     {artifact_path.with_suffix('.engine')} (")
@@ -31,7 +31,7 @@ def test_engine_of_an_artifact(artifact_path, rtx, capsys):
 def test_json_holds_the_header_and_a_second_run_builds_nothing(artifact_path, rtx, capsys):
     records = []
     for _ in range(2):
-        assert main([str(artifact_path), *BUILD, "--json"]) == 0
+        assert main([str(artifact_path), *BUILD, "--json=-"]) == 0
         records.append(json.loads(capsys.readouterr().out)["engine"])
     assert [record["built"] for record in records] == [True, False]
     assert records[0]["header"] == records[1]["header"]
@@ -40,23 +40,23 @@ def test_json_holds_the_header_and_a_second_run_builds_nothing(artifact_path, rt
 
 def test_force_builds_again(artifact_path, rtx, capsys):
     for flags in ([], ["--force"]):
-        assert main([str(artifact_path), *BUILD, *flags, "--json"]) == 0
+        assert main([str(artifact_path), *BUILD, *flags, "--json=-"]) == 0
         assert json.loads(capsys.readouterr().out)["engine"]["built"]
 
 
 def test_no_build_only_checks(artifact_path, rtx, capsys):
-    assert main([str(artifact_path), *BUILD, "--no-build"]) == 1
+    assert main([str(artifact_path), *BUILD, "--set=build=false"]) == 1
     assert "no such file" in capsys.readouterr().err
     assert not artifact_path.with_suffix(".engine").exists()
     assert main([str(artifact_path), *BUILD]) == 0
-    assert main([str(artifact_path), *BUILD, "--no-build"]) == 0
+    assert main([str(artifact_path), *BUILD, "--set=build=false"]) == 0
     assert "still fits" in capsys.readouterr().err
-    assert main([str(artifact_path), *BUILD, "--no-build", "--max-batch", "3"]) == 1
+    assert main([str(artifact_path), *BUILD, "--set=build=false", "--set=max-batch=3"]) == 1
     assert "profile: built with 1, 1, 8, expected 1, 1, 3" in capsys.readouterr().err
 
 
 def test_compatibility_the_library_lacks_is_refused_and_nothing_written(artifact_path, rtx, capsys):
-    assert main([str(artifact_path), *BUILD, "--hardware-compatible"]) == 1
+    assert main([str(artifact_path), *BUILD, "--set=hardware-compatible=true"]) == 1
     assert "hardware_compatible: tensorrt_rtx" in capsys.readouterr().err
     assert not artifact_path.with_suffix(".engine").exists()
 
@@ -64,12 +64,16 @@ def test_compatibility_the_library_lacks_is_refused_and_nothing_written(artifact
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        pytest.param(["--max-batch", "2"], "--max-batch: is a setting of --engine", id="batch"),
         pytest.param(
-            ["--version-compatible"], "--version-compatible: is a setting of --engine", id="version"
+            ["--set=max-batch=2"], "--set max-batch: is a setting of --engine", id="batch"
         ),
-        pytest.param(["--no-build"], "--no-build: is a setting of --engine", id="no-build"),
-        pytest.param(["--engine", "--max-batch", "0"], "max_batch: expected", id="zero"),
+        pytest.param(
+            ["--set=version-compatible=true"],
+            "--set version-compatible: is a setting of --engine",
+            id="version",
+        ),
+        pytest.param(["--set=build=false"], "--set build: is a setting of --engine", id="no-build"),
+        pytest.param(["--engine", "--set=max-batch=0"], "max_batch: expected", id="zero"),
     ],
 )
 def test_flags_are_checked_before_anything_is_written(flags, words, artifact_path, capsys):
@@ -86,9 +90,9 @@ def test_flags_are_checked_before_anything_is_written(flags, words, artifact_pat
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        pytest.param(["--compute-capability", "57"], "builds for", id="gpu"),
+        pytest.param(["--set=compute-capability=57"], "builds for", id="gpu"),
         pytest.param(
-            ["--compute-capability", "89", "--hardware-compatible"],
+            ["--set=compute-capability=89", "--set=hardware-compatible=true"],
             "hardware_compatible: tensorrt_rtx",
             id="compatibility",
         ),
@@ -113,8 +117,8 @@ def test_what_the_library_cannot_build_is_refused_before_earlier_steps(
 
 def test_what_the_library_cannot_build_is_refused_before_the_export(original_path, rtx, capsys):
     flags = ["--mean", *["0.5"] * 3, "--std", *["0.5"] * 3, "--crop-pct", "1"]
-    flags += ["--interpolation", "bilinear", "--engine", "--hardware-compatible"]
-    assert main([str(original_path), *flags, "--compute-capability", "89"]) == 1
+    flags += ["--interpolation", "bilinear", "--engine", "--set=hardware-compatible=true"]
+    assert main([str(original_path), *flags, "--set=compute-capability=89"]) == 1
     assert "hardware_compatible: tensorrt_rtx" in capsys.readouterr().err
     assert [file.name for file in original_path.parent.glob("*.onnx")] == ["net.onnx"]
 
@@ -153,7 +157,7 @@ def test_repeated_command_takes_what_fits_and_rebuilds_a_stale_engine(
     for index, image in enumerate(synthetic_images(3, seed=4)):
         Image.fromarray(image).save(artifact_path.parent / "photos" / f"{index}.png")
     precision = "int8" if flags else "fp16"
-    command = ["net.onnx", "--precision", precision, *flags, *BUILD, "--allow-drift", "--json"]
+    command = ["net.onnx", "--precision", precision, *flags, *BUILD, "--allow-drift", "--json=-"]
     found = []
     for _ in range(3):
         assert main(command) == 0

@@ -40,8 +40,8 @@ def kill_often(
         rows.unlink(missing_ok=True)
         process = start(
             *("test://pattern?width=64&height=48&frames=1000000", "--model", artifact_path),
-            *("--snapshots", snapshots, "--snapshot-every", EVERY, "--jsonl", rows),
-            *("--warm-up", 1, "--update-every", 1, "--num-threads", 1),
+            *("--snapshots", snapshots, f"--set=snapshot-every={EVERY}", "--jsonl", rows),
+            *("--set=warm-up=1", "--update-every", 1, "--num-threads", 1),
         )
         deadline = time.monotonic() + START_S
         while count_lines(rows) <= EVERY and time.monotonic() < deadline:
@@ -101,10 +101,8 @@ def test_killing_several_streams_costs_each_no_more(
             *(
                 "--snapshots",
                 tmp_path / "kept",
-                "--snapshot-every",
-                EVERY,
-                "--warm-up",
-                1,
+                f"--set=snapshot-every={EVERY}",
+                "--set=warm-up=1",
                 "--update-every",
                 1,
             ),
@@ -136,13 +134,12 @@ def test_a_stopped_stream_loses_nothing_and_the_next_one_goes_on(
         *(
             "--snapshots",
             tmp_path / "kept",
-            "--warm-up",
-            1,
+            "--set=warm-up=1",
             "--update-every",
             1,
             "--num-threads",
             1,
-            "--json",
+            "--json=-",
             "--verbose",
         ),
     )
@@ -164,7 +161,7 @@ def test_a_signal_ends_the_stream_in_less_than_two_seconds(
     rows = tmp_path / "rows.jsonl"
     process = start(
         *("test://pattern?width=64&height=48&frames=1000000", "--model", artifact_path),
-        *("--jsonl", rows, "--snapshots", tmp_path / "kept", "--num-threads", 1, "--json"),
+        *("--jsonl", rows, "--snapshots", tmp_path / "kept", "--num-threads", 1, "--json=-"),
     )
     deadline = time.monotonic() + START_S
     while count_lines(rows) < 70 and time.monotonic() < deadline:

@@ -196,7 +196,7 @@ def silent_host():
 
 def settings(path: Path, artifact: Path, cameras: dict[str, str], **more: object) -> Path:
     """A settings file with these cameras."""
-    top = {"model": str(artifact), "serve": "0", "threads": 1, "warm-up": 1, "update-every": 1}
+    top = {"model": str(artifact), "serve": "0", "num-threads": 1, "warm-up": 1, "update-every": 1}
     lines = [f"{key} = {json.dumps(value)}" for key, value in {**top, **more}.items()]
     for name, uri in cameras.items():
         lines += ["", f"# the {name}", f"[cameras.{name}]", f"input = {json.dumps(uri)}"]
@@ -208,8 +208,8 @@ def settings(path: Path, artifact: Path, cameras: dict[str, str], **more: object
 def test_a_run_is_watched_commanded_and_ended(artifact, run, until, tmp_path):
     state = tmp_path / "state.safetensors"
     running = run(
-        *("test://drive?frames=100000", "--model", artifact, "--serve", "0", "--json"),
-        *("--warm-up", "16", "--update-every", "8", "--num-threads", "1", "--state-out", state),
+        *("test://drive?frames=100000", "--model", artifact, "--serve", "0", "--json=-"),
+        *("--set=warm-up=16", "--update-every", "8", "--num-threads", "1", "--state-out", state),
     )
     until(lambda: running.camera()["frames_learned"] >= 24)
     status = running.camera()
@@ -334,9 +334,9 @@ def test_a_service_begins_without_cameras_and_keeps_them_in_a_file_of_its_own(
 
 def test_paused_learning_survives_a_kill(artifact, run, until, tmp_path):
     arguments = (
-        *(LIVE, "--model", artifact, "--serve", "0", "--num-threads", "1", "--warm-up", "1"),
+        *(LIVE, "--model", artifact, "--serve", "0", "--num-threads", "1", "--set=warm-up=1"),
         *("--update-every", "1", "--snapshots", tmp_path / "kept"),
-        *("--events", tmp_path / "events.sqlite"),
+        f"--set=events={tmp_path / 'events.sqlite'}",
     )
     running = run(*arguments)
     until(lambda: running.camera()["frames_learned"] > 3)
@@ -437,7 +437,7 @@ def test_secrets_come_from_systemd_and_the_list_of_processes_shows_none(
     running.stop()
     alone = run(
         *(network_camera.uri, "--model", artifact, "--serve", "0", "--num-threads", "1"),
-        f"--webhook=http://u:sesame@127.0.0.1:{network_camera.port}/hooks/sesame",
+        f"--set=webhook=http://u:sesame@127.0.0.1:{network_camera.port}/hooks/sesame",
     )
     title = Path(f"/proc/{alone.process.pid}/cmdline")
     until(lambda: b"sesame" not in title.read_bytes())
@@ -495,7 +495,7 @@ def test_a_signal_during_a_reconnect_ends_soon(artifact, run, until, tmp_path, n
     kept = tmp_path / "kept"
     running = run(
         *(network_camera.uri, "--model", artifact, "--serve", "0", "--num-threads", "1"),
-        *("--snapshots", kept, "--warm-up", "1", "--update-every", "1"),
+        *("--snapshots", kept, "--set=warm-up=1", "--update-every", "1"),
     )
     until(lambda: running.camera()["frames_learned"] > 3)
     network_camera.vanish()
@@ -536,7 +536,7 @@ def test_events_are_posted_and_published_without_a_secret(artifact, run, until, 
     hook = f"http://127.0.0.1:{server.server_port}/services/T00/sesame"
     running = run(
         *(LIVE, "--model", artifact, "--serve", "0", "--num-threads", "1"),
-        *("--event-webhook", hook),
+        f"--set=event-webhook={hook}",
     )
     until(lambda: running.camera()["camera"]["frames"] > 0)
     running.command("freeze")
@@ -592,7 +592,7 @@ def test_standard_streams_that_are_closed_or_full_are_one_line(
     source = "test://pattern?width=64&height=48&frames=6"
     command = (
         f"'{sys.executable}' -m gain_apps.stream '{source}' --model '{artifact}' "
-        f"--log-level error {extra} {shell}"
+        f"--set log-level=error {extra} {shell}"
     )
     done = subprocess.run(
         command, shell=True, capture_output=True, text=True, timeout=120, check=False
@@ -648,10 +648,10 @@ def test_systemd_is_told_that_it_is_ready_alive_and_ending(artifact, run, until,
         pytest.param(
             ["--serve", "0", "--serve-token-file", "/nowhere/t"], "cannot be read", id="no file"
         ),
-        pytest.param(["--serve", "0", "--events", "/dev/null"], "--events", id="no database"),
-        pytest.param(["--mqtt-discovery", "ha"], "expected --mqtt URL", id="no broker"),
+        pytest.param(["--serve", "0", "--set=events=/dev/null"], "--set events", id="no database"),
+        pytest.param(["--set=mqtt-discovery=ha"], "expected --mqtt URL", id="no broker"),
         pytest.param(
-            ["--event-webhook", "ftp://x", "--serve", "0"], "--event-webhook", id="no hook"
+            ["--set=event-webhook=ftp://x", "--serve", "0"], "--set event-webhook", id="no hook"
         ),
     ],
 )
@@ -659,7 +659,7 @@ def test_wrong_settings_are_one_line(artifact, flags, message):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "gain_apps.stream", "test://drive?frames=22"),
-            *("--model", artifact, "--log-level", "error", *flags),
+            *("--model", artifact, "--set=log-level=error", *flags),
         ],
         capture_output=True,
         text=True,

@@ -7,12 +7,15 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gain_apps.exporting.adaptive import check_adaptive_source
 from gain_apps.exporting.engine import check_engine_settings, engine_rows
 from gain_apps.exporting.precision import check_precision_source, precision_rows
-from gain_runtime.files.paths import is_file
+from gain_apps.flags import STDOUT
+from gain_core.errors import ArtifactError
+from gain_runtime.files.paths import is_file, write_atomically
 
 if TYPE_CHECKING:
     from gain_export import ExportReport
@@ -90,8 +93,14 @@ class Written(NamedTuple):
     engine: EngineReport | None
 
 
-def print_json(written: Written) -> None:
-    """Everything that was written, as one object on standard output."""
+def print_json(written: Written, target: str, /) -> None:
+    """Everything that was written, as one object in a file or, for `-`, on standard output.
+
+    Raises
+    ------
+    ArtifactError
+        If the file cannot be written.
+    """
     record = {} if written.artifact is None else written.artifact.to_dict()
     if written.fitness is not None:
         record["fitness"] = asdict(written.fitness)
@@ -99,7 +108,14 @@ def print_json(written: Written) -> None:
         part: PrecisionReport | AdaptiveReport | EngineReport | None = getattr(written, name)
         if part is not None:
             record[name] = part.to_dict()
-    print(json.dumps(record, ensure_ascii=False))
+    line = json.dumps(record, ensure_ascii=False)
+    if target == STDOUT:
+        print(line)
+        return
+    try:
+        write_atomically(Path(target), f"{line}\n".encode())
+    except OSError as err:
+        raise ArtifactError(f"--json {target}: cannot be written ({err.strerror})") from err
 
 
 def print_text(written: Written) -> None:
