@@ -152,7 +152,7 @@ def _chosen(loaded: Any, *, ema: bool | None, path: Path) -> tuple[Any, list[str
     if ema and not averaged:
         raise ArtifactError(
             f"{path}: --set ema: expected weights averaged over training, found none among "
-            f"{', '.join(map(str, list(loaded)[:6]))}; leave the flag out"
+            f"{', '.join(map(str, list(loaded)[:6]))}; leave it out"
         )
     if averaged and (ema or ema is None or not last):
         other = "; --set ema=false takes the last ones" if last else ""

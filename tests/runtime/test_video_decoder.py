@@ -338,5 +338,5 @@ def test_a_hardware_decoder_is_used_or_an_error_and_never_replaced(
             assert len(list(source)) == 30
         return
     assert f"--set hwaccel={name}" in message
-    assert "leave the flag out" in message
+    assert "leave it out" in message
     assert "\n" not in message

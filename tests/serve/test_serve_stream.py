@@ -577,8 +577,8 @@ def test_a_log_that_cannot_be_written_stops_no_stream(artifact, until, tmp_path)
 @pytest.mark.parametrize(
     ("shell", "status", "message"),
     [
-        pytest.param("--json > /dev/full", 1, "standard output: cannot be written", id="full"),
-        pytest.param("--json >&-", 1, "--json: standard output is closed", id="closed"),
+        pytest.param("--json - > /dev/full", 1, "standard output: cannot be written", id="full"),
+        pytest.param("--json - >&-", 1, "--json -: standard output is closed", id="closed"),
         pytest.param("--jsonl - >&-", 1, "--jsonl -: standard output is closed", id="rows"),
         pytest.param(">&- <&-", 0, None, id="not needed"),
         pytest.param("2>&-", 0, None, id="no log"),
