@@ -208,7 +208,7 @@ def test_truth_that_names_no_frame_is_said(
 ) -> None:
     table = tmp_path / "truth.tsv"
     table.write_text("elsewhere.jpg\t2\n", "utf-8")
-    assert main([str(clip_path), "--model", str(artifact_path), "--truth", str(table)]) == 0
+    assert main([str(clip_path), "--model", str(artifact_path), f"--set=truth={table}"]) == 0
     assert "no frame is named in it" in capsys.readouterr().err
 
 
