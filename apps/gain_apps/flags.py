@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 STDOUT = "-"
+NOW = "is now {}; the next release knows that name only"
 READERS: dict[str, Callable[[str], Any]] = {
     "bool": {"true": True, "false": False}.__getitem__,
     "float": float,
@@ -331,7 +332,7 @@ def add_old(
     group.add_argument(
         old,
         action=_Old,
-        now=now,
+        says=NOW.format(now),
         store=store,
         default=argparse.SUPPRESS,
         help=argparse.SUPPRESS,
@@ -405,26 +406,27 @@ def add_removed(
     """
     group.add_argument(
         name,
-        action=_Removed,
+        action=_Old,
         nargs=num_values,
-        why=why,
+        says=f"has no effect and goes with the next release: {why}",
+        store=lambda namespace, value: None,
         default=argparse.SUPPRESS,
         help=argparse.SUPPRESS,
     )
 
 
 class _Old(argparse.Action):
-    """Stores what was given where the new flag stores it."""
+    """Warns, and stores what was given where the new flag stores it."""
 
     def __init__(
         self,
         *args: Any,
-        now: str,
+        says: str,
         store: Callable[[argparse.Namespace, Any], object],
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
-        self._now = now
+        self._says = says
         self._store = store
 
     def __call__(
@@ -434,33 +436,13 @@ class _Old(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        warn(parser.prog, str(option_string), self._now)
+        _say(parser.prog, f"{option_string} {self._says}")
         self._store(namespace, self.const if self.nargs == 0 else values)
-
-
-class _Removed(argparse.Action):
-    """Stores nothing."""
-
-    def __init__(self, *args: Any, why: str, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._why = why
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        _say(
-            parser.prog,
-            f"{option_string} has no effect and goes with the next release: {self._why}",
-        )
 
 
 def warn(program: str, old: str, now: str, /) -> None:
     """Say that something is called otherwise today."""
-    _say(program, f"{old} is now {now}; the next release knows that name only")
+    _say(program, f"{old} {NOW.format(now)}")
 
 
 def _say(program: str, text: str) -> None:
