@@ -16,7 +16,7 @@ demo: $(DEMO_VENV)/.ready
 	$(DEMO_VENV)/bin/gain-stream 'test://drive?frames=$(DEMO_FRAMES)' --model $(DEMO)/roadsigns.gain.onnx \
 	    --update-every 16 --side-by-side --output $(DEMO)/drive.mp4 \
 	    --jsonl $(DEMO)/frames.jsonl --timeline $(DEMO)/timeline.png \
-	    --state-out $(DEMO)/state.safetensors --json > $(DEMO)/summary.json
+	    --state-out $(DEMO)/state.safetensors --json $(DEMO)/summary.json
 	@echo
 	@echo 'The result is in $(CURDIR)/$(DEMO):'
 	@echo '  drive.mp4         the frozen source beside the adapted prediction'

@@ -189,7 +189,7 @@ def timm_file(name: str, folder: Path) -> tuple[Any, float | None]:
 
 
 def timm_name(name: str, folder: Path) -> tuple[Any, float | None]:
-    """gain-export --model NAME --weights FILE."""
+    """gain-export --timm NAME --weights FILE."""
     import timm
     import torch
 

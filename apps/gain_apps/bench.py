@@ -13,19 +13,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gain_apps.flags import add_device_flags, add_old_spelling, add_removed
-from gain_core import DEFAULT_PRESET, PRESETS, UPDATE_EVERY
+from gain_apps.benchmarking.config import SETTINGS, BenchConfig
+from gain_apps.flags import (
+    STDOUT,
+    add_device_flags,
+    add_json_flag,
+    add_old_settings,
+    add_old_spelling,
+    add_removed,
+    add_set_flag,
+    settings_text,
+)
 from gain_core.errors import GainError
 
 __all__ = ["build_parser", "main"]
 
 PACKAGES = ("gain_apps", "gain_runtime", "gain_core")
 
-EPILOG = """\
+EPILOG = f"""\
+{settings_text(SETTINGS)}
+
 examples:
   gain-bench vit_b16.onnx
   gain-bench roadsigns.gain.onnx test://drive --batch-size 4 --json result.json
-  gain-bench vit_b16.onnx --compare --torch-model vit_b16 --torch-weights vit_b16.safetensors
+  gain-bench vit_b16.onnx --compare --timm vit_b16 --weights vit_b16.safetensors
 
 Stages run one after another here. gain-stream decodes in a thread of its own and may be faster.
 
@@ -59,7 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_measurement(parser)
     _add_comparison(parser)
-    parser.add_argument("--json", metavar="FILE", help="result file; - for stdout")
+    add_set_flag(parser, example="update-every=1")
+    add_json_flag(parser, what="the result as one JSON object")
     parser.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
     return parser
 
@@ -74,18 +86,8 @@ def _add_measurement(parser: argparse.ArgumentParser) -> None:
         "--batch-size", type=int, metavar="N", help="frames per forward pass (default 1)"
     )
     add_old_spelling(group, "--batch", batch_size)
-    group.add_argument(
-        "--update-every",
-        type=int,
-        metavar="N",
-        help=f"frames between two updates (default {UPDATE_EVERY})",
-    )
-    group.add_argument(
-        "--preset",
-        metavar="NAME",
-        help=f"one of {', '.join(PRESETS)} (default {DEFAULT_PRESET})",
-    )
-    add_device_flags(group, threads_dest="num_threads")
+    add_device_flags(group)
+    add_old_settings(group, SETTINGS)
     for name in ("--warm-up", "--seed"):
         add_removed(group, name, num_values=1, why="nobody needs another value")
 
@@ -98,12 +100,14 @@ def _add_comparison(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time the forward pass in the other libraries too; what is not there is named",
     )
-    group.add_argument(
-        "--torch-model", metavar="NAME", help="timm model for PyTorch eager and torch.compile"
+    name = group.add_argument(
+        "--timm", metavar="NAME", help="timm model for PyTorch eager and torch.compile"
     )
-    group.add_argument(
-        "--torch-weights", metavar="FILE", help="its checkpoint; random weights without"
+    weights = group.add_argument(
+        "--weights", metavar="FILE", help="its checkpoint; random weights without"
     )
+    add_old_spelling(group, "--torch-model", name)
+    add_old_spelling(group, "--torch-weights", weights)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,7 +143,6 @@ def _run(flags: dict[str, Any], *, command: str, debug: bool) -> int:
     # Imported late, so that --help and wrong usage do not wait for OpenCV and ONNX Runtime.
     from rich.console import Console
 
-    from gain_apps.benchmarking.config import STDOUT, BenchConfig
     from gain_apps.benchmarking.run import print_benchmark, run_benchmark
     from gain_apps.evaluation.results import write_results
 

@@ -9,23 +9,60 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from gain_apps.flags import (
+    STDOUT,
+    add_device_flags,
+    add_json_flag,
+    add_old,
+    add_old_settings,
+    add_old_spelling,
+    add_removed,
+    add_set_flag,
+    check_json_target,
+    parse_arguments,
+    read_given,
+    settings_text,
+    write_json_lines,
+)
 from gain_core.errors import ConfigError, GainError
-from gain_runtime.files.paths import is_folder
+from gain_runtime.files.paths import is_folder, write_atomically
+
+if TYPE_CHECKING:
+    from gain_apps.evaluation.eval_input import Normalise
+    from gain_apps.evaluation.streams import Order
 
 __all__ = ["build_parser", "main"]
 
 PACKAGES = ("gain_apps", "gain_runtime", "gain_core")
 
+# What has no flag: a key of --set, and what it is for.
+SETTINGS = {
+    "order=NAME": "images within a domain: list, shuffled, runs, sorted, long-tailed, one-class "
+    "(default: list with --image-list, else shuffled)",
+    "seed=N": "first seed (default: 0)",
+    "views=N": "crops and flips of each image (default: 1)",
+    "normalise=NAME": "mean and std: the artifact's own (timm), none (unit), or ImageNet's "
+    "(imagenet; default: timm)",
+    "class-file=FILE": "classes.tsv for wnids",
+    "class-subset=NAME": "predict among all classes, or only those present, as for ImageNet-R "
+    "(default: all)",
+    "diagnose=true": "record strength and gain before each batch is learned from; --report does, "
+    "too",
+}
 EPILOG = """\
+{settings}
+
 commands:
   gain-eval MODEL DATA [options]   run methods on streams of a data set
   gain-eval DUMP.npz [options]     the same on a feature dump: frozen features of one network
   gain-eval suite NAME [options]   run a suite, and judge its bars
   gain-eval compare A B            put two result files side by side
-  gain-eval report RESULT --out F  draw a report (.html or .md) of a result file
+  gain-eval report RESULT --output FILE    draw a report (.html or .md) of a result file
 
 data:
   a folder of class folders, a flat folder with classes.tsv and files named WNID_*.jpg, .npz with
@@ -41,7 +78,7 @@ streams, each as NAME or NAME:key=value:
 
 methods:
   {methods}
-  and with --torch: {torch_methods}
+  and with --timm: {torch_methods}
   each as NAME or NAME:key=value:key=value. GAIN presets take every setting (half_life=100),
   update_every and warmup_frames; the paper's the ablations rule=retention|full|fixed|entropy|
   disagreement, fixed_strength=0.5, role=evaluator|swapped, assignment=source|proposal,
@@ -49,7 +86,7 @@ methods:
 
 examples:
   gain-eval vit_b16.onnx imagenet-c/ --image-list ids.txt --methods paper,shift,neo --json r.json
-  gain-eval lite0.onnx photos/ --views 5 --severity 3 --seeds 5 --report r.html
+  gain-eval lite0.onnx photos/ --set views=5 --severity 3 --seeds 5 --report r.html
   gain-eval dump.npz --stream few --seeds 5 --methods shift,neo-continual:rate=0.3
   gain-eval suite camera --inputs dumps/ --only vit_k36
 
@@ -57,20 +94,43 @@ exit status:
   0 success, 1 an error (one line says which), 2 wrong usage, 130 interrupted
 """
 
-# Flags of the release before, with what stands in their place; the first few still work.
-RENAMED = {"--source-data": "--source-images", "--classes": "--class-file"}
-FOLDED = {
-    "--delta": ("--stream", "delta"),
-    "--rounds": ("--stream", "rounds"),
-    "--visits": ("--stream", "visits"),
-    "--only-class": ("--stream", "class"),
-}
-GONE = {
-    "--config": "a suite file: gain-eval suite FILE.toml",
-    "--torch-model": "--torch NAME=WEIGHTS",
-    "--torch-weights": "--torch NAME=WEIGHTS",
-}
-IGNORED = {"--no-diagnosis": 0, "--verbose": 0, "--bins": 1}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSettings:
+    """What `--set` changes; as `evaluate` and `InputSettings` take it, which check it.
+
+    Attributes
+    ----------
+    order : str or None
+    seed : int
+        The first one.
+    views : int
+    normalise, class_subset : str
+    class_file : Path or None
+    diagnose : bool
+    """
+
+    order: Order | None = None
+    seed: int = 0
+    views: int = 1
+    normalise: Normalise = "timm"
+    class_file: Path | None = None
+    class_subset: Literal["all", "present"] = "all"
+    diagnose: bool = False
+
+    def __post_init__(self) -> None:
+        from gain_apps.evaluation.eval_input import Normalise
+        from gain_apps.evaluation.streams import Order
+
+        for key, value, choices in (
+            ("order", self.order, get_args(Order)),
+            ("normalise", self.normalise, get_args(Normalise)),
+            ("class-subset", self.class_subset, ("all", "present")),
+        ):
+            if value is not None and value not in choices:
+                raise ConfigError(
+                    f"--set {key}: expected one of {', '.join(choices)}, got {value!r}"
+                )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -87,6 +147,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="gain-eval",
         description="Run adaptation methods over streams of shifting domains and score them.",
         epilog=EPILOG.format(
+            settings=settings_text(SETTINGS),
             camera=", ".join(CAMERA_STREAMS),
             methods=", ".join(METHODS),
             torch_methods=", ".join(TORCH_METHODS),
@@ -99,6 +160,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_stream(parser)
     _add_data(parser)
     _add_run(parser)
+    _add_old(parser)
     return parser
 
 
@@ -106,11 +168,6 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
     """What comes when."""
     group = parser.add_argument_group("stream")
     group.add_argument("--stream", metavar="NAME", default="csc", help="see below (default: csc)")
-    group.add_argument(
-        "--order",
-        choices=("list", "shuffled", "runs", "sorted", "long-tailed", "one-class"),
-        help="images within a domain (default: list with --image-list, else shuffled)",
-    )
     group.add_argument("--domains", metavar="A,B", type=_names, help="domains, in order")
     group.add_argument(
         "--severity",
@@ -120,43 +177,26 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
         help="one stream per severity (default: 5); a dump has one only, which this then names",
     )
     group.add_argument(
-        "--batch-size", metavar="B", type=int, help="frames a step (default: 64, a camera's 16)"
+        "--batch-size", metavar="N", type=int, help="frames a step (default: 64, a camera's 16)"
     )
-    group.add_argument("--seed", metavar="N", type=int, default=0, help="first seed (default: 0)")
     group.add_argument("--seeds", metavar="N", type=int, default=1, help="number of seeds")
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     """What is shown to the network."""
     group = parser.add_argument_group("data")
-    group.add_argument(
-        "--normalise",
-        choices=("timm", "unit", "imagenet"),
-        default="timm",
-        help="mean and std: the artifact's own, none, or ImageNet's (default: timm)",
-    )
-    group.add_argument("--views", metavar="N", type=int, default=1, help="crops and flips each")
-    group.add_argument("--class-file", metavar="FILE", type=Path, help="classes.tsv for wnids")
-    group.add_argument(
-        "--class-subset",
-        choices=("all", "present"),
-        default="all",
-        help="predict among all classes, or only those with images (as for ImageNet-R)",
-    )
     group.add_argument("--image-list", metavar="FILE", type=Path, help="CLASS/FILE, one a line")
     group.add_argument(
         "--source-images", metavar="PATH", help="clean images, where the data have none"
     )
     group.add_argument("--cache", metavar="DIR", type=Path, help="folder for features")
-    group.add_argument("--device", choices=("cpu", "cuda", "tensorrt", "auto"), default="cpu")
-    group.add_argument("--num-threads", metavar="N", type=int)
+    add_device_flags(group)
     group.add_argument(
-        "--torch",
-        metavar="NAME=FILE",
-        type=_torch,
-        help="timm name of the artifact's network and the checkpoint it was exported from, for "
-        "the methods that train it",
+        "--timm",
+        metavar="NAME",
+        help="timm model that the artifact was exported from, for the methods that train it",
     )
+    group.add_argument("--weights", metavar="FILE", help="its checkpoint")
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -169,14 +209,34 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         default=("shift", "paper", "paper-l2", "neo"),
         help="see below; source is always run too (default: shift,paper,paper-l2,neo)",
     )
-    group.add_argument(
-        "--diagnose",
-        action="store_true",
-        help="record strength and gain before each batch is learned from; --report does, too",
-    )
-    group.add_argument("--json", metavar="FILE", help="result file; - for stdout")
+    add_set_flag(group, example="views=5")
+    add_json_flag(group, what="the result as one JSON object")
     group.add_argument("--report", metavar="FILE", type=Path, help=".html or .md with pictures")
     group.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
+
+
+def _add_old(parser: argparse.ArgumentParser) -> None:
+    """What flags were called in the release before."""
+    parser.set_defaults(stream_options="")
+    add_old_settings(parser, SETTINGS, others={"--classes": "class-file=FILE"})
+    images = next(item for item in parser._actions if item.dest == "source_images")
+    add_old_spelling(parser, "--source-data", images)
+    for key in ("delta", "rounds", "visits", "class"):
+        old = "--only-class" if key == "class" else f"--{key}"
+        store = partial(_add_to_stream, key)
+        add_old(parser, old, now=f"--stream NAME:{key}=N", store=store)
+    add_old(parser, "--torch", now="--timm NAME --weights FILE", store=_store_torch, type=_torch)
+    for name, num_values in (("--no-diagnosis", 0), ("--verbose", 0), ("--bins", 1)):
+        add_removed(parser, name, num_values=num_values, why="nobody needs another value")
+
+
+def _add_to_stream(key: str, args: argparse.Namespace, value: str) -> None:
+    """Note an option of the stream, which may be named later."""
+    args.stream_options += f":{key}={value}"
+
+
+def _store_torch(args: argparse.Namespace, value: tuple[str, str]) -> None:
+    args.timm, args.weights = value
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -200,10 +260,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     build, run = commands.get(given[0] if given else "", (build_parser, _evaluate))
     try:
-        if run is _evaluate:
-            args = build().parse_args(_without_old_flags(given))
-        else:
-            args = build().parse_args(given[1:])
+        own = given if run is _evaluate else given[1:]
+        # Only here --json was a switch.
+        args = parse_arguments(build(), own) if run is _compare else build().parse_args(own)
         return run(args, given)
     except GainError as err:
         if "--debug" in given:
@@ -225,39 +284,40 @@ def _evaluate(args: argparse.Namespace, given: Sequence[str]) -> int:
 
     console = Console(stderr=True)
     _check_outputs(args)
+    chosen = EvalSettings(**read_given(vars(args), EvalSettings))
     settings = InputSettings(
         domains=args.domains,
         severities=args.severity,
-        views=args.views,
-        normalise=args.normalise,
-        class_file=args.class_file,
-        class_subset=args.class_subset,
+        views=chosen.views,
+        normalise=chosen.normalise,
+        class_file=chosen.class_file,
+        class_subset=chosen.class_subset,
         image_list=args.image_list,
         source_images=args.source_images,
         cache=args.cache,
-        device=args.device,
+        device=args.device or "cpu",
         num_threads=args.num_threads,
-        torch=args.torch,
+        torch=_torch_network(args),
     )
     with _Logging(console, debug=args.debug), Progress(console) as progress:
         results = evaluate(
             args.model,
             args.data,
-            stream=args.stream,
-            order=args.order,
+            stream=args.stream + args.stream_options,
+            order=chosen.order,
             methods=args.methods,
-            seeds=range(args.seed, args.seed + args.seeds),
+            seeds=range(chosen.seed, chosen.seed + args.seeds),
             batch_size=args.batch_size,
             settings=settings,
-            diagnose=args.diagnose or args.report is not None,
+            diagnose=chosen.diagnose or args.report is not None,
             command=shlex.join(["gain-eval", *given]),
             on_task=progress.start,
         )
-    if args.json == "-":
+    if args.json == STDOUT:
         print(json.dumps(results, allow_nan=False))
     elif args.json is not None:
         write_results(Path(args.json), results)
-    print_results(results, console if args.json == "-" else Console())
+    print_results(results, console if args.json == STDOUT else Console())
     if args.report is not None:
         _write_report(args.report, results)
     return 0
@@ -267,15 +327,14 @@ def _check_outputs(args: argparse.Namespace) -> None:
     """Refuse what would fail only after hours of work."""
     if args.seeds < 1:
         raise ConfigError(f"seeds: expected at least 1, got {args.seeds}")
-    paths = [args.report] if args.report is not None else []
-    if args.json not in (None, "-"):
-        paths.append(Path(args.json))
-    for path in paths:
-        if not is_folder(path.parent):
-            raise ConfigError(f"{path}: expected an existing folder, found no {path.parent}")
+    check_json_target(args.json, other_than=args.model)
     if args.report is not None:
         from gain_apps.evaluation.report import check_report_path
 
+        if not is_folder(args.report.parent):
+            raise ConfigError(
+                f"{args.report}: expected an existing folder, found no {args.report.parent}"
+            )
         check_report_path(args.report)
 
 
@@ -314,7 +373,6 @@ def _suite(args: argparse.Namespace, given: Sequence[str]) -> int:
     from gain_apps.evaluation.suite import run_suite, suite_markdown
     from gain_apps.evaluation.suite_file import folders_of, load_suite, suite_path
     from gain_apps.evaluation.table import Progress, print_bars
-    from gain_runtime.files.paths import write_atomically
 
     console = Console(stderr=True)
     place = suite_path(args.suite)
@@ -339,47 +397,13 @@ def _suite(args: argparse.Namespace, given: Sequence[str]) -> int:
     return 0
 
 
-def _without_old_flags(given: Sequence[str]) -> list[str]:
-    """The arguments with flags of the release before in today's words, and a warning for each."""
-    left: list[str] = []
-    options: list[str] = []
-    words = iter(given)
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if flag in GONE:
-            raise ConfigError(f"{flag}: is gone; use {GONE[flag]}")
-        if flag in RENAMED:
-            _warn(flag, RENAMED[flag])
-            left.append(RENAMED[flag] + equals + value)
-        elif flag in FOLDED:
-            _warn(flag, f"--stream NAME:{FOLDED[flag][1]}=N")
-            options.append(f":{FOLDED[flag][1]}={value if equals else next(words, '')}")
-        elif flag in IGNORED:
-            _warn(flag, "nothing: it has no effect any more")
-            if IGNORED[flag] and not equals:
-                next(words, None)
-        else:
-            left.append(word)
-    if options:
-        place = left.index("--stream") + 1 if "--stream" in left else None
-        if place is None:
-            left += ["--stream", "csc"]
-            place = len(left) - 1
-        left[place] += "".join(options)
-    return left
-
-
-def _warn(flag: str, instead: str) -> None:
-    print(f"gain-eval: warning: {flag} goes with the next release; use {instead}", file=sys.stderr)
-
-
 def _compare_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gain-eval compare", description="Put two results side by side."
     )
     parser.add_argument("first", metavar="A", type=Path)
     parser.add_argument("second", metavar="B", type=Path)
-    parser.add_argument("--json", action="store_true", help="one object per method on stdout")
+    add_json_flag(parser, what="one JSON object per method, one a line")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 
@@ -391,11 +415,11 @@ def _compare(args: argparse.Namespace, given: Sequence[str]) -> int:
     from gain_apps.evaluation.results import read_results
     from gain_apps.evaluation.table import compare_results, print_comparison
 
+    check_json_target(args.json)
     rows = compare_results(read_results(args.first), read_results(args.second))
-    if args.json:
-        for row in rows:
-            print(json.dumps(row, allow_nan=False))
-    else:
+    if args.json is not None:
+        write_json_lines(args.json, rows)
+    if args.json != STDOUT:
         print_comparison(rows, Console(), names=(str(args.first), str(args.second)))
     return 0
 
@@ -405,7 +429,9 @@ def _report_parser() -> argparse.ArgumentParser:
         prog="gain-eval report", description="Draw a report of a result file."
     )
     parser.add_argument("result", metavar="RESULT", type=Path)
-    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help=".html or .md")
+    either = parser.add_mutually_exclusive_group(required=True)
+    output = either.add_argument("--output", metavar="FILE", type=Path, help=".html or .md")
+    add_old_spelling(either, "--out", output)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 
@@ -414,7 +440,7 @@ def _report(args: argparse.Namespace, given: Sequence[str]) -> int:
     """Draw a report of a result file."""
     from gain_apps.evaluation.results import read_results
 
-    _write_report(args.out, read_results(args.result))
+    _write_report(args.output, read_results(args.result))
     return 0
 
 
@@ -464,12 +490,19 @@ def _numbers(text: str) -> tuple[float, ...]:
         ) from None
 
 
-def _torch(text: str) -> tuple[str, Path]:
-    """timm's name and a checkpoint."""
+def _torch(text: str) -> tuple[str, str]:
+    """timm's name and a checkpoint, as `--torch` had them."""
     name, equals, path = text.partition("=")
     if not (name and equals and path):
         raise argparse.ArgumentTypeError(f"expected NAME=WEIGHTS, got {text!r}")
-    return name, Path(path)
+    return name, path
+
+
+def _torch_network(args: argparse.Namespace) -> tuple[str, Path] | None:
+    """The network in torch, for the methods that train it."""
+    if (args.timm is None) != (args.weights is None):
+        raise ConfigError("--timm, --weights: expected both, got one; name the other")
+    return None if args.timm is None else (args.timm, Path(args.weights))
 
 
 if __name__ == "__main__":

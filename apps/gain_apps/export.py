@@ -32,7 +32,18 @@ from gain_apps.exporting.precision import (
     precision_target,
     write_precision,
 )
+from gain_apps.exporting.settings import SETTINGS, flag, take_settings
 from gain_apps.exporting.text import Written, check_artifact, is_finished, print_json, print_text
+from gain_apps.flags import (
+    STDOUT,
+    add_json_flag,
+    add_old_settings,
+    add_old_spelling,
+    add_set_flag,
+    check_json_target,
+    parse_arguments,
+    settings_text,
+)
 from gain_core import __version__
 from gain_core.errors import ArtifactError, ConfigError, GainError
 from gain_runtime.files.paths import exists, is_folder
@@ -46,20 +57,22 @@ if TYPE_CHECKING:
 
 __all__ = ["build_parser", "main"]
 
-_EPILOG = """\
+_EPILOG = f"""\
+{settings_text(SETTINGS)}
+
 examples:
   gain-export vit_b16.onnx                    no such file: an alias of models/*.toml
-  gain-export out.onnx --model vit_tiny_patch16_224.augreg_in21k_ft_in1k
-  gain-export mine.onnx --model resnet18.a1_in1k --weights mine.pth --labels names.txt
+  gain-export out.onnx --timm vit_tiny_patch16_224.augreg_in21k_ft_in1k
+  gain-export mine.onnx --timm resnet18.a1_in1k --weights mine.pth --labels names.txt
   gain-export mine.onnx --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --crop-pct 1 --interpolation bilinear
   gain-export mine.onnx --like resnet50.a1_in1k    the file exists: written to mine.gain.onnx
-  gain-export vit_b16.onnx --adaptive --update-every 16    and vit_b16.adaptive.onnx beside it
+  gain-export vit_b16.onnx --adaptive --set update-every=1    and vit_b16.adaptive.onnx beside it
   gain-export vit_b16.adaptive.onnx --triton models/    and models/vit_b16 for a Triton server
   gain-export mine.onnx --output-name probs --input-range 0 255 --crop-pct 1 ...
   gain-export vit_b16.onnx --calibrate photos/    an artifact: adds its fitness report
   gain-export vit_b16.onnx --precision fp16 --verify-images photos/
   gain-export vit_b16.onnx --precision int8 --calibrate photos/    vit_b16.int8.gain.onnx
-  gain-export vit_b16.onnx --engine --max-batch 16    an artifact: builds vit_b16.engine
+  gain-export vit_b16.onnx --engine --set max-batch=16    an artifact: builds vit_b16.engine
   gain-export vit_b16.onnx --precision fp16 --engine --verify-images photos/    both, verified
 """
 
@@ -85,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="NAME.onnx",
         help="an existing ONNX classifier, or the file to write: its stem is then an alias, "
-        "unless --model names the model",
+        "unless --timm names the model",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write there instead")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
@@ -108,6 +121,15 @@ def build_parser() -> argparse.ArgumentParser:
     add_adaptive_arguments(parser.add_argument_group("an adaptive file"))
     add_engine_arguments(parser.add_argument_group("a TensorRT engine"))
     _add_check_arguments(parser.add_argument_group("checks and output"))
+    add_set_flag(parser, example="opset=17")
+    # What flags were called in the release before.
+    others = {
+        "--no-ema": "ema=false",
+        "--calibration": "int8-ranges=NAME",
+        "--no-build": "build=false",
+    }
+    never = {"build=false", "int8-ranges=NAME"}
+    add_old_settings(parser, SETTINGS.keys() - never, others=others)
     parser.add_argument("--version", action="version", version=f"gain-edge {__version__}")
     return parser
 
@@ -126,12 +148,13 @@ def _add_check_arguments(group: argparse._ArgumentGroup) -> None:
         "the method recognises streams of one class, and calibrate --precision int8; of an "
         "artifact, only that. test://signs: for the road-sign network, signs drawn by code",
     )
-    group.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    group.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
+    add_json_flag(group, what="the report as one JSON object")
+    group.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
 
 
 def _add_timm_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--model", metavar="NAME", help="alias or full timm tag")
+    name = group.add_argument("--timm", metavar="NAME", help="alias or full timm tag")
+    add_old_spelling(group, "--model", name)
     group.add_argument(
         "--weights",
         type=Path,
@@ -139,23 +162,7 @@ def _add_timm_arguments(group: argparse._ArgumentGroup) -> None:
         help="local checkpoint (.pt, .pth, .safetensors) instead of the published weights",
     )
     group.add_argument(
-        "--ema",
-        action=argparse.BooleanOptionalAction,
-        help="of a checkpoint with both, take the weights averaged over training, or the last "
-        "(default: averaged, as timm does)",
-    )
-    group.add_argument(
-        "--random-weights",
-        action="store_true",
-        default=None,
-        help="untrained weights, for benchmarks and tests",
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="of the random weights (default: 0)")
-    group.add_argument(
         "--classes", type=int, metavar="K", help="number of classes (default: the checkpoint's)"
-    )
-    group.add_argument(
-        "--opset", type=int, metavar="N", help="ONNX operator set, 17 to 20 (default: 18)"
     )
 
 
@@ -170,11 +177,6 @@ def _add_onnx_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="NODE",
         help="node or value inside the graph to take as logits instead of an output; where an "
         "output has as many columns it must agree with that",
-    )
-    group.add_argument(
-        "--layout",
-        choices=("NCHW", "NHWC"),
-        help="where the channels are, if the graph leaves it open",
     )
     group.add_argument(
         "--input-range",
@@ -214,9 +216,6 @@ def _add_preprocessing_arguments(group: argparse._ArgumentGroup) -> None:
         choices=("center", "squash"),
         help="keep the aspect ratio and cut, or squash (default: center)",
     )
-    group.add_argument(
-        "--channel-order", choices=("RGB", "BGR"), help="order of the planes (default: RGB)"
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -232,10 +231,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         0 written, 1 refused (one line says why), 130 interrupted; 2 is argparse's own.
     """
-    args = build_parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    args = parse_arguments(build_parser(), given)
     written: list[str] = []
     try:
         with _logging(debug=args.debug):
+            take_settings(args)
+            check_json_target(args.json, other_than=args.target)
             check_calibration(args.calibrate)
             check_precision_arguments(args)
             check_adaptive_arguments(_as_adapted(args))
@@ -265,6 +267,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if triton is not None:
                     written.append(str(triton))
                 engine = _build_engine(args, report, precision, images)
+            everything = Written(report, fitness, precision, adaptive, engine)
+            if args.json is not None:
+                print_json(everything, args.json)
     except GainError as err:
         if args.debug:
             traceback.print_exc()
@@ -275,8 +280,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         before = f"written before: {', '.join(written)}" if written else "nothing was written"
         print(f"gain-export: interrupted; {before}", file=sys.stderr)
         return 130
-    show = print_json if args.json else print_text
-    show(Written(report, fitness, precision, adaptive, engine, triton))
+    if args.json != STDOUT:
+        print_text(everything)
     return 0
 
 
@@ -348,13 +353,13 @@ def _export(args: argparse.Namespace) -> ExportReport:
     from gain_apps.exporting.target import progress_line
 
     export = _export_onnx if _is_existing_file(args) else _export_timm
-    with progress_line(enabled=not args.json) as on_step:
+    with progress_line(enabled=args.json != STDOUT) as on_step:
         return export(args, on_step)
 
 
 def _is_existing_file(args: argparse.Namespace) -> bool:
     """Whether the target is a model to read; checks that no flag of the other kind is given."""
-    reads = args.model is None and exists(args.target)
+    reads = args.timm is None and exists(args.target)
     if reads and args.target.stem in _aliases() and not is_folder(args.target):
         # What an alias was exported to before is no original to be read.
         from gain_export.onnx_file import is_artifact
@@ -363,9 +368,8 @@ def _is_existing_file(args: argparse.Namespace) -> bool:
     foreign, kind = (_TIMM_ONLY, "a timm model") if reads else (_ONNX_ONLY, "an existing ONNX file")
     given = [name for name in foreign if getattr(args, name) is not None]
     if given:
-        flag = given[0].replace("_", "-")
         reason = f"{args.target} is to be {'read' if reads else 'written'}"
-        raise ConfigError(f"--{flag}: belongs to the export of {kind}, but {reason}")
+        raise ConfigError(f"{flag(given[0])}: belongs to the export of {kind}, but {reason}")
     return reads
 
 
@@ -388,14 +392,16 @@ def _export_onnx(args: argparse.Namespace, on_step: OnStep) -> ExportReport:
 
 
 def _export_timm(args: argparse.Namespace, on_step: OnStep) -> ExportReport:
-    name = args.model or args.target.stem
-    if args.model is None and name not in _aliases():
+    name = args.timm or args.target.stem
+    if args.timm is None and name not in _aliases():
         raise ArtifactError(
-            f"{args.target}: no such file, and {name} is no alias; give an ONNX file, --model with "
+            f"{args.target}: no such file, and {name} is no alias; give an ONNX file, --timm with "
             f"a timm tag, or one of: {', '.join(sorted(_aliases()))}"
         )
     if args.seed is not None and not args.random_weights:
-        raise ConfigError("--seed: is the seed of --random-weights; give both or neither")
+        raise ConfigError(
+            f"{flag('seed')}: is the seed of {flag('random_weights')}; give both or neither"
+        )
     # Only now: it takes seconds to import torch.
     from gain_export import export_timm
     from gain_export.onnx_file import DEFAULT_OPSET
@@ -442,12 +448,12 @@ def _overrides(args: argparse.Namespace) -> PreprocessOverrides:
     )
 
 
-def _per_channel(flag: str, values: list[float] | None) -> tuple[float, float, float] | None:
+def _per_channel(name: str, values: list[float] | None) -> tuple[float, float, float] | None:
     """Three numbers, one of which may stand for all."""
     if values is None:
         return None
     if len(values) not in (1, 3):
-        raise ConfigError(f"{flag}: expected one number or three, got {len(values)}")
+        raise ConfigError(f"{name}: expected one number or three, got {len(values)}")
     return values[0], values[len(values) // 2], values[-1]
 
 

@@ -1,36 +1,73 @@
-"""Flags that several commands share, and flags that were called something else."""
+"""Flags that several commands share, settings without one, and flags that were called otherwise."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
-__all__ = ["add_device_flags", "add_old_spelling", "add_removed"]
+from gain_core.errors import ConfigError, StreamError
+
+__all__ = [
+    "STDOUT",
+    "Given",
+    "add_device_flags",
+    "add_json_flag",
+    "add_old",
+    "add_old_settings",
+    "add_old_spelling",
+    "add_removed",
+    "add_set_flag",
+    "check_json_target",
+    "checked_table",
+    "parse_arguments",
+    "read_given",
+    "settings_text",
+    "spelled",
+    "typed",
+    "value_of",
+    "warn",
+    "write_json_lines",
+]
+
+STDOUT = "-"
+NOW = "is now {}; the next release knows that name only"
+READERS: dict[str, Callable[[str], Any]] = {
+    "bool": {"true": True, "false": False}.__getitem__,
+    "float": float,
+    "int": int,
+    "Path": Path,
+}
+KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (float, int),
+    "bool": (bool,),
+    "Path": (Path,),
+}
 
 
-def add_device_flags(group: argparse._ArgumentGroup, /, *, threads_dest: str = "threads") -> None:
-    """Add `--device`, `--allow-host-code` and `--num-threads`: where a network runs.
+class Given(NamedTuple):
+    """What `--set` was given; typed once the record can be imported, which is not for `--help`."""
 
-    Parameters
-    ----------
-    group : argument group
-        Of an `argparse` parser.
-    threads_dest : str, optional
-        Under what the number of threads is stored.
-    """
-    group.add_argument("--device", help="cpu (default), cuda, tensorrt, or auto")
-    group.add_argument(
-        "--allow-host-code",
-        action="store_true",
-        help="run an engine built with --version-compatible, which brings code for the CPU",
-    )
+    key: str
+    text: str
+
+
+def add_device_flags(group: argparse._ArgumentGroup, /) -> None:
+    """Add `--device` and `--num-threads`: where a network runs."""
+    group.add_argument("--device", metavar="NAME", help="cpu (default), cuda, tensorrt, or auto")
     threads = group.add_argument(
         "--num-threads",
         type=int,
         metavar="N",
-        dest=threads_dest,
         help="CPU threads for the network, and to preprocess a batch in (default: its library's "
         "choice, and all cores)",
     )
@@ -38,40 +75,359 @@ def add_device_flags(group: argparse._ArgumentGroup, /, *, threads_dest: str = "
     add_removed(group, "--device-preprocess", why="frames are always preprocessed on the CPU")
 
 
-def add_old_spelling(group: argparse._ArgumentGroup, old: str, new: argparse.Action, /) -> None:
-    """Take the former name of a flag for one release, with one line of warning.
+def add_json_flag(group: argparse._ActionsContainer, /, *, what: str) -> None:
+    """Add `--json FILE`.
 
     Parameters
     ----------
-    group : argument group
-        Where `new` is.
+    group : argument group or parser
+    what : str
+        Is written there.
+    """
+    group.add_argument("--json", metavar="FILE", help=f"{what}; - is standard output")
+
+
+def check_json_target(path: str | None, /, *, other_than: str | Path | None = None) -> None:
+    """Refuse a file of `--json` that cannot be written, before any work is done.
+
+    Parameters
+    ----------
+    path : str or None
+        What was given.
+    other_than : str or Path, optional
+        A file that is read.
+
+    Raises
+    ------
+    ConfigError
+    """
+    from gain_runtime.files.paths import is_folder, resolved
+
+    if path in (None, STDOUT):
+        return
+    place = Path(str(path))
+    if is_folder(place) or not is_folder(place.parent) or not os.access(place.parent, os.W_OK):
+        raise ConfigError(
+            f"--json: expected a file in a folder that can be written to, got {place}; "
+            "create the folder or name another one"
+        )
+    if other_than is not None and resolved(place) == resolved(other_than):
+        raise ConfigError(f"--json: {place} is read and would be overwritten; name another file")
+
+
+def write_json_lines(target: str, records: Iterable[Mapping[str, Any]], /) -> None:
+    """Write records where `--json` says, one a line; a file is replaced whole.
+
+    Parameters
+    ----------
+    target : str
+        A file, or `-` for standard output.
+    records : iterable of mapping
+        Plain JSON values, all numbers finite.
+
+    Raises
+    ------
+    StreamError
+        If it cannot be written.
+    """
+    from gain_apps.system import write_result
+    from gain_runtime.files.paths import write_atomically
+
+    text = "\n".join(json.dumps(each, ensure_ascii=False, allow_nan=False) for each in records)
+    if target == STDOUT:
+        write_result(text)
+        return
+    try:
+        write_atomically(Path(target), f"{text}\n".encode())
+    except OSError as err:
+        raise StreamError(f"--json {target}: cannot be written ({err.strerror})") from err
+
+
+def add_set_flag(group: argparse._ActionsContainer, /, *, example: str) -> None:
+    """Add `--set KEY=VALUE`, for settings that few need; the last one wins, as with flags.
+
+    The namespace gets a `Given` for each under the name of the record's field.
+
+    Parameters
+    ----------
+    group : argument group or parser
+    example : str
+        `KEY=VALUE`.
+    """
+    group.add_argument(
+        "--set",
+        action=_Set,
+        metavar="KEY=VALUE",
+        default=argparse.SUPPRESS,
+        help=f"change a setting, as {example}; can be repeated, the keys are below",
+    )
+
+
+def settings_text(settings: Mapping[str, str], /) -> str:
+    """The part of `--help` on the keys of `--set`.
+
+    Parameters
+    ----------
+    settings : mapping
+        `KEY=VALUE` to what it is for.
+
+    Returns
+    -------
+    str
+        Without a line break at its end.
+    """
+    width = 4 + max(map(len, settings))
+    lines = ["settings:"]
+    for key, text in settings.items():
+        first, *others = textwrap.wrap(text, 98 - width, break_on_hyphens=False)
+        lines += [f"  {key:<{width - 2}}{first}", *(" " * width + line for line in others)]
+    return "\n".join(lines)
+
+
+def spelled(name: str, settings: Iterable[str], /) -> str:
+    """How a field of a record is spelled on the command line.
+
+    Parameters
+    ----------
+    name : str
+    settings : iterable of str
+        `KEY=VALUE` of those that have no flag.
+
+    Returns
+    -------
+    str
+    """
+    key = name.replace("_", "-")
+    without = {setting.partition("=")[0] for setting in settings}
+    return f"--set {key}" if key in without else f"--{key}"
+
+
+def read_given(flags: Mapping[str, Any], record: type, /) -> dict[str, Any]:
+    """What was given with `--set`, as fields of a record.
+
+    Parameters
+    ----------
+    flags : mapping
+        Of an argparse namespace.
+    record : type
+        A dataclass whose annotations are texts, int, float, bool, paths and tuples of them.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ConfigError
+        If a key is none of the record's, or a value is of another type.
+    """
+    kinds = {item.name.replace("_", "-"): str(item.type) for item in fields(record)}
+    given = [value for value in flags.values() if isinstance(value, Given)]
+    table = {item.key: value_of(item.text, kinds.get(item.key, "str")) for item in given}
+    return checked_table(table, record, where="--set")
+
+
+def value_of(text: str, annotation: str, /) -> Any:
+    """A text as the annotated type, or as it is where it cannot be read as that."""
+    kind = annotation.removesuffix(" | None")
+    if kind.startswith("tuple["):
+        element = kind.removeprefix("tuple[").partition(",")[0]
+        return tuple(value_of(part.strip(), element) for part in text.split(","))
+    try:
+        return READERS.get(kind, str)(text)
+    except (ValueError, KeyError):
+        return text
+
+
+def checked_table(table: Mapping[str, Any], record: type, /, *, where: str) -> dict[str, Any]:
+    """Keys and values as fields of a record.
+
+    Parameters
+    ----------
+    table : mapping
+        Key, with dashes, to value.
+    record : type
+        A dataclass.
+    where : str
+        Begins a message.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ConfigError
+        If a key is none of the record's, or a value is of another type.
+    """
+    known = {item.name.replace("_", "-"): item for item in fields(record)}
+    unknown = sorted(set(table) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"{where}: unknown key {', '.join(unknown)}; known keys are {', '.join(known)}"
+        )
+    return {
+        known[key].name: typed(value, str(known[key].type), where=f"{where}: {key}")
+        for key, value in table.items()
+    }
+
+
+def typed(value: Any, annotation: str, /, *, where: str) -> Any:
+    """The value, or ConfigError if it is not of the annotated type; types of choices are text."""
+    kind = annotation.removesuffix(" | None")
+    if kind.startswith("tuple[") and isinstance(value, tuple):
+        element = kind.removeprefix("tuple[").partition(",")[0]
+        return tuple(typed(item, element, where=where) for item in value)
+    kind = kind if kind in KINDS else "str"
+    if isinstance(value, KINDS[kind]) and (kind == "bool") == isinstance(value, bool):
+        return value
+    raise ConfigError(f"{where}: expected {kind}, got {value!r}")
+
+
+class _Set(argparse.Action):
+    """Stores a `Given` under the name of the field, where an old flag stores its own."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        key, equals, text = str(values).partition("=")
+        if not (key and equals):
+            parser.error(f"--set: expected KEY=VALUE, got {values!r}")
+        _store_given(key, namespace, text)
+
+
+def _store_given(key: str, namespace: argparse.Namespace, value: str | Sequence[str]) -> None:
+    """As `--set` does."""
+    text = value if isinstance(value, str) else ",".join(value)
+    setattr(namespace, key.replace("-", "_"), Given(key, text))
+
+
+# What follows takes the flags of the release before. The next release needs none of it.
+
+
+def parse_arguments(
+    parser: argparse.ArgumentParser, arguments: Sequence[str], /
+) -> argparse.Namespace:
+    """Parse a command line on which `--json` may still be a switch.
+
+    It is one unless `-` or a name that ends in `.json` follows: in `--json clip.mp4` the clip is
+    the input, as it was, and no file to be overwritten.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    arguments : sequence of str
+        Without the program's name.
+
+    Returns
+    -------
+    argparse.Namespace
+    """
+    words = list(arguments)
+    for index, word in enumerate(words):
+        value = words[index + 1] if index + 1 < len(words) else ""
+        if word == "--json" and value != STDOUT and not value.endswith(".json"):
+            warn(parser.prog, "--json", "--json FILE.json or --json -")
+            words[index] = f"--json={STDOUT}"
+    return parser.parse_args(words)
+
+
+def add_old(
+    group: argparse._ActionsContainer,
+    old: str,
+    /,
+    *,
+    now: str,
+    store: Callable[[argparse.Namespace, Any], object],
+    **settings: Any,
+) -> None:
+    """Take what a flag was called for one release, with one line of warning.
+
+    Parameters
+    ----------
+    group : argument group or parser
     old : str
         The former name.
-    new : argparse.Action
-        What `add_argument` returned for the flag; it stores one value, or a constant.
+    now : str
+        What is typed today.
+    store : callable
+        Called with the namespace and the value, which is `const` of a flag without values.
+    **settings
+        `type`, `nargs` and so on, as `add_argument` takes them.
     """
     group.add_argument(
         old,
-        action=_OldSpelling,
-        dest=new.dest,
+        action=_Old,
+        says=NOW.format(now),
+        store=store,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
+        **settings,
+    )
+
+
+def add_old_spelling(group: argparse._ActionsContainer, old: str, new: argparse.Action, /) -> None:
+    """Take the former name of a flag, as `add_old`.
+
+    Parameters
+    ----------
+    group : argument group or parser
+    old : str
+    new : argparse.Action
+        What `add_argument` returned for the flag; it stores one value, or a constant.
+    """
+    add_old(
+        group,
+        old,
+        now=new.option_strings[0],
+        store=lambda namespace, value: setattr(namespace, new.dest, value),
         nargs=new.nargs,
         const=new.const,
         type=new.type or str,
         choices=new.choices,
-        new=new.option_strings[0],
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
     )
 
 
+def add_old_settings(
+    group: argparse._ActionsContainer,
+    settings: Iterable[str],
+    /,
+    *,
+    others: Mapping[str, str] | None = None,
+) -> None:
+    """Take flags that are settings now, as `add_old`.
+
+    Parameters
+    ----------
+    group : argument group or parser
+    settings : iterable of str
+        `KEY=VALUE`, whose flag was `--KEY`. A VALUE in capitals was the flag's, `N,N` several;
+        any other is what the flag stood for.
+    others : mapping, optional
+        Flags that were not called as their key, to `KEY=VALUE`.
+    """
+    flags = {f"--{setting.partition('=')[0]}": setting for setting in settings}
+    for old, now in {**flags, **(others or {})}.items():
+        key, _, shown = now.partition("=")
+        settings_of_flag: dict[str, Any] = {"nargs": "+"} if "," in shown else {}
+        if not shown.isupper():
+            settings_of_flag = {"nargs": 0, "const": shown}
+        store = partial(_store_given, key)
+        add_old(group, old, now=f"--set {now}", store=store, **settings_of_flag)
+
+
 def add_removed(
-    group: argparse._ArgumentGroup, name: str, /, *, why: str, num_values: int = 0
+    group: argparse._ActionsContainer, name: str, /, *, why: str, num_values: int = 0
 ) -> None:
     """Take a flag that does nothing any more for one release, with one line of warning.
 
     Parameters
     ----------
-    group : argument group
+    group : argument group or parser
     name : str
     why : str
         Ends the warning.
@@ -80,20 +436,28 @@ def add_removed(
     """
     group.add_argument(
         name,
-        action=_Removed,
+        action=_Old,
         nargs=num_values,
-        why=why,
+        says=f"has no effect and goes with the next release: {why}",
+        store=lambda namespace, value: None,
         default=argparse.SUPPRESS,
         help=argparse.SUPPRESS,
     )
 
 
-class _OldSpelling(argparse.Action):
-    """Stores what was given where the new flag stores it."""
+class _Old(argparse.Action):
+    """Warns, and stores what was given where the new flag stores it."""
 
-    def __init__(self, *args: Any, new: str, **settings: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        says: str,
+        store: Callable[[argparse.Namespace, Any], object],
+        **settings: Any,
+    ) -> None:
         super().__init__(*args, **settings)
-        self._new = new
+        self._says = says
+        self._store = store
 
     def __call__(
         self,
@@ -102,26 +466,14 @@ class _OldSpelling(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        _warn(parser, f"{option_string} is now {self._new}; the next release knows that name only")
-        setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
+        _say(parser.prog, f"{option_string} {self._says}")
+        self._store(namespace, self.const if self.nargs == 0 else values)
 
 
-class _Removed(argparse.Action):
-    """Stores nothing."""
-
-    def __init__(self, *args: Any, why: str, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._why = why
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        _warn(parser, f"{option_string} has no effect and goes with the next release: {self._why}")
+def warn(program: str, old: str, now: str, /) -> None:
+    """Say that something is called otherwise today."""
+    _say(program, f"{old} {NOW.format(now)}")
 
 
-def _warn(parser: argparse.ArgumentParser, text: str) -> None:
-    print(f"{parser.prog}: warning: {text}", file=sys.stderr)
+def _say(program: str, text: str) -> None:
+    print(f"{program}: warning: {text}", file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gain_apps.flags import STDOUT, add_json_flag, check_json_target, write_json_lines
 from gain_core import __version__, config_from_dict, make_method
 from gain_core.errors import ArtifactError, ConfigError, GainError
 
@@ -29,7 +29,7 @@ examples:
   gain-stream CAMERA --model net.gain.onnx --state-in gate.safetensors    a camera begins with it
 
 States are sums, so those of cameras on one artifact add up. Merge cameras that see the same
-weather; docs/growing.md has what it costs where they do not.
+weather; docs/how-to/grow.md has what it costs where they do not.
 """
 
 
@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="the artifact; the presets paper and paper-l2 need its head",
     )
     for command in (show, merge):
-        command.add_argument("--json", action="store_true", help="print one JSON object")
+        add_json_flag(command, what="the same as one JSON object")
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.add_argument("--version", action="version", version=f"gain-edge {__version__}")
     return parser
@@ -80,7 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = build_parser().parse_args(argv)
     try:
+        check_json_target(args.json)
         record = _merge(args) if args.command == "merge" else _show(args.file)
+        if args.json is not None:
+            write_json_lines(args.json, [record])
     except GainError as err:
         if args.debug:
             traceback.print_exc()
@@ -89,9 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("gain-state: interrupted", file=sys.stderr)
         return 130
-    if args.json:
-        print(json.dumps(record, ensure_ascii=False))
-    else:
+    if args.json != STDOUT:
         for name, value in record.items():
             shown = f"{value:.4g}" if isinstance(value, float) else value
             print(f"{name:<16} {shown}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 import traceback
@@ -11,15 +10,26 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gain_apps.flags import add_device_flags
+from gain_apps.flags import (
+    STDOUT,
+    add_device_flags,
+    add_json_flag,
+    add_old,
+    add_old_settings,
+    add_old_spelling,
+    add_set_flag,
+    parse_arguments,
+    settings_text,
+    write_json_lines,
+)
+from gain_apps.streaming.settings import SETTINGS
 from gain_apps.system import (
     finish_output,
     open_missing_streams,
     refuse_closed,
     say,
-    write_result,
 )
-from gain_core import PRESETS, UPDATE_EVERY, WARMUP_FRAMES
+from gain_core import PRESETS, UPDATE_EVERY
 from gain_core.errors import GainError
 
 __all__ = ["build_parser", "main"]
@@ -28,15 +38,17 @@ __all__ = ["build_parser", "main"]
 MOST_TABLES = 4
 PACKAGES = ("gain_apps", "gain_runtime", "gain_core")
 
-EPILOG = """\
+EPILOG = f"""\
+{settings_text(SETTINGS)}
+
 examples:
   gain-stream clip.mp4 --model vit_b16.onnx --output out.mp4 --jsonl out.jsonl
-  gain-stream photos/ --model vit_b16.onnx --corrupt fog:0-5 --shuffle --json
+  gain-stream photos/ --model vit_b16.onnx --corrupt fog:0-5 --shuffle --json s.json
   gain-stream 0 --model vit_b16.onnx --display --state-out kitchen.safetensors
   gain-stream 0 --model vit_b16.onnx --serve 8080 --snapshots /var/lib/kitchen
   gain-stream rtsp://cam/1 rtsp://cam/2 --names yard,door --model vit_b16.onnx --snapshots kept
   gain-stream --config cameras.toml --serve 8080
-  gain-stream rtsp://cam/1 --model vit_b16.adaptive.onnx --reconnect 3600 --watchdog 60
+  gain-stream rtsp://cam/1 --model vit_b16.adaptive.onnx --set reconnect=3600 --set watchdog=60
 
 exit status:
   0 success, 1 an error (one line says which), 2 wrong usage, 3 the signal of a live source was lost
@@ -84,6 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="TOML file with settings, and a table [cameras.NAME] for each camera; flags win",
     )
+    add_set_flag(parser, example="watchdog=60")
     parser.add_argument(
         "--cameras",
         metavar="FILE",
@@ -93,6 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_input(parser)
     _add_outputs(parser)
     _add_long_runs(parser)
+    _add_old(parser)
     return parser
 
 
@@ -119,11 +133,6 @@ def _add_adaptation(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="FILE", help="artifact or adaptive file made by gain-export"
     )
     add_device_flags(group)
-    group.add_argument(
-        "--fast-preprocess",
-        action=on_off,
-        help="scale only what the crop keeps; within one level of timm's pixels",
-    )
     group.add_argument("--preset", metavar="NAME", help=f"one of {', '.join(PRESETS)}")
     group.add_argument(
         "--update-every",
@@ -131,15 +140,10 @@ def _add_adaptation(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"frames between two updates; each is predicted at once (default {UPDATE_EVERY})",
     )
-    group.add_argument(
-        "--warm-up",
-        type=int,
-        metavar="FRAMES",
-        help=f"frames that the first update waits for (default {WARMUP_FRAMES})",
+    batch_size = group.add_argument(
+        "--batch-size", type=int, metavar="N", help="frames per forward pass (default 1)"
     )
-    group.add_argument(
-        "--batch", type=int, metavar="N", help="frames per forward pass, for files (default 1)"
-    )
+    add_old_spelling(group, "--batch", batch_size)
     group.add_argument("--freeze", action=on_off, help="never learn")
     group.add_argument("--state-in", metavar="FILE", help="continue from a saved state")
     group.add_argument("--state-out", metavar="FILE", help="save the state at the end")
@@ -149,7 +153,6 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     """What is done to the frames before they are classified."""
     group = parser.add_argument_group("frames")
     group.add_argument("--max-frames", type=int, metavar="N", help="stop after N frames")
-    group.add_argument("--seed", type=int, metavar="N", help="for all that is random (default 0)")
     group.add_argument(
         "--shuffle", action=argparse.BooleanOptionalAction, help="photos in random order"
     )
@@ -157,18 +160,6 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
         "--corrupt",
         metavar="NAME:FROM-TO",
         help="corrupt the frames: fog:3, a ramp fog:0-5, or several with commas, one after another",
-    )
-    group.add_argument(
-        "--hwaccel",
-        metavar="NAME",
-        help="decode videos and network streams by hardware: cuda, vaapi, videotoolbox; an error "
-        "where it cannot",
-    )
-    group.add_argument(
-        "--truth",
-        metavar="FILE",
-        help="true classes: a classes.tsv, or lines of file name<TAB>index; 'none' for none "
-        "(default: the classes.tsv beside the photos)",
     )
 
 
@@ -183,7 +174,6 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="picture of accuracy, calibration and strength over the run (extra: report)",
     )
-    group.add_argument("--top-k", type=int, metavar="K", help="classes listed (default 3)")
     group.add_argument("--display", action="store_true", help="show a window")
     group.add_argument(
         "--serve",
@@ -197,15 +187,9 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
         help="token that viewers must know; needed where other machines can reach HOST",
     )
     group.add_argument(
-        "--events", metavar="FILE", help="keep events and curves over restarts, in a SQLite file"
-    )
-    group.add_argument(
-        "--headless", dest="display", action="store_false", help="show none (default)"
-    )
-    group.add_argument(
         "--side-by-side", action=on_off, help="draw the frozen source beside the adapted prediction"
     )
-    group.add_argument("--json", action=on_off, help="print the summary as one JSON object")
+    add_json_flag(group, what="the summary as one JSON object, of several streams one a line")
     group.add_argument(
         "--verbose",
         dest="log_level",
@@ -213,75 +197,34 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
         const="info",
         help="log the settings and every step (default: what was opened, warnings, the summary)",
     )
-    group.add_argument(
-        "--log-level",
-        metavar="LEVEL",
-        help="debug, info (as --verbose), note (default), warning or error (no table either)",
-    )
     group.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
 
 
 def _add_long_runs(parser: argparse.ArgumentParser) -> None:
     """What keeps a stream alive for months."""
     group = parser.add_argument_group("cameras and long runs")
-    on_off = argparse.BooleanOptionalAction
     group.add_argument(
         "--snapshots",
         metavar="DIR",
         help="keep the last three states there, and continue from them at the next start",
     )
     group.add_argument(
-        "--snapshot-every", type=int, metavar="FRAMES", help="learned frames between (default 1000)"
-    )
-    group.add_argument(
-        "--snapshot-seconds", type=float, metavar="S", help="seconds between (default 60)"
-    )
-    group.add_argument(
-        "--reconnect",
-        type=float,
-        metavar="S",
-        help="seconds to wait for a lost camera before exit status 3 (default 300; for ever with "
-        "--serve or several streams)",
-    )
-    group.add_argument(
-        "--watchdog", type=float, metavar="S", help="end a stream that hangs, with exit status 4"
-    )
-    group.add_argument(
-        "--check-frames",
-        action=on_off,
-        help="do not learn from black, frozen and corrupt frames (default: live sources)",
-    )
-    group.add_argument("--camera-size", metavar="WxH", help="asked of the camera: 1280x720")
-    group.add_argument("--camera-rate", type=float, metavar="HZ", help="asked of the camera")
-    group.add_argument(
-        "--camera-format", metavar="FOUR", help="asked of the camera before both (default MJPG)"
-    )
-    group.add_argument(
-        "--save-changed", metavar="DIR", help="keep frames whose prediction adaptation changed"
-    )
-    group.add_argument(
-        "--save-changed-most", type=int, metavar="N", help="how many at most (default 1000)"
-    )
-    group.add_argument(
-        "--webhook", metavar="URL", help="post the result there when the class changes"
-    )
-    group.add_argument(
-        "--event-webhook", metavar="URL", help="post every event there: losses, commands, logins"
-    )
-    group.add_argument(
         "--mqtt",
         metavar="URL",
         help="publish every result: mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC (extra: mqtt)",
     )
-    group.add_argument(
-        "--mqtt-discovery",
-        metavar="PREFIX",
-        help="announce the streams to Home Assistant, whose prefix is homeassistant",
-    )
-    group.add_argument(
-        "--sink-errors",
-        metavar="POLICY",
-        help="stop, or drop an output that fails (default: drop for live sources, else stop)",
+
+
+def _add_old(parser: argparse.ArgumentParser) -> None:
+    """What flags were called in the release before."""
+    switches = {f"--no-{key}": f"{key}=false" for key in ("fast-preprocess", "check-frames")}
+    add_old_settings(parser, SETTINGS, others={"--headless": "display=false", **switches})
+    add_old(
+        parser,
+        "--no-json",
+        now="nothing: leave json out of the settings file",
+        store=lambda flags, _: setattr(flags, "json", None),
+        nargs=0,
     )
 
 
@@ -300,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     closed = open_missing_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    flags = vars(build_parser().parse_args(arguments))
+    flags = vars(parse_arguments(build_parser(), arguments))
     try:
         status = _run(flags, arguments, closed)
         finish_output()
@@ -336,9 +279,9 @@ def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) ->
     if not settings.get("input") and "cameras" not in settings:
         build_parser().error("INPUT is required, here or as 'input' or cameras in --config")
     for wanted, number, name in (
-        (settings.get("json"), 1, "--json"),
-        (settings.get("jsonl") == "-", 1, "--jsonl -"),
-        (settings.get("input") == "-", 0, "INPUT -"),
+        (settings.get("json") == STDOUT, 1, "--json -"),
+        (settings.get("jsonl") == STDOUT, 1, "--jsonl -"),
+        (settings.get("input") == STDOUT, 0, "INPUT -"),
     ):
         if wanted:
             refuse_closed(closed, number, wanted_by=name)
@@ -378,8 +321,7 @@ def _serve(plan: Any, stop: Any, console: Any, *, file: Any, formatter: Any) -> 
     """Run a service and print the summaries of its streams."""
     from gain_apps.streaming.service import run_service
 
-    as_json = bool(plan.shared.get("json", False))
-    report = _reporter(console, as_json, tables=len(plan.configs) <= MOST_TABLES)
+    report = _reporter(console, plan.shared.get("json"), tables=len(plan.configs) <= MOST_TABLES)
     run_service(plan, stop, report=report, file=file, formatter=formatter)
 
 
@@ -391,18 +333,21 @@ def _stream(config: Any, stop: Any, console: Any) -> None:
 
 
 def _reporter(
-    console: Any, as_json: bool, *, tables: bool = True
+    console: Any, target: str | None, *, tables: bool = True
 ) -> Callable[[dict[str, Any]], None]:
-    """Prints the summary of a stream."""
+    """Prints the summary of a stream, and writes it where `--json` says."""
     from gain_apps.streaming.summary import NOTE, print_summary
+
+    records: list[dict[str, Any]] = []
 
     def report(summary: dict[str, Any]) -> None:
         # A terminal that has gone takes nothing with it.
         with suppress(OSError):
             if tables and logging.getLogger(PACKAGES[0]).level <= NOTE:
                 print_summary(summary, console)
-        if as_json:
-            write_result(json.dumps(summary, allow_nan=False))
+        if target is not None:
+            records.append(summary)
+            write_json_lines(target, records[-1:] if target == STDOUT else records)
 
     return report
 

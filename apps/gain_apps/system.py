@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import resource
 import socket
 import sys
@@ -197,15 +198,16 @@ def hide_credentials(arguments: Sequence[str], /) -> None:
     setproctitle.setproctitle(" ".join([os.path.basename(sys.argv[0]), *shown]))  # noqa: PTH119
 
 
+# `--flag=URI`, and `webhook=URI` of --set.
+NAMED = re.compile(r"^((?:--[\w-]+=)?(?:[\w-]+=)?)(.*)", re.DOTALL)
+
+
 def _shown(argument: str) -> str:
-    """An argument without credentials, also as `--flag=URI`."""
-    flag, equals, value = argument.partition("=")
-    named = equals and flag.startswith("--")
-    text = value if named else argument
+    """An argument without credentials, also as `--flag=URI` and `KEY=URI`."""
+    name, text = NAMED.findall(argument)[0]
     # The path of a webhook is its password, and nobody can tell from here what a URL is for.
     web = text.lower().startswith(("http://", "https://"))
-    shown = redact_to_host(text) if web else redact(text)
-    return f"{flag}={shown}" if named else shown
+    return f"{name}{redact_to_host(text) if web else redact(text)}"
 
 
 NAMES = ("standard input", "standard output", "standard error")

@@ -371,7 +371,7 @@ def export_timm(
     overrides = preprocess or PreprocessOverrides()
     _check_settings(opset, weights=weights, random_seed=random_seed)
     if ema is not None and weights is None:
-        raise ConfigError("--ema, --no-ema: choose weights of a checkpoint; add --weights FILE")
+        raise ConfigError("--set ema: chooses weights of a checkpoint; add --weights FILE")
     check_output(output, force=force)
     # Wrong flags are found before the minutes of work.
     images = choose_images(None if verify_images is None else Path(verify_images))
@@ -436,7 +436,7 @@ def _check_settings(opset: int, *, weights: str | Path | None, random_seed: int 
     if not MIN_OPSET <= opset <= MAX_OPSET:
         raise ConfigError(f"opset: expected {MIN_OPSET} to {MAX_OPSET}, got {opset}")
     if weights is not None and random_seed is not None:
-        raise ConfigError("--weights and --random-weights: give one of them")
+        raise ConfigError("--weights and --set random-weights: give one of them")
 
 
 def _run(model: Any, pixel_values: Floats, *, height_px: int, width_px: int) -> Floats:

@@ -303,7 +303,7 @@ def lower_opset(model: onnx.ModelProto, opset: int, /, *, path: str) -> onnx.Mod
     _write_as_before(model, opset)
     changed = _changed_operators(model, opset)
     if changed:
-        remedy = "give --opset 18" if opset == MIN_OPSET else f"export it with opset {opset}"
+        remedy = "give --set opset=18" if opset == MIN_OPSET else f"export it with opset {opset}"
         raise ArtifactError(
             f"{path}: opset {opset}: has no {', '.join(changed[:4])} as this model of opset {was} "
             f"uses it; {remedy}"

@@ -139,7 +139,7 @@ def read_input(
         )
     found, how = _layout(graph, name, sizes)
     if layout is not None and found not in (None, layout):
-        raise ConfigError(f"--layout {layout}: {where} is {found} ({how}); leave the flag out")
+        raise ConfigError(f"--set layout={layout}: {where} is {found} ({how}); leave it out")
     chosen = layout or found
     if chosen is None and None not in (sizes[1], sizes[3]):
         raise ArtifactError(
@@ -148,8 +148,8 @@ def read_input(
         )
     if chosen is None:
         raise ConfigError(
-            f"{where}: its shape ({written}) does not say where the channels are; give --layout "
-            "NCHW or --layout NHWC"
+            f"{where}: its shape ({written}) does not say where the channels are; give --set "
+            "layout=NCHW or layout=NHWC"
         )
     channels = sizes[1 if chosen == "NCHW" else 3] or _kernel_channels(graph, name) or 3
     if channels not in (1, 3):
@@ -189,7 +189,7 @@ def check_range(form: InputForm, spec: Preprocess, /, *, path: Path) -> None:
             f"--mean, --std: {path} takes one grey channel, got three different numbers; give one"
         )
     if form.channels == 1 and spec.channel_order != "RGB":
-        raise ConfigError(f"--channel-order: {path} takes one grey channel; leave it out")
+        raise ConfigError(f"--set channel-order: {path} takes one grey channel; leave it out")
     if form.value_range is not None and not np.allclose(
         (spec.mean, spec.std), plain_settings(form.value_range)
     ):

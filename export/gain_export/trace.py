@@ -126,7 +126,7 @@ def trace(model: Any, /, *, height_px: int, width_px: int, opset: int) -> onnx.M
     if opset_of(traced) != opset:
         raise EngineError(
             f"opset: expected {opset}, got {opset_of(traced)}: torch cannot convert this model; "
-            f"give --opset {opset_of(traced)}"
+            f"give --set opset={opset_of(traced)}"
         )
     # The exporter notes this machine's file paths and source lines beside every node.
     for node in traced.graph.node:

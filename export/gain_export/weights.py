@@ -151,14 +151,14 @@ def _chosen(loaded: Any, *, ema: bool | None, path: Path) -> tuple[Any, list[str
     last = [key for key in _WEIGHTS if _tensors(loaded.get(key))]
     if ema and not averaged:
         raise ArtifactError(
-            f"{path}: --ema: expected weights averaged over training, found none among "
-            f"{', '.join(map(str, list(loaded)[:6]))}; leave the flag out"
+            f"{path}: --set ema: expected weights averaged over training, found none among "
+            f"{', '.join(map(str, list(loaded)[:6]))}; leave it out"
         )
     if averaged and (ema or ema is None or not last):
-        other = "; --no-ema takes the last ones" if last else ""
+        other = "; --set ema=false takes the last ones" if last else ""
         return loaded[averaged[0]], [f"'{averaged[0]}', averaged over training{other}"]
     if last:
-        other = "; --ema takes the averaged ones" if averaged else ""
+        other = "; --set ema=true takes the averaged ones" if averaged else ""
         return loaded[last[0]], [f"'{last[0]}'{other}"] if averaged or len(last) > 1 else []
     return loaded, []
 
@@ -256,7 +256,7 @@ def fill(model: Any, state: StateDict, /, *, path: Path, in_order: bool = False)
         raise ArtifactError(
             f"{path}: its weights do not fit {type(model).__name__} "
             f"{model.pretrained_cfg.get('architecture', '')}: {'; '.join(problems)}; give the "
-            "--model, --classes and --img-size it was trained with"
+            "--timm, --classes and --img-size it was trained with"
         )
     # Only the counters of batch norm may be absent: older checkpoints lack them.
     model.load_state_dict(state, strict=False)

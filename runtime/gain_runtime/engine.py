@@ -255,7 +255,7 @@ class AdaptiveEngine:
         if session.artifact.features_only:
             raise ArtifactError(
                 f"{session.artifact.path}: expected an adaptive file that takes frames, got one "
-                "without a network; make it with gain-export --adaptive and not --features-only"
+                "without a network; make it with gain-export --adaptive without features-only"
             )
         self._session = session
         self._update_every = session.update_every
@@ -302,7 +302,7 @@ class AdaptiveEngine:
             raise ConfigError(
                 f"update_every: expected at least {least}, which is baked into "
                 f"{self.artifact.path}, got {frames}; make the file again with gain-export "
-                "--adaptive --update-every"
+                "--adaptive --set update-every=N"
             )
         self._update_every = frames
 

@@ -48,7 +48,7 @@ def refused(capsys, *argv: object) -> str:
 
 def test_the_merge_is_the_methods(tmp_path, learn, capsys):
     files, output = [learn(seed) for seed in range(3)], tmp_path / "gate.safetensors"
-    assert main(["merge", *map(str, files), "-o", str(output), "--json"]) == 0
+    assert main(["merge", *map(str, files), "-o", str(output), "--json=-"]) == 0
     record = json.loads(capsys.readouterr().out)
     method = make_method(K)
     loaded = [load_state(path, method=method, artifact_sha256=ARTIFACT) for path in files]

@@ -31,10 +31,10 @@ def test_it_is_the_model_and_its_state_file_is_the_models(
     command: Command, artifact_path: Path, adaptive_path: Path, photo_folder: Path, tmp_path: Path
 ) -> None:
     rows = {}
-    waits = ("--warm-up", 4, "--update-every", 2)
+    waits = ("--set=warm-up=4", "--update-every", 2)
     for name, file in (("model", artifact_path), ("adaptive", adaptive_path)):
         done = command(
-            *(photo_folder, "--model", file, "--jsonl", tmp_path / name, "--json"),
+            *(photo_folder, "--model", file, "--jsonl", tmp_path / name, "--json=-"),
             *("--state-out", tmp_path / f"{name}.state"),
             *(waits if name == "model" else ()),
         )
@@ -49,7 +49,7 @@ def test_it_is_the_model_and_its_state_file_is_the_models(
         assert_allclose(baked["strength"], plain["strength"], atol=1e-3)
     crossed = command(
         *(photo_folder, "--model", artifact_path, "--state-in", tmp_path / "adaptive.state"),
-        *("--freeze", "--json"),
+        *("--freeze", "--json=-"),
     )
     assert crossed.returncode == 0, crossed.stderr
     assert json.loads(crossed.stdout)["frames_learned"] == 12
@@ -59,7 +59,7 @@ def test_its_snapshots_are_continued(
     command: Command, adaptive_path: Path, photo_folder: Path, tmp_path: Path
 ) -> None:
     for total in (12, 24):
-        done = command(photo_folder, "--model", adaptive_path, "--snapshots", tmp_path, "--json")
+        done = command(photo_folder, "--model", adaptive_path, "--snapshots", tmp_path, "--json=-")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["frames_learned"] == total
 
@@ -68,7 +68,7 @@ def test_its_snapshots_are_continued(
     ("flags", "expected"),
     [
         pytest.param(["--preset", "paper"], "config: baked into", id="preset"),
-        pytest.param(["--warm-up", "9"], "warmup_frames: baked into", id="warm-up"),
+        pytest.param(["--set=warm-up=9"], "warmup_frames: baked into", id="warm-up"),
         pytest.param(["--update-every", "1"], "update_every: expected at least 2", id="update"),
     ],
 )

@@ -45,8 +45,8 @@ def test_photos_give_the_rows_the_adapter_gives(
 ) -> None:
     done = process(
         *(photo_folder, "--model", artifact_path, "--jsonl", tmp_path / "rows.jsonl"),
-        *("--output", tmp_path / "out.mp4", "--state-out", tmp_path / "state", "--json"),
-        *("--warm-up", "1", "--update-every", "1"),
+        *("--output", tmp_path / "out.mp4", "--state-out", tmp_path / "state", "--json=-"),
+        *("--set=warm-up=1", "--update-every", "1"),
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
@@ -77,8 +77,8 @@ def test_the_prediction_is_the_sources_while_warming_up(
 ) -> None:
     rows_path = tmp_path / "rows.jsonl"
     done = command(
-        *(photo_folder, "--model", artifact_path, "--jsonl", rows_path, "--json"),
-        *("--warm-up", "8", "--update-every", "1", "--preset", "paper"),
+        *(photo_folder, "--model", artifact_path, "--jsonl", rows_path, "--json=-"),
+        *("--set=warm-up=8", "--update-every", "1", "--preset", "paper"),
     )
     assert done.returncode == 0, done.stderr
     strengths = [row["strength"] for row in read_rows(rows_path)]
@@ -90,11 +90,11 @@ def test_the_prediction_is_the_sources_while_warming_up(
 def test_the_scores_of_both_predictions_come_from_one_pass(
     command: Command, artifact_path: Path, photo_folder: Path
 ) -> None:
-    done = command(photo_folder, "--model", artifact_path, "--json", "--corrupt", "fog:0-5")
+    done = command(photo_folder, "--model", artifact_path, "--json=-", "--corrupt", "fog:0-5")
     assert done.returncode == 0, done.stderr
     truth = json.loads(done.stdout)["truth"]
-    at_once = ("--warm-up", "1", "--update-every", "1")
-    plain = command(photo_folder, "--model", artifact_path, "--json", *at_once)
+    at_once = ("--set=warm-up=1", "--update-every", "1")
+    plain = command(photo_folder, "--model", artifact_path, "--json=-", *at_once)
     scores = json.loads(plain.stdout)["truth"]
     with open_source(str(photo_folder)) as source, open_session(artifact_path) as session:
         adapter = Adapter(NetworkEngine(session, preset("shift"), update_every=1, warmup_frames=1))
@@ -123,7 +123,7 @@ def test_a_frozen_clip_is_the_plain_source(
 ) -> None:
     done = command(
         *(clip_path, "--model", artifact_path, "--freeze", "--jsonl", tmp_path / "rows.jsonl"),
-        *("--output", tmp_path / "out.avi", "--side-by-side", "--batch", 5),
+        *("--output", tmp_path / "out.avi", "--side-by-side", "--batch-size", 5),
     )
     assert done.returncode == 0, done.stderr
     rows = read_rows(tmp_path / "rows.jsonl")
@@ -145,7 +145,7 @@ def test_a_clip_cut_short_keeps_the_frames_before_the_cut(
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
     rows = tmp_path / "rows.jsonl"
-    done = command(path, "--model", artifact_path, "--jsonl", rows, "--json")
+    done = command(path, "--model", artifact_path, "--jsonl", rows, "--json=-")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert 10 <= summary["frames"] <= 25
@@ -166,7 +166,7 @@ def test_a_signal_finishes_the_files_and_saves_the_state(
 ) -> None:
     rows_path, video, state = (tmp_path / name for name in ("rows.jsonl", "out.mp4", "state"))
     arguments = ["test://pattern?frames=100000000&width=64&height=48", "--model", artifact_path]
-    arguments += ["--jsonl", rows_path, "--output", video, "--state-out", state, "--json"]
+    arguments += ["--jsonl", rows_path, "--output", video, "--state-out", state, "--json=-"]
     process = subprocess.Popen(
         [sys.executable, "-m", "gain_apps.stream", *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -250,7 +250,7 @@ def test_a_full_disk_does_not_take_the_other_outputs_with_it(
 ) -> None:
     video, state = tmp_path / "out.mp4", tmp_path / "state"
     done = command(
-        *(clip_path, "--model", artifact_path, "--jsonl", "/dev/full", "--json"),
+        *(clip_path, "--model", artifact_path, "--jsonl", "/dev/full", "--json=-"),
         *("--output", video, "--state-out", state),
     )
     assert done.returncode == 1

@@ -46,7 +46,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run the command with --json and expect success; its summary, stderr under `stderr`."""
 
     def run_json(*args: object) -> dict:
-        status = main([*(str(arg) for arg in args), "--json"])
+        status = main([*(str(arg) for arg in args), "--json=-"])
         captured = capsys.readouterr()
         assert status == 0, captured.err
         return {**json.loads(captured.out), "stderr": captured.err}
@@ -115,24 +115,26 @@ def test_bad_input(
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        pytest.param(["--batch", "0"], "--batch: expected at least 1", id="batch"),
+        pytest.param(["--batch-size", "0"], "--batch-size: expected at least 1", id="batch"),
         pytest.param(["--update-every", "0"], "--update-every: expected at least 1", id="update"),
         pytest.param(["--max-frames", "0"], "--max-frames: expected at least 1", id="max frames"),
-        pytest.param(["--top-k", "0"], "--top-k: expected at least 1", id="top-k"),
+        pytest.param(["--set=top-k=0"], "--set top-k: expected at least 1", id="top-k"),
         pytest.param(["--num-threads", "0"], "--num-threads: expected at least 1", id="threads"),
-        pytest.param(["--seed", "-1"], "--seed: expected at least 0", id="seed"),
+        pytest.param(["--set=seed=-1"], "--set seed: expected at least 0", id="seed"),
         pytest.param(
             ["--preset", "best"], "preset: expected one of shift, paper, paper-l2", id="preset"
         ),
         pytest.param(["--device", "tpu"], "device: expected cpu", id="device"),
-        pytest.param(["--log-level", "loud"], "--log-level: expected one of", id="log level"),
+        pytest.param(["--set=log-level=loud"], "--set log-level: expected one of", id="log level"),
         pytest.param(["--corrupt", "mist:3"], "got 'mist'", id="corruption"),
         pytest.param(["--corrupt", "fog"], "expected NAME:SEVERITY", id="severity"),
         pytest.param(["--corrupt", "fog:0-6"], "severities in [0, 5]", id="range"),
-        pytest.param(["--json", "--jsonl", "-"], "both write to stdout", id="stdout twice"),
+        pytest.param(["--json=-", "--jsonl", "-"], "both write to stdout", id="stdout twice"),
         pytest.param(["--freeze", "--state-out", "s"], "learns nothing", id="frozen state"),
         pytest.param(["--side-by-side"], "--output or --display", id="no view"),
-        pytest.param(["--output", "-"], "only --jsonl takes stdout", id="video to stdout"),
+        pytest.param(
+            ["--output", "-"], "only --jsonl and --json take stdout", id="video to stdout"
+        ),
         pytest.param(["--shuffle"], "--shuffle: expected photos", id="shuffled video"),
         pytest.param(["--state-out", "absent/s"], "no such folder absent", id="state folder"),
         pytest.param(["--jsonl", "absent/r"], "no such folder absent", id="rows folder"),
@@ -140,18 +142,24 @@ def test_bad_input(
         pytest.param(["--output", "."], "expected a file, got the folder", id="folder"),
         pytest.param(["--output", "out.txt"], "expected a video file name", id="suffix"),
         pytest.param(["--state-in", "absent"], "expected a state file, found no such", id="state"),
-        pytest.param(["--truth", "absent"], "--truth absent: cannot be read", id="truth"),
+        pytest.param(["--set=truth=absent"], "--set truth=absent: cannot", id="truth"),
         pytest.param(["--config", "absent"], "--config absent: cannot be read", id="config"),
-        pytest.param(["--camera-size", "big"], "expected WIDTHxHEIGHT", id="camera size"),
-        pytest.param(["--camera-size", "0x9"], "width_px: expected at least 1", id="no width"),
-        pytest.param(["--camera-rate", "0"], "rate_hz: expected (0, 1000]", id="camera rate"),
-        pytest.param(["--camera-format", "JPEG2"], "expected 4 characters", id="camera format"),
-        pytest.param(["--watchdog", "0"], "--watchdog: expected seconds above 0", id="watchdog"),
-        pytest.param(["--reconnect", "-1"], "--reconnect: expected at least 0", id="reconnect"),
-        pytest.param(["--reconnect", "nan"], "--reconnect: expected at least 0", id="nan"),
-        pytest.param(["--snapshot-every", "0"], "--snapshot-every: expected at", id="snapshots"),
-        pytest.param(["--sink-errors", "hope"], "expected one of stop, drop", id="sink policy"),
-        pytest.param(["--webhook", "ftp://h/"], "--webhook: expected http://", id="webhook"),
+        pytest.param(["--set=camera-size=big"], "expected WIDTHxHEIGHT", id="camera size"),
+        pytest.param(["--set=camera-size=0x9"], "width_px: expected at least 1", id="no width"),
+        pytest.param(["--set=camera-rate=0"], "rate_hz: expected (0, 1000]", id="camera rate"),
+        pytest.param(["--set=camera-format=JPEG2"], "expected 4 characters", id="camera format"),
+        pytest.param(
+            ["--set=watchdog=0"], "--set watchdog: expected seconds above 0", id="watchdog"
+        ),
+        pytest.param(
+            ["--set=reconnect=-1"], "--set reconnect: expected at least 0", id="reconnect"
+        ),
+        pytest.param(["--set=reconnect=nan"], "--set reconnect: expected at least 0", id="nan"),
+        pytest.param(
+            ["--set=snapshot-every=0"], "--set snapshot-every: expected at", id="snapshots"
+        ),
+        pytest.param(["--set=sink-errors=hope"], "expected one of stop, drop", id="sink policy"),
+        pytest.param(["--set=webhook=ftp://h/"], "--set webhook: expected http://", id="webhook"),
         pytest.param(["--mqtt", "mqtt://h"], "--mqtt: expected mqtt://HOST", id="mqtt"),
     ],
 )
@@ -173,9 +181,9 @@ def test_bad_settings(
     "argv",
     [
         pytest.param([], id="no input"),
-        pytest.param(["0", "--batch", "two"], id="no number"),
+        pytest.param(["0", "--batch-size", "two"], id="no number"),
         pytest.param(["0", "--no-such-flag"], id="unknown flag"),
-        pytest.param(["0", "--batc", "2"], id="abbreviation"),
+        pytest.param(["0", "--batch-siz", "2"], id="abbreviation"),
     ],
 )
 def test_wrong_usage_is_status_2(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,7 +285,7 @@ def test_frames_that_give_nan_are_rejected_and_teach_nothing(
     without = Path(shutil.copytree(with_black, tmp_path / "clean"))
     for index in (1, 4):
         (without / f"{index}.png").unlink()
-    use = ["--model", nan_artifact_path, "--batch", batch]
+    use = ["--model", nan_artifact_path, "--batch-size", batch]
     summary = run(
         *(with_black, *use, "--state-out", tmp_path / "a", "--jsonl", tmp_path / "rows"),
         *("--output", tmp_path / "out.mp4"),
@@ -315,13 +323,13 @@ def test_truth_of_another_label_set(
         file.write("5\tn00000005\tfig\n")
     use = [folder, "--model", artifact_path]
     assert "expected at most 5 classes" in fail(*use)
-    assert "got 5; it belongs to another label set" in fail(*use, "--truth", table)
-    assert run(*use, "--truth", "none")["truth"] is None
+    assert "got 5; it belongs to another label set" in fail(*use, f"--set=truth={table}")
+    assert run(*use, "--set=truth=none")["truth"] is None
     # A sparse list is found out at the first photo of such a class.
     table.write_text("index\twnid\tname\n0\tn00000000\tapple\n7\tn00000003\tgrape\n")
     assert "expected a class below 5" in fail(*use)
     malformed = write_file(tmp_path / "truth.txt", b"a.jpg 3\n")
-    assert "line 1: expected 'file name<TAB>class index'" in fail(*use, "--truth", malformed)
+    assert "line 1: expected 'file name<TAB>class index'" in fail(*use, f"--set=truth={malformed}")
 
 
 class FailingSink(JsonlSink):

@@ -50,14 +50,14 @@ def test_each_stream_ends_as_it_would_alone(
     tmp_path: Path,
 ) -> None:
     inputs = (clip_path, photo_folder, f"test://pattern?{SMALL}&frames=30")
-    common = ("--model", artifact_path, "--preset", "paper", "--warm-up", 1, "--num-threads", 1)
-    common += ("--top-k", 5, "--update-every", 1)
+    common = ("--model", artifact_path, "--preset", "paper", "--set=warm-up=1", "--num-threads", 1)
+    common += ("--set=top-k=5", "--update-every", 1)
     together = command(
         *inputs,
         *common,
-        *("--names", "clip,photos,pattern", "--jsonl", tmp_path / "rows.jsonl", "--json"),
+        *("--names", "clip,photos,pattern", "--jsonl", tmp_path / "rows.jsonl", "--json=-"),
         *("--state-out", tmp_path / "s.safetensors", "--output", tmp_path / "out.avi"),
-        *("--snapshots", tmp_path / "kept", "--snapshot-every", 5, "--verbose"),
+        *("--snapshots", tmp_path / "kept", "--set=snapshot-every=5", "--verbose"),
     )
     assert together.returncode == 0, together.stderr
     summaries = [json.loads(line) for line in together.stdout.splitlines()]
@@ -90,8 +90,8 @@ def test_each_continues_from_its_own_snapshots(
     for run in (1, 2):
         done = command(
             *(f"test://pattern?{SMALL}&frames={frames}" for frames in (20, 9)),
-            *("--model", artifact_path, "--warm-up", 1, "--update-every", 1, "--num-threads", 1),
-            *("--snapshots", tmp_path / "kept", "--names", "a,b", "--json", "--verbose"),
+            *("--model", artifact_path, "--set=warm-up=1", "--update-every", 1, "--num-threads", 1),
+            *("--snapshots", tmp_path / "kept", "--names", "a,b", "--json=-", "--verbose"),
         )
         assert done.returncode == 0, done.stderr
         learned = [json.loads(line)["frames_learned"] for line in done.stdout.splitlines()]
@@ -106,7 +106,7 @@ def test_a_stream_that_fails_is_said_and_the_others_go_on(
     (tmp_path / "empty").mkdir()
     done = command(
         *(tmp_path / "empty", f"test://pattern?{SMALL}&frames=40"),
-        *("--names", "gone,there", "--model", artifact_path, "--num-threads", 1, "--json"),
+        *("--names", "gone,there", "--model", artifact_path, "--num-threads", 1, "--json=-"),
     )
     assert done.returncode == 1
     (summary,) = [json.loads(line) for line in done.stdout.splitlines()]
@@ -118,7 +118,7 @@ def test_a_stream_that_fails_is_said_and_the_others_go_on(
 def test_a_wrong_setting_of_one_ends_it_alone(command: Command, artifact_path: Path) -> None:
     done = command(
         *(f"test://pattern?{SMALL}&frames=40", "test://nothing"),
-        *("--names", "right,wrong", "--model", artifact_path, "--num-threads", 1, "--json"),
+        *("--names", "right,wrong", "--model", artifact_path, "--num-threads", 1, "--json=-"),
     )
     assert done.returncode == 1
     assert "ERROR: wrong: test://nothing: unknown test source" in done.stderr
@@ -142,7 +142,7 @@ def test_a_bug_in_one_stream_is_raised_and_the_others_go_on(
         {
             "input": [f"test://pattern?{SMALL}&frames=40"] * 2,
             "model": str(artifact_path),
-            "threads": 1,
+            "num_threads": 1,
         }
     )
     summaries: list[dict] = []
@@ -168,7 +168,7 @@ def test_the_exit_status_is_that_of_the_stream_that_failed(
 
     monkeypatch.setattr(stream_run, "open_input", breaks)
     uri = f"test://pattern?{SMALL}&frames=6"
-    status = main([uri, uri, "--model", str(artifact_path), "--num-threads", "1", "--json"])
+    status = main([uri, uri, "--model", str(artifact_path), "--num-threads", "1", "--json=-"])
     captured = capsys.readouterr()
     assert status == 3
     assert "ERROR: stream-1: cam: lost for 300 s; the other cameras go on" in captured.err
@@ -188,8 +188,8 @@ def test_a_signal_ends_all_and_both_are_on_one_page(artifact_path: Path, tmp_pat
         [
             *(sys.executable, "-m", "gain_apps.stream", live, f"{live}&seed=5"),
             *("--model", str(artifact_path), "--num-threads", "1", "--names", "yard,door"),
-            *("--snapshots", str(tmp_path / "kept"), "--serve", "0", "--json"),
-            *("--truth", "none", "--warm-up", "1", "--update-every", "1"),
+            *("--snapshots", str(tmp_path / "kept"), "--serve", "0", "--json=-"),
+            *("--set=truth=none", "--set=warm-up=1", "--update-every", "1"),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

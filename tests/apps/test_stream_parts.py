@@ -177,7 +177,7 @@ def test_a_live_source_refuses_batches() -> None:
         num_frames=None,
         live=True,
     )
-    config = StreamConfig(input="0", model="m", batch=4)
+    config = StreamConfig(input="0", model="m", batch_size=4)
     with pytest.raises(ConfigError, match="--update-every 4"):
         _dressed(SimpleNamespace(info=info), None, None, config=config, num_classes=5)
 
@@ -282,4 +282,4 @@ def test_the_summary_puts_frozen_beside_adapted() -> None:
     cells = [cell.strip() for cell in line.split("│") if cell.strip()]
     assert cells == ["all", "5", "40.0", "60.0", "9.0", "5.0", "1.500", "inf"]
     assert "1 unreadable, 2 dropped, 0 rejected" in text
-    assert "method paper, batch 1, seed 0, device cpu" in text
+    assert "method paper, batch_size 1, seed 0, device cpu" in text

@@ -106,7 +106,7 @@ def test_a_table_of_cameras_gives_each_its_own_settings(
         pytest.param({"input": ["-", "-"]}, "INPUT: standard input", id="stdin twice"),
         pytest.param({"model": None}, "--model: expected", id="no model"),
         pytest.param({"jsonl": "nowhere/rows.jsonl"}, "no such folder nowhere", id="no folder"),
-        pytest.param({"batch": 0}, "--batch: expected at least 1", id="any other"),
+        pytest.param({"batch_size": 0}, "--batch-size: expected at least 1", id="any other"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_leaves_nothing(

@@ -333,7 +333,7 @@ def test_a_live_run_loses_its_camera_for_good(
     uri = f"http://joe:secret@127.0.0.1:{server.server_port}/"
     rows = tmp_path / "rows.jsonl"
     status = main(
-        [uri, "--model", str(artifact_path), "--jsonl", str(rows), "--reconnect", "0.2", "--json"]
+        [uri, f"--model={artifact_path}", f"--jsonl={rows}", "--set=reconnect=0.2", "--json=-"]
     )
     thread.join()
     captured = capsys.readouterr()

@@ -34,7 +34,7 @@ def test_verbose_says_the_settings_and_errors_only_prints_nothing(
     told = command(clip_path, "--model", artifact_path, "--verbose")
     assert told.returncode == 0, told.stderr
     assert "INFO: config: {" in told.stderr
-    silent = process(clip_path, "--model", artifact_path, "--log-level", "error", "--json")
+    silent = process(clip_path, "--model", artifact_path, "--set=log-level=error", "--json=-")
     assert (silent.returncode, silent.stderr) == (0, "")
     assert json.loads(silent.stdout)["frames"] == 24
 
@@ -44,7 +44,7 @@ def test_several_photos_are_one_stream(
 ) -> None:
     photos = sorted(photo_folder.glob("*.jpg"))
     rows = tmp_path / "rows.jsonl"
-    done = command(*photos, "--model", artifact_path, "--json", "--jsonl", rows)
+    done = command(*photos, "--model", artifact_path, "--json=-", "--jsonl", rows)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("NOTE: 12 photos: ")
     summary = json.loads(done.stdout)
@@ -84,12 +84,12 @@ def test_truth_none_runs_beside_any_class_list(
     for photo in photo_folder.glob("*.jpg"):
         (tmp_path / photo.name).write_bytes(photo.read_bytes())
     (tmp_path / "classes.tsv").write_text(content)
-    done = command(tmp_path, "--model", artifact_path, "--truth", "none", "--json")
+    done = command(tmp_path, "--model", artifact_path, "--set=truth=none", "--json=-")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["truth"] is None
     listed = command(
-        *(tmp_path, "--model", artifact_path, "--json"),
-        *("--truth", photo_folder / "classes.tsv"),
+        *(tmp_path, "--model", artifact_path, "--json=-"),
+        f"--set=truth={photo_folder / 'classes.tsv'}",
     )
     assert listed.returncode == 0, listed.stderr
     assert json.loads(listed.stdout)["truth"]["frames"] == 12
@@ -98,6 +98,6 @@ def test_truth_none_runs_beside_any_class_list(
 def test_a_hardware_decoder_is_for_videos(
     command: Command, photo_folder: Path, artifact_path: Path
 ) -> None:
-    done = command(photo_folder, "--model", artifact_path, "--hwaccel", "cuda")
+    done = command(photo_folder, "--model", artifact_path, "--set=hwaccel=cuda")
     assert done.returncode == 1
-    assert "--hwaccel cuda: expected a video file or a network stream as INPUT" in done.stderr
+    assert "--set hwaccel=cuda: expected a video file or a network stream as INPUT" in done.stderr

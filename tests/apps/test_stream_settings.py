@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from gain_apps.stream import build_parser, main
 from gain_apps.streaming.config import StreamConfig
-from gain_apps.streaming.config_file import read_config_file
+from gain_apps.streaming.config_file import read_config_file, read_settings
 from gain_core import config_to_dict, preset
 from gain_core.errors import ConfigError
 
@@ -24,7 +24,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run the command with --json; its summary."""
 
     def run_json(*args: object) -> dict:
-        status = main([*(str(arg) for arg in args), "--json"])
+        status = main([*(str(arg) for arg in args), "--json=-"])
         captured = capsys.readouterr()
         assert status == 0, captured.err
         return dict(json.loads(captured.out))
@@ -33,7 +33,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def flags(*argv: str) -> dict:
-    return vars(build_parser().parse_args(argv))
+    return read_settings(vars(build_parser().parse_args(argv)))[0]
 
 
 def write_toml(path: Path, text: str) -> Path:
@@ -54,10 +54,10 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
         )
     )
     config = StreamConfig.resolve(
-        flags("clip.mp4", "--top-k", "1", "--headless", "--no-freeze"), file=file
+        flags("clip.mp4", "--set=top-k=1", "--set=display=false", "--no-freeze"), file=file
     )
     assert (config.input, config.model) == ("clip.mp4", "m.onnx")
-    assert (config.update_every, config.top_k, config.batch) == (16, 1, 1)
+    assert (config.update_every, config.top_k, config.batch_size) == (16, 1, 1)
     assert not config.display
     assert not config.freeze
     gain = config.gain_config()
@@ -71,9 +71,11 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
     [
         pytest.param("batches = 2", "unknown key batches", id="unknown"),
         pytest.param("update_every = 2", "unknown key update_every", id="underscore"),
-        pytest.param('batch = "2"', "batch: expected int, got '2'", id="text for a number"),
-        pytest.param("batch = 2.5", "batch: expected int", id="fraction"),
-        pytest.param("batch = true", "batch: expected int, got True", id="truth for a number"),
+        pytest.param(
+            'batch-size = "2"', "batch-size: expected int, got '2'", id="text for a number"
+        ),
+        pytest.param("batch-size = 2.5", "batch-size: expected int", id="fraction"),
+        pytest.param("top-k = true", "top-k: expected int, got True", id="truth for a number"),
         pytest.param("freeze = 1", "freeze: expected bool, got 1", id="number for a truth"),
         pytest.param("output = 3", "output: expected str", id="number for a text"),
         pytest.param("gain = 3", r"expected a table \[gain\]", id="no table"),
@@ -123,7 +125,7 @@ def test_a_file_alone_runs_a_stream(
 @pytest.mark.parametrize("method", ["shift", "paper"])
 @pytest.mark.parametrize(
     "flags_used",
-    [["--update-every", "1"], ["--update-every", "3"], ["--batch", "3", "--update-every", "3"]],
+    [["--update-every", "1"], ["--update-every", "3"], ["--batch-size=3", "--update-every", "3"]],
     ids=["one", "every 3", "batch 3"],
 )
 def test_a_state_continues_as_one_run_would(
@@ -134,7 +136,7 @@ def test_a_state_continues_as_one_run_would(
     flags_used: list[str],
     method: str,
 ) -> None:
-    use = ["--model", artifact_path, "--warm-up", "1", "--preset", method, *flags_used]
+    use = ["--model", artifact_path, "--set=warm-up=1", "--preset", method, *flags_used]
     run(photo_folder, *use, "--jsonl", tmp_path / "all", "--state-out", tmp_path / "whole")
     state = tmp_path / "state"
     expected = read_rows(tmp_path / "all")
@@ -180,10 +182,10 @@ def test_shuffled_photos_come_in_an_order_of_the_seed(
         run(photo_folder, "--model", artifact_path, "--jsonl", tmp_path / "rows", *extra)
         return [row["source_id"] for row in read_rows(tmp_path / "rows")]
 
-    plain, first = order(), order("--shuffle", "--seed", 1)
+    plain, first = order(), order("--shuffle", "--set=seed=1")
     assert sorted(first) == plain != first
-    assert order("--shuffle", "--seed", 1) == first
-    assert order("--shuffle", "--seed", 2) != first
+    assert order("--shuffle", "--set=seed=1") == first
+    assert order("--shuffle", "--set=seed=2") != first
 
 
 def test_truth_from_a_table_of_file_names(
@@ -193,7 +195,7 @@ def test_truth_from_a_table_of_file_names(
     table = tmp_path / "truth.tsv"
     table.write_text("# name\tclass\n" + "".join(f"{name}\t4\n" for name in names[:7]), "utf-8")
     use = [photo_folder, "--model", artifact_path, "--jsonl", tmp_path / "rows"]
-    summary = run(*use, "--truth", table)
+    summary = run(*use, f"--set=truth={table}")
     rows = read_rows(tmp_path / "rows")
     assert [row["truth"] for row in rows] == [4] * 7 + [None] * 5
     assert summary["truth"]["frames"] == 7
@@ -206,14 +208,14 @@ def test_truth_that_names_no_frame_is_said(
 ) -> None:
     table = tmp_path / "truth.tsv"
     table.write_text("elsewhere.jpg\t2\n", "utf-8")
-    assert main([str(clip_path), "--model", str(artifact_path), "--truth", str(table)]) == 0
+    assert main([str(clip_path), "--model", str(artifact_path), f"--set=truth={table}"]) == 0
     assert "no frame is named in it" in capsys.readouterr().err
 
 
 def test_rows_on_stdout_are_alone_there(
     artifact_path: Path, clip_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = [str(clip_path), "--model", str(artifact_path), "--jsonl", "-", "--top-k", "9"]
+    argv = [str(clip_path), "--model", str(artifact_path), "--jsonl", "-", "--set=top-k=9"]
     assert main([*argv, "--max-frames", "4"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["index"] for row in rows] == [0, 1, 2, 3]

@@ -258,7 +258,7 @@ def test_a_host_that_talks_nonsense_is_said(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.parametrize("url", ["ftp://host/", "http://", "host", "http://h:x/", "http://a b/"])
 def test_bad_webhooks_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="--webhook: expected"):
+    with pytest.raises(ConfigError, match="--set webhook: expected"):
         WebhookSink(url)
 
 

@@ -56,7 +56,7 @@ def test_stream_by_itself_preprocesses_in_as_many_threads_as_its_network(
         file = tmp_path / "tiny.adaptive.onnx"
         add_adaptation(artifact_path, file, config=preset("shift"))
     status = main(
-        [*map(str, (photo_folder, "--model", file, "--json", "--batch", 4, *flags))],
+        [*map(str, (photo_folder, "--model", file, "--json=-", "--batch-size", 4, *flags))],
     )
     assert status == 0
     assert json.loads(capsys.readouterr().out)["frames"] == 12
@@ -68,7 +68,7 @@ def test_streams_that_share_a_session_take_one_thread_each(
     artifact_path: Path, photo_folder: Path, capsys, asked_for
 ) -> None:
     inputs = (photo_folder, "test://pattern?frames=8&width=64&height=48")
-    status = main([*map(str, (*inputs, "--model", artifact_path, "--json", "--batch", 4))])
+    status = main([*map(str, (*inputs, "--model", artifact_path, "--json=-", "--batch-size", 4))])
     assert status == 0, capsys.readouterr().err
     assert asked_for == [1, 1]
     assert left_behind() == []

@@ -27,7 +27,7 @@ def run(capsys, *args):
 
 
 def test_json_on_stdout_says_everything(artifact_path, capsys):
-    args = (artifact_path, PATTERN, *SMALL, "--batch-size", 2, "--update-every", 4, "--json", "-")
+    args = (artifact_path, PATTERN, *SMALL, "--batch-size=2", "--set=update-every=4", "--json=-")
     status, out, err = run(capsys, *args)
     assert status == 0
     result = json.loads(out)
@@ -55,7 +55,7 @@ def test_json_on_stdout_says_everything(artifact_path, capsys):
 def test_json_file_and_a_table_on_stdout(artifact_path, tmp_path, capsys):
     path = tmp_path / "result.json"
     status, out, _ = run(
-        capsys, artifact_path, PATTERN, *SMALL, "--preset", "paper", "--compare", "--json", path
+        capsys, artifact_path, PATTERN, *SMALL, "--set=preset=paper", "--compare", "--json", path
     )
     assert status == 0
     result = json.loads(path.read_text())
@@ -71,14 +71,12 @@ def test_json_file_and_a_table_on_stdout(artifact_path, tmp_path, capsys):
     [
         pytest.param(("--frames", "0"), "--frames: expected at least 1, got 0", id="frames"),
         pytest.param(("--batch-size", "0"), "--batch-size", id="batch-size"),
-        pytest.param(("--update-every", "0"), "--update-every", id="update-every"),
-        pytest.param(("--preset", "none"), "none", id="preset"),
+        pytest.param(("--set=update-every=0",), "--set update-every", id="update-every"),
+        pytest.param(("--set=preset=none",), "none", id="preset"),
         pytest.param(("--device", "tpu"), "got 'tpu'", id="device"),
-        pytest.param(("--torch-model", "x"), "--compare", id="torch-model"),
-        pytest.param(("--compare", "--torch-weights", "x"), "--torch-model", id="torch-weights"),
-        pytest.param(
-            ("--compare", "--torch-model", "x", "--torch-weights", "no.pt"), "no.pt", id="weights"
-        ),
+        pytest.param(("--timm", "x"), "--compare", id="timm"),
+        pytest.param(("--compare", "--weights", "x"), "--timm", id="no timm"),
+        pytest.param(("--compare", "--timm", "x", "--weights", "no.pt"), "no.pt", id="weights"),
         pytest.param(("--json", "no/such/folder/r.json"), "--json", id="json"),
         pytest.param(("test://nothing",), "unknown test source", id="source"),
         pytest.param(("no-such-clip.mp4",), "no-such-clip.mp4", id="clip"),
@@ -106,25 +104,6 @@ def test_why_a_device_is_passed_over_is_said(artifact_path, capsys):
             type(handler).__name__ == "ConsoleHandler"
             for handler in logging.getLogger(name).handlers
         )
-
-
-def test_former_names_of_flags_are_taken_with_one_line_each():
-    flags = ("net.onnx", "--batch", "4", "--threads", "2", "--warm-up", "9", "--device-preprocess")
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"from gain_apps.bench import build_parser as b; print(vars(b().parse_args({flags})))",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "{'artifact': 'net.onnx', 'batch_size': 4, 'num_threads': 2}\n"
-    warned = [line.split(": warning: ")[1] for line in done.stderr.splitlines()]
-    assert [line.split()[0] for line in warned] == [flags[1], flags[3], flags[5], flags[7]]
-    assert "is now --batch-size" in warned[0]
-    assert "no effect" in warned[2]
 
 
 def test_a_file_that_is_no_artifact_is_one_line(tmp_path, capsys):
@@ -169,4 +148,4 @@ def test_help_needs_no_library():
         [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "--update-every" in done.stdout
+    assert "--batch-size" in done.stdout

@@ -75,7 +75,7 @@ def test_without_a_torch_model_every_library_is_still_named(artifact_path):
     # There is no engine beside the artifact, whether or not the library is there.
     assert "engine" in rows["tensorrt"]["absent"]
     for name in ("torch eager cpu", "torch compile cpu", "torch eager cuda", "torch compile cuda"):
-        assert "--torch-model" in rows[name]["absent"]
+        assert "--timm" in rows[name]["absent"]
 
 
 def test_torch_runs_the_named_model_on_the_artifacts_classes(artifact_path):
@@ -86,7 +86,7 @@ def test_torch_runs_the_named_model_on_the_artifacts_classes(artifact_path):
         artifact=str(artifact_path),
         compare=True,
         num_threads=1,
-        torch_model="vit_tiny_patch16_224.augreg_in21k",
+        timm="vit_tiny_patch16_224.augreg_in21k",
     )
     before = torch.get_num_threads()
     eager = next(item for item in list_rivals(artifact, config) if item.name == "torch eager cpu")
@@ -101,7 +101,7 @@ def test_torch_runs_the_named_model_on_the_artifacts_classes(artifact_path):
 
 def test_a_wrong_torch_model_is_named_in_its_row(artifact_path):
     pytest.importorskip("timm", reason="the export extra is not installed")
-    config = BenchConfig(artifact=str(artifact_path), compare=True, torch_model="vit_nonesuch")
+    config = BenchConfig(artifact=str(artifact_path), compare=True, timm="vit_nonesuch")
     artifact = load_artifact(artifact_path)
     rivals = [item for item in list_rivals(artifact, config) if item.name == "torch eager cpu"]
     (row,) = compare_rivals(rivals, PIXELS, rounds=1, expected=np.zeros((2, 53), np.float32))
@@ -126,7 +126,7 @@ def test_engines_with_host_code_run_where_they_are_allowed(artifact_path, monkey
 def torch_rivals(artifact_path, monkeypatch, model):
     """Both of torch's on the CPU, with a model of our own."""
     monkeypatch.setattr("gain_apps.benchmarking.baselines._torch_model", lambda *_: model)
-    config = BenchConfig(artifact=str(artifact_path), compare=True, torch_model="any")
+    config = BenchConfig(artifact=str(artifact_path), compare=True, timm="any")
     rivals = list_rivals(load_artifact(artifact_path), config)
     return {item.name: item for item in rivals if item.name.startswith("torch")}
 

@@ -63,7 +63,7 @@ def test_the_units_flags_are_known():
     assert command is not None
     flags = set(re.findall(r"(?<=\s)--[a-z-]+", command[1]))
     known = {name for action in build_parser()._actions for name in action.option_strings}
-    assert {"--config", "--cameras", "--events"} <= flags
+    assert {"--config", "--cameras", "--set"} <= flags
     assert flags <= known
 
 

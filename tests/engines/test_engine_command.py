@@ -15,13 +15,13 @@ from gain_export.engine import EngineOptions
 from gain_export.images import synthetic_images
 from gain_runtime.files.engine import read_engine
 
-BUILD = ["--engine", "--compute-capability", "89", "--builder-level", "0"]
+BUILD = ["--engine", "--set=compute-capability=89", "--set=builder-level=0"]
 OPTIONS = EngineOptions(compute_capabilities=(89,), builder_level=0)
 
 
 def test_engine_of_an_artifact(artifact_path, rtx, capsys):
     before = artifact_path.read_bytes()
-    assert main([str(artifact_path), *BUILD, "--max-batch", "2"]) == 0
+    assert main([str(artifact_path), *BUILD, "--set=max-batch=2"]) == 0
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith(f"engine     {artifact_path.with_suffix('.engine')} (")
@@ -33,7 +33,7 @@ def test_engine_of_an_artifact(artifact_path, rtx, capsys):
 def test_json_holds_the_header_and_only_force_builds_what_fits(artifact_path, rtx, capsys):
     records = []
     for flags in ([], [], ["--force"]):
-        assert main([str(artifact_path), *BUILD, *flags, "--json"]) == 0
+        assert main([str(artifact_path), *BUILD, *flags, "--json=-"]) == 0
         records.append(json.loads(capsys.readouterr().out)["engine"])
     assert [record["built"] for record in records] == [True, False, True]
     assert records[0]["header"] == records[1]["header"]
@@ -41,25 +41,29 @@ def test_json_holds_the_header_and_only_force_builds_what_fits(artifact_path, rt
 
 
 def test_no_build_only_checks(artifact_path, lay_engine, capsys):
-    assert main([str(artifact_path), *BUILD, "--no-build"]) == 1
+    assert main([str(artifact_path), *BUILD, "--set=build=false"]) == 1
     assert "no such file" in capsys.readouterr().err
     assert not artifact_path.with_suffix(".engine").exists()
     lay_engine(OPTIONS)
-    assert main([str(artifact_path), *BUILD, "--no-build"]) == 0
+    assert main([str(artifact_path), *BUILD, "--set=build=false"]) == 0
     assert "still fits" in capsys.readouterr().err
-    assert main([str(artifact_path), *BUILD, "--no-build", "--max-batch", "3"]) == 1
+    assert main([str(artifact_path), *BUILD, "--set=build=false", "--set=max-batch=3"]) == 1
     assert "profile: built with 1, 1, 8, expected 1, 1, 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        pytest.param(["--max-batch", "2"], "--max-batch: is a setting of --engine", id="batch"),
         pytest.param(
-            ["--version-compatible"], "--version-compatible: is a setting of --engine", id="version"
+            ["--set=max-batch=2"], "--set max-batch: is a setting of --engine", id="batch"
         ),
-        pytest.param(["--no-build"], "--no-build: is a setting of --engine", id="no-build"),
-        pytest.param(["--engine", "--max-batch", "0"], "max_batch: expected", id="zero"),
+        pytest.param(
+            ["--set=version-compatible=true"],
+            "--set version-compatible: is a setting of --engine",
+            id="version",
+        ),
+        pytest.param(["--set=build=false"], "--set build: is a setting of --engine", id="no-build"),
+        pytest.param(["--engine", "--set=max-batch=0"], "max_batch: expected", id="zero"),
     ],
 )
 def test_flags_are_checked_before_anything_is_written(flags, words, artifact_path, capsys):
@@ -73,13 +77,13 @@ def test_flags_are_checked_before_anything_is_written(flags, words, artifact_pat
     [
         pytest.param(
             ["--precision", "fp16"],
-            ["--compute-capability", "57"],
+            ["--set=compute-capability=57"],
             "builds for",
             id="precision-gpu",
         ),
         pytest.param(
             ["--precision", "int8", "--calibrate", "photos"],
-            ["--compute-capability", "89", "--hardware-compatible"],
+            ["--set=compute-capability=89", "--set=hardware-compatible=true"],
             "hardware_compatible: tensorrt_rtx",
             id="calibrate-compatibility",
         ),
@@ -104,8 +108,8 @@ def test_what_the_library_cannot_build_is_refused_before_earlier_steps(
 
 def test_what_the_library_cannot_build_is_refused_before_the_export(original_path, rtx, capsys):
     flags = ["--mean", *["0.5"] * 3, "--std", *["0.5"] * 3, "--crop-pct", "1"]
-    flags += ["--interpolation", "bilinear", "--engine", "--hardware-compatible"]
-    assert main([str(original_path), *flags, "--compute-capability", "89"]) == 1
+    flags += ["--interpolation", "bilinear", "--engine", "--set=hardware-compatible=true"]
+    assert main([str(original_path), *flags, "--set=compute-capability=89"]) == 1
     assert "hardware_compatible: tensorrt_rtx" in capsys.readouterr().err
     assert [file.name for file in original_path.parent.glob("*.onnx")] == ["net.onnx"]
 
@@ -150,7 +154,7 @@ def test_repeated_command_takes_what_fits_and_rebuilds_a_stale_engine(
     for index, image in enumerate(synthetic_images(3, seed=4)):
         Image.fromarray(image).save(artifact_path.parent / "photos" / f"{index}.png")
     precision = "int8" if flags else "fp16"
-    command = ["net.onnx", "--precision", precision, *flags, *BUILD, "--allow-drift", "--json"]
+    command = ["net.onnx", "--precision", precision, *flags, *BUILD, "--allow-drift", "--json=-"]
     found = []
     for _ in range(3):
         assert main(command) == 0

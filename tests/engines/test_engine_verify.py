@@ -30,7 +30,7 @@ from gain_runtime.sessions.tensorrt_library import Gpu
 
 SM89 = EngineOptions(compute_capabilities=(89,), max_batch=4, builder_level=0)
 WIDE = replace(SM89, max_batch=8)
-BUILD = ["--engine", "--compute-capability", "89", "--builder-level", "0"]
+BUILD = ["--engine", "--set=compute-capability=89", "--set=builder-level=0"]
 HAS_GPU = Path("/dev/nvidia0").exists()
 
 RunAs = Callable[..., list[int]]
@@ -123,7 +123,7 @@ def test_engine_that_cannot_run_here_says_so_in_its_header_and_to_the_user(
 
 def test_engine_that_agrees_is_recorded_and_shown(artifact_path, run_as, capsys):
     batches = run_as(artifact_path)
-    assert main([str(artifact_path), *BUILD, "--max-batch", "4"]) == 0
+    assert main([str(artifact_path), *BUILD, "--set=max-batch=4"]) == 0
     record = record_of(artifact_path)
     assert record["verified"] == "yes"
     assert (record["reference"], record["reference_precision"]) == ("net.onnx", "fp32")
@@ -155,7 +155,7 @@ def test_given_images_are_named_and_not_called_drawn(
 def test_images_of_the_calibration_are_taken(artifact_path, photos, run_as, lay_engine, capsys):
     lay_engine(WIDE)
     run_as(artifact_path)
-    assert main([str(artifact_path), *BUILD, "--calibrate", str(photos), "--json"]) == 0
+    assert main([str(artifact_path), *BUILD, "--calibrate", str(photos), "--json=-"]) == 0
     header = json.loads(capsys.readouterr().out)["engine"]["header"]
     assert header["verification"]["image_source"] == "photos"
     assert header["verification"]["images_drawn"] == "no"

@@ -212,7 +212,7 @@ def test_engine_agrees_with_onnx_runtime(artifact_path):
             pairs = zip(session.infer(pixel_values), reference.infer(pixel_values), strict=True)
             for got, expected in pairs:
                 np.testing.assert_allclose(got, expected, rtol=1e-2, atol=1e-2)
-        with pytest.raises(ArrayError, match="--max-batch 5"):
+        with pytest.raises(ArrayError, match="--set max-batch=5"):
             session.infer(images(5))
     with pytest.raises(EngineError, match="closed"):
         session.infer(images(1))

@@ -46,7 +46,7 @@ def test_class_list_may_lie_elsewhere(tmp_path, colours):
     colours.class_list(tmp_path / "lists")
     for wnid, label in WNIDS.items():
         colours.save(tmp_path / "data" / wnid / "a.png", label, 0)
-    with pytest.raises(ArtifactError, match=r"3 of 3 class names are none .* --class-file"):
+    with pytest.raises(ArtifactError, match=r"3 of 3 class names are none .* --set class-file"):
         open_data(str(tmp_path / "data"), NAMES)
     data = open_data(str(tmp_path / "data"), NAMES, class_file=tmp_path / "lists" / "classes.tsv")
     assert_array_equal(data.labels, [0, 1, 2])

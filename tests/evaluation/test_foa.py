@@ -175,7 +175,7 @@ def test_other_weights_than_the_artifacts_are_refused(build, batches):
         logits=batches[0].logits + 5.0,
         pixel_values=batches[0].pixel_values,
     )
-    with pytest.raises(ParityError, match="--torch: its logits differ"):
+    with pytest.raises(ParityError, match="--weights: its logits differ"):
         build("foa:population=4").predict(wrong)
 
 

@@ -37,7 +37,7 @@ def test_dump_scores_every_method(run, colour_dump):
         colour_dump,
         "--methods",
         "shift,neo,foa-shift,paper:rule=full",
-        "--diagnose",
+        "--set=diagnose=true",
         "--batch-size",
         "16",
     )
@@ -76,7 +76,7 @@ def test_source_scores_by_hand(run, colour_dump):
 
 
 def test_seeds_are_runs_and_results_repeat(run, colour_dump):
-    arguments = (colour_dump, "--seeds", "3", "--seed", "4", "--methods", "neo,shift")
+    arguments = (colour_dump, "--seeds", "3", "--set=seed=4", "--methods", "neo,shift")
     first, _ = run(*arguments)
     second, _ = run(*arguments)
     assert first["seeds"] == [4, 5, 6]
@@ -118,7 +118,7 @@ def test_images_corrupted_on_the_way(run, artifact, colours, tmp_path):
     folder = colours.folders(tmp_path / "data")
     arguments = (
         *(artifact, folder, "--cache", tmp_path / "cache", "--domains", "gaussian_noise,contrast"),
-        *("--views", "2", "--severity", "1,5", "--methods", "shift,foa-shift,dota"),
+        *("--set=views=2", "--severity", "1,5", "--methods", "shift,foa-shift,dota"),
         *("--batch-size", "8"),
     )
     result, _ = run(*arguments)
@@ -188,7 +188,7 @@ def test_classes_with_images_only(run, artifact, colours, tmp_path):
             colours.save(tmp_path / "data" / colours.names[label] / f"{number}.png", label, number)
     arguments = (artifact, tmp_path / "data", "--cache", tmp_path / "cache", "--domains", "clean")
     everything, _ = run(*arguments, "--methods", "shift")
-    present, _ = run(*arguments, "--methods", "shift", "--class-subset", "present")
+    present, _ = run(*arguments, "--methods", "shift", "--set=class-subset=present")
     assert everything["model"]["num_classes"] == 3
     assert present["model"]["num_classes"] == 2
     assert present["methods"]["source"]["accuracy"] == 100
@@ -264,14 +264,15 @@ def test_damaged_cache_is_named(run, artifact, colours, tmp_path):
     [
         (("--stream", "ramp"), "a dump was made at one severity"),
         (("--severity", "9"), r"severity: expected numbers in \[0, 5\], got 9"),
-        (("--views", "2"), "--views: a dump holds features, not images"),
+        (("--set=views=2",), "views: a dump holds features, not images"),
         (("--stream", "recorded"), "for test:// sources only"),
         (("--methods", "tente"), "method: expected one of source"),
         (("--methods", "neo,neo"), "methods: neo given more than once"),
         (("--domains", "smoke"), "no domain smoke; it has clean, fog, frost"),
         (("--seeds", "0"), "seeds: expected at least 1"),
-        (("--torch-model", "vit"), "--torch-model: is gone; use --torch NAME=WEIGHTS"),
-        (("--stream", "few", "--order", "sorted"), "stream few has an order of its own"),
+        (("--timm", "vit"), "--timm, --weights: expected both"),
+        (("--set=order=up",), "--set order: expected one of list"),
+        (("--stream", "few", "--set=order=sorted"), "stream few has an order of its own"),
         (("--report", "r.pdf"), "expected a report called"),
         (("--report", "/nowhere/r.html"), "expected an existing folder"),
     ],
@@ -302,17 +303,6 @@ def test_wrong_usage_is_status_two(colour_dump, capsys):
     assert caught.value.code == 2
 
 
-def test_flags_of_the_release_before_still_work(run, colour_dump):
-    old, said = run(
-        *(colour_dump, "--stream", "lha", "--rounds", "2", "--no-diagnosis", "--bins", "15"),
-        *("--methods", "neo"),
-    )
-    assert said.err.count("goes with the next release") == 3
-    assert "--rounds goes with the next release; use --stream NAME:rounds=N" in said.err
-    new, _ = run(colour_dump, "--stream", "lha:rounds=2", "--methods", "neo")
-    assert old["methods"]["neo"]["runs"] == new["methods"]["neo"]["runs"]
-
-
 def test_result_on_stdout_is_one_object(colour_dump, capsys):
     assert main([str(colour_dump), "--methods", "neo", "--json", "-"]) == 0
     said = capsys.readouterr()
@@ -325,7 +315,7 @@ def test_compare(colour_dump, tmp_path, capsys):
     for path, methods in zip(paths, ("neo,shift", "shift,recentre"), strict=True):
         assert main([str(colour_dump), "--methods", methods, "--json", str(path)]) == 0
     capsys.readouterr()
-    assert main(["compare", *map(str, paths), "--json"]) == 0
+    assert main(["compare", *map(str, paths), "--json=-"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["method"] for row in rows] == ["source", "shift"]
     assert rows[0]["accuracy"][2] == 0
@@ -357,7 +347,7 @@ def test_report_as_html_and_markdown(run, colour_dump, tmp_path, capsys):
     text = page.read_text()
     assert text.count("data:image/png;base64,") == 6
     assert "Accuracy / ECE per domain" in text
-    assert main(["report", str(result_path), "--out", str(tmp_path / "r.md")]) == 0
+    assert main(["report", str(result_path), "--output", str(tmp_path / "r.md")]) == 0
     assert len(list(tmp_path.glob("r-*.png"))) == 6
     assert "![Accuracy over the stream](r-accuracy.png)" in (tmp_path / "r.md").read_text()
 

@@ -171,7 +171,7 @@ def test_the_suite_runs_on_every_layout(in_world, capsys):
 
 
 def test_gain_report_and_comparison(in_world, capsys):
-    assert evaluate.main(command("--diagnose")) == 0, capsys.readouterr().err
+    assert evaluate.main(command("vit_b16.onnx", "gain.json")) == 0, capsys.readouterr().err
     gain = json.loads(Path("gain.json").read_text(encoding="utf-8"))
     assert -1 <= gain["methods"]["paper"]["gain"]["pearson"] <= 1
     assert gain["stream"]["domains"] == list(CORRUPTIONS)
@@ -184,11 +184,11 @@ def test_gain_report_and_comparison(in_world, capsys):
 
 
 def test_commands_that_need_a_checkpoint_are_parsed():
-    exported = export.build_parser().parse_args(command("--weights"))
-    assert "vit_b16.onnx" in map(str, vars(exported).values())
-    args = evaluate.build_parser().parse_args(command("--torch"))
-    tag, weights = args.torch
-    assert str(weights) == option(command("--weights"), "--weights")
+    exported = export.build_parser().parse_args(command("gain-export"))
+    assert str(exported.target) == "vit_b16.onnx"
+    args = evaluate.build_parser().parse_args(command("imagenet-c", "efficiency.json"))
+    tag = args.timm
+    assert args.weights == str(exported.weights)
     aliases = (PAGE.parents[2] / "models" / "vit.toml").read_text(encoding="utf-8")
     assert f'[vit_b16]\nmodel = "{tag}"' in aliases
     assert [parse_method(method).name for method in args.methods] == list(args.methods)

@@ -319,7 +319,7 @@ def test_other_weights_than_the_artifacts_are_refused(build, batches):
         logits=batches[0].logits + 1.0,
         pixel_values=batches[0].pixel_values,
     )
-    with pytest.raises(ParityError, match=r"--torch: its logits differ .* exported from"):
+    with pytest.raises(ParityError, match=r"--weights: its logits differ .* exported from"):
         build("tent").predict(wrong)
 
 
@@ -331,7 +331,7 @@ def test_network_without_layer_norms_is_refused():
 
 def test_beds_have_no_pixels(colour_dump, capsys):
     assert main([str(colour_dump), "--methods", "tent"]) == 1
-    assert "give --torch NAME=WEIGHTS" in capsys.readouterr().err
+    assert "give --timm and --weights" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -357,7 +357,7 @@ def test_artifact_and_its_timm_model_in_one_run(tmp_path, colours, capsys):
         [
             *(str(artifact), str(folder), "--cache", str(tmp_path / "cache"), "--json", "-"),
             *("--domains", "contrast", "--methods", "torch-source,tent,sar,cotta:num_augmented=2"),
-            *("--torch", f"test_vit={weights}", "--batch-size", "8"),
+            *("--timm", "test_vit", "--weights", str(weights), "--batch-size", "8"),
         ]
     )
     said = capsys.readouterr()

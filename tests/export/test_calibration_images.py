@@ -16,7 +16,7 @@ from gain_scenes.roadsigns.sources import stills_source
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "roadsigns" / "roadsigns.onnx"
 FLAGS = ["--mean", *["0.5"] * 3, "--std", *["0.5"] * 3, "--crop-pct", "1"]
-FLAGS += ["--crop-mode", "squash", "--interpolation", "bicubic", "--json"]
+FLAGS += ["--crop-mode", "squash", "--interpolation", "bicubic", "--json=-"]
 
 
 @pytest.fixture(autouse=True)

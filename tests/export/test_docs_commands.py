@@ -19,7 +19,7 @@ from gain_runtime.files.artifact import load_artifact
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # Torch, a thousand rendered signs, or the hub: more than a minute.
-HEAVY = ("gain-export vit_b16.onnx", "--model", "test://signs")
+HEAVY = ("gain-export vit_b16.onnx", "--timm", "test://signs")
 
 
 def shown(page):

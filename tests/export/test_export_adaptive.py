@@ -26,7 +26,7 @@ PREPROCESSING += ["--crop-pct", "1", "--interpolation", "bilinear"]
 
 def test_both_files_are_written_and_the_adaptive_one_runs(classifier, saved, capsys):
     path = saved(classifier.plain())
-    flags = [*PREPROCESSING, "--adaptive", "--update-every", "4", "--json"]
+    flags = [*PREPROCESSING, "--adaptive", "--set=update-every=4", "--json=-"]
     assert main([str(path), *flags]) == 0
     report = json.loads(capsys.readouterr().out)
     target = path.with_name("net.adaptive.onnx")
@@ -44,7 +44,7 @@ def test_of_an_artifact_only_the_adaptive_file_is_written(classifier, saved, cap
     assert main([str(path), *PREPROCESSING]) == 0
     artifact = path.with_name("net.gain.onnx")
     before = artifact.read_bytes()
-    assert main([str(artifact), "--adaptive", "--preset", "paper"]) == 0
+    assert main([str(artifact), "--adaptive", "--set=preset=paper"]) == 0
     assert "net.adaptive.onnx" in capsys.readouterr().err
     assert artifact.read_bytes() == before
     assert main([str(artifact), "--adaptive"]) == 1
@@ -55,18 +55,22 @@ def test_of_an_artifact_only_the_adaptive_file_is_written(classifier, saved, cap
     ("flags", "message"),
     [
         pytest.param(
-            ["--features-only"], "--features-only: is a setting of --adaptive", id="alone"
+            ["--set=features-only=true"],
+            "--set features-only: is a setting of --adaptive",
+            id="alone",
         ),
-        pytest.param(["--preset", "paper"], "--preset: is a setting of --adaptive", id="preset"),
-        pytest.param(["--adaptive", "--preset", "none"], "preset: expected one of", id="unknown"),
-        pytest.param(["--warm-up", "9"], "--warm-up: is a setting of --adaptive", id="wait"),
+        pytest.param(
+            ["--set=preset=paper"], "--set preset: is a setting of --adaptive", id="preset"
+        ),
+        pytest.param(["--adaptive", "--set=preset=none"], "preset: expected one of", id="unknown"),
+        pytest.param(["--set=warm-up=9"], "--set warm-up: is a setting of --adaptive", id="wait"),
         *(
             pytest.param(
-                ["--adaptive", flag, frames],
-                f"{flag}: expected 1 to 1024 frames, which wait in the file's state, got {frames}",
-                id=f"{flag[2:]}-{frames}",
+                ["--adaptive", f"--set={key}={frames}"],
+                f"--set {key}: expected 1 to 1024 frames, which wait in the file's state, got",
+                id=f"{key}-{frames}",
             )
-            for flag in ("--update-every", "--warm-up")
+            for key in ("update-every", "warm-up")
             for frames in ("0", "-3", "1025")
         ),
     ],
@@ -84,7 +88,7 @@ def test_bad_settings_are_one_line_and_nothing_is_written(
 
 def test_preset_and_waits_are_baked_in(classifier, saved, capsys):
     path = saved(classifier.plain())
-    flags = ["--preset", "paper", "--warm-up", "9", "--update-every", "3"]
+    flags = ["--set=preset=paper", "--set=warm-up=9", "--set=update-every=3"]
     assert main([str(path), *PREPROCESSING, "--adaptive", *flags]) == 0
     assert "update every 3, warm-up 9" in capsys.readouterr().err
     artifact = load_adaptive(path.with_name("net.adaptive.onnx"))
@@ -95,7 +99,7 @@ def test_preset_and_waits_are_baked_in(classifier, saved, capsys):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_nobody_says_is_what_a_stream_does(classifier, saved, preset):
     path = saved(classifier.plain())
-    assert main([str(path), *PREPROCESSING, "--adaptive", "--preset", preset]) == 0
+    assert main([str(path), *PREPROCESSING, "--adaptive", f"--set=preset={preset}"]) == 0
     artifact = load_adaptive(path.with_name("net.adaptive.onnx"))
     stream = StreamConfig(input="clip.mp4", model="net.gain.onnx", preset=preset)
     assert artifact.config == stream.gain_config()
@@ -154,7 +158,7 @@ def test_clashing_names_are_found_before_an_earlier_step(
     error = refused(capsys, artifact, *earlier, "--adaptive")
     assert "probs: an adaptive file's own inputs and outputs need these names; rename" in error
     # With features and logits in, the network and its names are not there.
-    assert main([str(artifact), *earlier, "--adaptive", "--features-only"]) == 0
+    assert main([str(artifact), *earlier, "--adaptive", "--set=features-only=true"]) == 0
 
 
 def test_an_artifact_that_is_lowered_is_not_calibrated_before_it_is_refused(

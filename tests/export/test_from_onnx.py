@@ -462,10 +462,10 @@ def test_a_layout_that_nothing_shows_is_asked_for(classifier, saved, spec):
     first = [node("Relu", ["input"], ["image"])]
     model = with_input(classifier, first, shape=["N", "a", "b", "c"])
     sized = dataclasses.replace(spec, img_size=(8, 8))
-    with pytest.raises(ConfigError, match="--layout NCHW or --layout NHWC"):
+    with pytest.raises(ConfigError, match="--set layout=NCHW or layout=NHWC"):
         export_onnx(saved(model), preprocess=sized)
     assert export_onnx(saved(model), preprocess=sized, layout="NCHW").num_classes == 5
-    with pytest.raises(ConfigError, match="leave the flag out"):
+    with pytest.raises(ConfigError, match="leave it out"):
         export_onnx(saved(classifier.plain(), "b.onnx"), preprocess=spec, layout="NHWC")
 
 

@@ -69,7 +69,7 @@ def test_the_lowered_graph_computes_the_same(nodes, outputs):
 )
 def test_what_opset_17_lacks_is_named(operator):
     arrays = {"pads": np.array([1, 1]), "axes": np.array([1])}
-    with pytest.raises(ArtifactError, match=f"{operator.op_type}.*--opset 18"):
+    with pytest.raises(ArtifactError, match=f"{operator.op_type}.*--set opset=18"):
         lower_opset(model_of([operator], arrays), 17, path="net.onnx")
 
 

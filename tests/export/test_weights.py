@@ -75,7 +75,7 @@ def trainer_checkpoints(state):
                 "state_dict_ema": averaged,
                 "metric": np.float64(71.2),
             },
-            "'state_dict_ema', averaged over training; --no-ema takes the last ones",
+            "'state_dict_ema', averaged over training; --set ema=false takes the last ones",
         ),
         "torchvision": (
             {
@@ -84,7 +84,7 @@ def trainer_checkpoints(state):
                 | {f"module.{key}": value for key, value in averaged.items()},
                 "args": Settings(),
             },
-            "'model_ema', averaged over training; --no-ema takes the last ones",
+            "'model_ema', averaged over training; --set ema=false takes the last ones",
         ),
         "lightning": (
             {
@@ -118,7 +118,7 @@ def test_checkpoints_of_trainers_are_read_and_said(tmp_path, state, kind):
         last = build(Alias(model=TINY), weights=tmp_path / "a.ckpt", ema=False)
         assert same(last.model, state)
     else:
-        with pytest.raises(ArtifactError, match="--ema: expected weights averaged"):
+        with pytest.raises(ArtifactError, match="--set ema: expected weights averaged"):
             build(Alias(model=TINY), weights=tmp_path / "a.ckpt", ema=True)
 
 

@@ -43,8 +43,8 @@ def kill_often(
         rows.unlink(missing_ok=True)
         process = start(
             *("test://pattern?width=64&height=48&frames=1000000", "--model", artifact_path),
-            *("--snapshots", snapshots, "--snapshot-every", EVERY, "--jsonl", rows),
-            *("--warm-up", 1, "--update-every", 1, "--num-threads", 1),
+            *("--snapshots", snapshots, f"--set=snapshot-every={EVERY}", "--jsonl", rows),
+            *("--set=warm-up=1", "--update-every", 1, "--num-threads", 1),
         )
         deadline = time.monotonic() + START_S
         while count_lines(rows) <= EVERY and time.monotonic() < deadline:
@@ -101,8 +101,8 @@ def test_killing_several_streams_costs_each_no_more(
         process = start(
             *(f"test://pattern?width=64&height=48&frames={10**6 + n}" for n in range(3)),
             *("--names", ",".join(names), "--model", artifact_path, "--num-threads", 1),
-            *("--snapshots", tmp_path / "kept", "--snapshot-every", EVERY),
-            *("--warm-up", 1, "--update-every", 1),
+            *("--snapshots", tmp_path / "kept", f"--set=snapshot-every={EVERY}"),
+            *("--set=warm-up=1", "--update-every", 1),
             *("--jsonl", tmp_path / "rows.jsonl"),
         )
         rows = {name: tmp_path / name / "rows.jsonl" for name in names}
@@ -128,8 +128,8 @@ def test_a_stopped_stream_loses_nothing_and_the_next_one_goes_on(
 ) -> None:
     arguments = (
         *("test://pattern?width=64&height=48&frames=40", "--model", artifact_path),
-        *("--snapshots", tmp_path / "kept", "--warm-up", 1, "--update-every", 1),
-        *("--num-threads", 1, "--json", "--verbose"),
+        *("--snapshots", tmp_path / "kept", "--set=warm-up=1", "--update-every", 1),
+        *("--num-threads", 1, "--json=-", "--verbose"),
     )
     for total in (40, 80):
         process = start(*arguments)
@@ -155,7 +155,7 @@ def test_a_signal_ends_the_stream_soon(
     rows = tmp_path / "rows.jsonl"
     process = start(
         *("test://pattern?width=64&height=48&frames=1000000", "--model", artifact_path),
-        *("--jsonl", rows, "--snapshots", tmp_path / "kept", "--num-threads", 1, "--json"),
+        *("--jsonl", rows, "--snapshots", tmp_path / "kept", "--num-threads", 1, "--json=-"),
     )
     deadline = time.monotonic() + START_S
     while count_lines(rows) < 70 and time.monotonic() < deadline:

@@ -36,8 +36,8 @@ def soak(
     rows = folder / "rows.jsonl"
     process = start(
         *(f"test://pattern?width=64&height=48&frames={num_frames}", "--model", artifact_path),
-        *("--snapshots", folder / "kept", "--snapshot-every", 500, "--check-frames"),
-        *("--jsonl", rows, "--num-threads", 1, "--json"),
+        *("--snapshots", folder / "kept", "--set=snapshot-every=500", "--set=check-frames=true"),
+        *("--jsonl", rows, "--num-threads", 1, "--json=-"),
     )
     sizes: list[int] = []
     while process.poll() is None:

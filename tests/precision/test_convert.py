@@ -67,7 +67,7 @@ def test_adaptive_file_follows_the_float32_one(converted, roadsigns, tmp_path, p
 
 def test_conv_net_in_fp16_and_int8(conv_artifact, signs, capsys):
     path, folder = conv_artifact(), str(signs(3))
-    flags = ["--calibrate", folder, "--json"]
+    flags = ["--calibrate", folder, "--json=-"]
     for precision in ("fp16", "int8"):
         assert main([str(path), "--precision", precision, *flags]) == 0
         record = json.loads(capsys.readouterr().out)["precision"]
@@ -128,7 +128,7 @@ def test_without_a_method_the_second_is_tried_where_the_first_misses(
         convert_precision(path, "int8", calibration_images=folder, calibration="minmax", force=True)
     # What was written before the refusal is said.
     judged.clear()
-    arguments = ["--precision", "int8", "--calibration", "minmax", "--calibrate", folder]
+    arguments = ["--precision", "int8", "--set=int8-ranges=minmax", "--calibrate", folder]
     assert main([str(path), *arguments, "--force"]) == 1
     assert f"(written before: the fitness report in {path})" in capsys.readouterr().err
 
@@ -185,11 +185,11 @@ def test_network_that_cannot_run_here_says_so(conv_artifact, monkeypatch):
             ["--precision", "fp32", "--allow-drift"], "--allow-drift: is a setting", id="fp32 drift"
         ),
         pytest.param(
-            ["--precision", "fp32", "--calibration", "minmax"], "got fp32", id="fp32 method"
+            ["--precision", "fp32", "--set=int8-ranges=minmax"], "got fp32", id="fp32 method"
         ),
-        pytest.param(["--calibration", "minmax"], "--calibration: is a setting", id="method"),
+        pytest.param(["--set=int8-ranges=minmax"], "--set int8-ranges: is a setting", id="method"),
         pytest.param(
-            ["--precision", "fp16", "--calibration", "minmax"], "got fp16", id="fp16 method"
+            ["--precision", "fp16", "--set=int8-ranges=minmax"], "got fp16", id="fp16 method"
         ),
     ],
 )
@@ -230,7 +230,7 @@ def test_fp32_lowers_nothing_and_says_so(conv_artifact, capsys):
     assert capsys.readouterr().err == (
         f"fp32       {path} is float32 already; nothing was lowered\n"
     )
-    assert main([str(path), "--precision", "fp32", "--json"]) == 0
+    assert main([str(path), "--precision", "fp32", "--json=-"]) == 0
     record = json.loads(capsys.readouterr().out)["precision"]
     assert (record["path"], record["precision"]) == (str(path), "fp32")
     assert record["written"] is False
@@ -253,14 +253,14 @@ def test_fp32_of_lower_precision_is_refused(conv_artifact, capsys):
 
 def test_adaptive_of_fp32_is_made_of_the_artifact(conv_artifact, capsys):
     path = conv_artifact()
-    assert main([str(path), "--precision", "fp32", "--adaptive", "--json"]) == 0
+    assert main([str(path), "--precision", "fp32", "--adaptive", "--json=-"]) == 0
     target = str(path.with_name("conv.adaptive.onnx"))
     assert json.loads(capsys.readouterr().out)["adaptive"]["path"] == target
 
 
 def test_adaptive_is_made_of_the_lower_precision(conv_artifact, capsys):
     path = conv_artifact()
-    assert main([str(path), "--precision", "fp16", "--adaptive", "--json"]) == 0
+    assert main([str(path), "--precision", "fp16", "--adaptive", "--json=-"]) == 0
     target = path.with_name("conv.fp16.adaptive.onnx")
     assert json.loads(capsys.readouterr().out)["adaptive"]["path"] == str(target)
     assert target.is_file()

@@ -319,7 +319,7 @@ def test_an_alien_hardware_decoder_is_an_error_that_lists_those_that_are_there(
     tmp_path: Path,
 ) -> None:
     path = encode(tmp_path / "a.mp4", scene(3), "libx264")
-    with pytest.raises(StreamError, match=r"--hwaccel warp: this FFmpeg has .*leave the flag out"):
+    with pytest.raises(StreamError, match=r"--set hwaccel=warp: this FFmpeg has .*leave that out"):
         open_source(str(path), hwaccel="warp")
 
 
@@ -337,6 +337,6 @@ def test_a_hardware_decoder_is_used_or_an_error_and_never_replaced(
             assert source.info.detail == f"h264 on {name}"
             assert len(list(source)) == 30
         return
-    assert f"--hwaccel {name}" in message
-    assert "leave the flag out" in message
+    assert f"--set hwaccel={name}" in message
+    assert "leave it out" in message
     assert "\n" not in message

@@ -38,8 +38,8 @@ def silent_host():
 def test_a_run_is_watched_commanded_and_ended(artifact, run, until, tmp_path):
     state = tmp_path / "state.safetensors"
     running = run(
-        *(FAST, "--model", artifact, "--serve", "0", "--json"),
-        *("--warm-up", "16", "--update-every", "8", "--num-threads", "1", "--state-out", state),
+        *(FAST, "--model", artifact, "--serve", "0", "--json=-"),
+        *("--set=warm-up=16", "--update-every", "8", "--num-threads", "1", "--state-out", state),
     )
     until(lambda: running.camera()["frames_learned"] >= 24)
     status = running.camera()
@@ -63,9 +63,9 @@ def test_a_run_is_watched_commanded_and_ended(artifact, run, until, tmp_path):
 
 def test_paused_learning_survives_a_kill(artifact, run, run_inside, until, tmp_path):
     arguments = (
-        *(LIVE, "--model", artifact, "--serve", "0", "--num-threads", "1", "--warm-up", "1"),
+        *(LIVE, "--model", artifact, "--serve", "0", "--num-threads", "1", "--set=warm-up=1"),
         *("--update-every", "1", "--snapshots", tmp_path / "kept"),
-        *("--events", tmp_path / "events.sqlite"),
+        f"--set=events={tmp_path / 'events.sqlite'}",
     )
     running = run(*arguments)
     until(lambda: running.camera()["frames_learned"] > 3)
@@ -128,7 +128,7 @@ def test_the_list_of_processes_shows_no_secret(artifact, run, until, network_cam
     network_camera.appear()
     running = run(
         *(network_camera.uri, "--model", artifact, "--serve", "0", "--num-threads", "1"),
-        f"--webhook=http://u:sesame@127.0.0.1:{network_camera.port}/hooks/sesame",
+        f"--set=webhook=http://u:sesame@127.0.0.1:{network_camera.port}/hooks/sesame",
     )
     title = Path(f"/proc/{running.process.pid}/cmdline")
     until(lambda: b"sesame" not in title.read_bytes())
@@ -198,7 +198,7 @@ def test_a_signal_during_a_reconnect_ends_soon(artifact, run, until, tmp_path, n
     kept = tmp_path / "kept"
     running = run(
         *(network_camera.uri, "--model", artifact, "--serve", "0", "--num-threads", "1"),
-        *("--snapshots", kept, "--warm-up", "1", "--update-every", "1"),
+        *("--snapshots", kept, "--set=warm-up=1", "--update-every", "1"),
     )
     until(lambda: running.camera()["frames_learned"] > 3)
     network_camera.vanish()
@@ -248,8 +248,8 @@ def test_a_log_that_cannot_be_written_stops_no_stream(artifact, until, tmp_path)
 @pytest.mark.parametrize(
     ("shell", "status", "message"),
     [
-        pytest.param("--json > /dev/full", 1, "standard output: cannot be written", id="full"),
-        pytest.param("--json >&-", 1, "--json: standard output is closed", id="closed"),
+        pytest.param("--json=- > /dev/full", 1, "standard output: cannot be written", id="full"),
+        pytest.param("--json=- >&-", 1, "--json -: standard output is closed", id="closed"),
         pytest.param(">&- <&- 2>&-", 0, None, id="none needed"),
         pytest.param(
             *("--jsonl - >&-", 1, "--jsonl -: standard output is closed"),
@@ -268,7 +268,7 @@ def test_standard_streams_that_are_closed_or_full_are_one_line(
     source = "test://pattern?width=64&height=48&frames=6"
     command = (
         f"'{sys.executable}' -m gain_apps.stream '{source}' --model '{artifact}' "
-        f"--log-level error {extra} {shell}"
+        f"--set log-level=error {extra} {shell}"
     )
     done = subprocess.run(
         command, shell=True, capture_output=True, text=True, timeout=120, check=False

@@ -27,7 +27,7 @@ LIVE = "test://pattern?live=1&rate=20&width=64&height=48&frames=1000000"
 
 def settings(path: Path, artifact: Path, cameras: dict[str, str], **more: object) -> Path:
     """A settings file with these cameras."""
-    top = {"model": str(artifact), "serve": "0", "threads": 1, "warm-up": 1, "update-every": 1}
+    top = {"model": str(artifact), "serve": "0", "num-threads": 1, "warm-up": 1, "update-every": 1}
     lines = [f"{key} = {json.dumps(value)}" for key, value in {**top, **more}.items()]
     for name, uri in cameras.items():
         lines += ["", f"# the {name}", f"[cameras.{name}]", f"input = {json.dumps(uri)}"]
@@ -239,16 +239,16 @@ def test_systemd_is_told_that_it_is_ready_alive_and_ending(
         pytest.param(
             ["--serve", "0", "--serve-token-file", "/nowhere/t"], "cannot be read", id="no file"
         ),
-        pytest.param(["--serve", "0", "--events", "/dev/null"], "--events", id="no database"),
-        pytest.param(["--mqtt-discovery", "ha"], "expected --mqtt URL", id="no broker"),
+        pytest.param(["--serve", "0", "--set=events=/dev/null"], "--set events", id="no database"),
+        pytest.param(["--set=mqtt-discovery=ha"], "expected --mqtt URL", id="no broker"),
         pytest.param(
-            ["--event-webhook", "ftp://x", "--serve", "0"], "--event-webhook", id="no hook"
+            ["--set=event-webhook=ftp://x", "--serve", "0"], "--set event-webhook", id="no hook"
         ),
     ],
 )
 def test_wrong_settings_are_one_line(artifact, flags, message, capsys):
     uri = "test://pattern?width=64&height=48&frames=22"
-    assert main([uri, "--model", str(artifact), "--log-level", "error", *flags]) == 1
+    assert main([uri, "--model", str(artifact), "--set=log-level=error", *flags]) == 1
     shown = capsys.readouterr().err
     assert re.search(message, shown)
     assert len(shown.splitlines()) == 1

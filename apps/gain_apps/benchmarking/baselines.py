@@ -36,7 +36,7 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 WARM_UP_ROUNDS = 3
-TORCH_NOT_ASKED = "needs --torch-model NAME, because an artifact holds no PyTorch model"
+TORCH_NOT_ASKED = "needs --timm NAME, because an artifact holds no PyTorch model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def list_rivals(artifact: Artifact, config: BenchConfig, /) -> list[Rival]:
     -------
     list of Rival
     """
-    trained = config.torch_weights is not None
+    trained = config.weights is not None
     return [
         Rival(name="onnxruntime cpu", open=lambda: _session(artifact, "cpu", config)),
         Rival(name="onnxruntime cuda", open=lambda: _session(artifact, "cuda", config)),
@@ -156,7 +156,7 @@ def _torch(
     artifact: Artifact, config: BenchConfig, *, device: str, compiled: bool
 ) -> Iterator[Forward]:
     """PyTorch on the timm model that was named, at float32 as the artifact is."""
-    if config.torch_model is None:
+    if config.timm is None:
         raise BackendUnavailableError(f"torch: {TORCH_NOT_ASKED}")
     torch: Any = require("torch", extra="export")
     if device == "cuda" and not torch.cuda.is_available():
@@ -204,9 +204,9 @@ def _torch_model(artifact: Artifact, config: BenchConfig) -> Any:
     from gain_export.aliases import Alias, load_aliases
     from gain_export.from_timm import build
 
-    manifest, name = artifact.manifest, config.torch_model or ""
+    manifest, name = artifact.manifest, config.timm or ""
     size = manifest.preprocess
-    weights = config.torch_weights
+    weights = config.weights
     source = build(
         load_aliases().get(name) or Alias(model=name),
         weights=None if weights is None else Path(weights),

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gain_core import DEFAULT_PRESET, UPDATE_EVERY, Config, config_to_dict, preset
+from gain_apps.flags import Given, check_json_target, read_given, spelled
+from gain_core import DEFAULT_PRESET, PRESETS, UPDATE_EVERY, Config, config_to_dict, preset
 from gain_core.errors import ConfigError
-from gain_runtime.files.paths import is_file, is_folder, resolved
-from gain_runtime.sessions.session import Device
+from gain_runtime.files.paths import is_file
 from gain_runtime.sources.uri import redact
 
-__all__ = [
-    "STDOUT",
-    "BenchConfig",
-]
+if TYPE_CHECKING:
+    from gain_runtime.sessions.session import Device
 
-STDOUT = "-"
+__all__ = ["SETTINGS", "BenchConfig"]
+
+# What has no flag: a key of --set, and what it is for.
+SETTINGS = {
+    "update-every=N": f"frames between two updates (default {UPDATE_EVERY})",
+    "preset=NAME": f"one of {', '.join(PRESETS)} (default {DEFAULT_PRESET})",
+    "allow-host-code=true": "run an engine built as version-compatible, which brings code for the "
+    "CPU",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +51,7 @@ class BenchConfig:
         take a frame of the batch each to preprocess it on the host, None is one for each core.
     compare : bool
         Measure the same network in other libraries too.
-    torch_model, torch_weights : str or None
+    timm, weights : str or None
         timm model for the comparison and its checkpoint; random weights without one.
     json : str or None
         Result file; `-` for stdout.
@@ -71,8 +75,8 @@ class BenchConfig:
     allow_host_code: bool = False
     num_threads: int | None = None
     compare: bool = False
-    torch_model: str | None = None
-    torch_weights: str | None = None
+    timm: str | None = None
+    weights: str | None = None
     json: str | None = None
 
     def __post_init__(self) -> None:
@@ -86,21 +90,22 @@ class BenchConfig:
         ):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ConfigError(f"{_flag(name)}: expected at least {least}, got {value}")
-        for name, needed in (("torch_model", "compare"), ("torch_weights", "torch_model")):
-            if getattr(self, name) is not None and not getattr(self, needed):
                 raise ConfigError(
-                    f"{_flag(name)}: expected {_flag(needed)}, for which it is used; add it"
+                    f"{spelled(name, SETTINGS)}: expected at least {least}, got {value}"
                 )
-        if self.torch_weights is not None and not is_file(self.torch_weights):
-            raise ConfigError(f"--torch-weights: expected a file, found no {self.torch_weights}")
+        for name, needed in (("timm", "compare"), ("weights", "timm")):
+            if getattr(self, name) is not None and not getattr(self, needed):
+                raise ConfigError(f"--{name}: expected --{needed}, for which it is used; add it")
+        if self.weights is not None and not is_file(self.weights):
+            raise ConfigError(f"--weights: expected a file, found no {self.weights}")
         self.gain_config()
-        self._check_target()
+        check_json_target(self.json, other_than=self.artifact)
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any], /) -> BenchConfig:
-        """The settings for the flags given; the others keep their defaults."""
-        return cls(**flags)
+        """The settings for the flags given, also with `--set`; the others keep their defaults."""
+        plain = {name: value for name, value in flags.items() if not isinstance(value, Given)}
+        return cls(**plain, **read_given(flags, cls))
 
     def gain_config(self) -> Config:
         """The preset."""
@@ -112,23 +117,3 @@ class BenchConfig:
             "input": redact(self.input),
             "gain": config_to_dict(self.gain_config()),
         }
-
-    def _check_target(self) -> None:
-        """The result can be written, found out before anything is measured."""
-        if self.json in (None, STDOUT):
-            return
-        path = Path(str(self.json))
-        if is_folder(path) or not is_folder(path.parent) or not os.access(path.parent, os.W_OK):
-            raise ConfigError(
-                f"--json: expected a file in a folder that can be written to, got {path}; "
-                "create the folder or name another one"
-            )
-        if resolved(path) == resolved(self.artifact):
-            raise ConfigError(
-                f"--json: {path} is the artifact and would be overwritten; name another file"
-            )
-
-
-def _flag(name: str) -> str:
-    """How a field is spelled on the command line."""
-    return f"--{name.replace('_', '-')}"

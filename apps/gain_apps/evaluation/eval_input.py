@@ -300,7 +300,7 @@ def open_input(
             if item.name not in OF_DUMPS and getattr(settings, item.name) != item.default
         ]
         if changed:
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+            names = ", ".join(name.replace("_", "-") for name in changed)
             raise ConfigError(f"{names}: a dump holds features, not images; leave it out")
         if recorded:
             raise ConfigError("stream: recorded is for test:// sources only")

@@ -195,7 +195,7 @@ class Experiment:
         if len(self.seeds) > 1 and not self.plan.is_random:
             raise ConfigError(
                 f"seeds: {self.plan.kind} in list order is the same stream for every seed; "
-                "use --seeds 1 or --order shuffled"
+                "use --seeds 1 or --set order=shuffled"
             )
 
 

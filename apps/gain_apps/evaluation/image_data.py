@@ -169,7 +169,8 @@ class ClassNames:
             shown = ", ".join(unknown[:SHOWN]) + (", ..." if len(unknown) > SHOWN else "")
             raise ArtifactError(
                 f"{where}: {len(unknown)} of {len(names)} class names are none of the artifact's "
-                f"{self._num_classes} classes: {shown}; name a classes.tsv with --class-file"
+                f"{self._num_classes} classes: {shown}; name a classes.tsv with "
+                "--set class-file=FILE"
             )
         return {name: index for name, index in found.items() if index is not None}
 
@@ -192,7 +193,8 @@ class ClassNames:
         except BackendUnavailableError as err:
             raise ConfigError(
                 f"{where}: folders named by WordNet id and fewer than 1000 of them; name a "
-                "classes.tsv with --class-file, or pip install 'gain-edge[eval]', which lists them"
+                "classes.tsv with --set class-file=FILE, or pip install 'gain-edge[eval]', which "
+                "lists them"
             ) from err
         return {name: index for index, name in enumerate(info.label_names())}
 

@@ -213,7 +213,7 @@ def _recorded(
             raise ConfigError(f"{maker.data.path}: --stream recorded is for test:// sources only")
     if settings.views != 1 or settings.domains is not None:
         raise ConfigError(
-            "--stream recorded: shows each frame once, in order; drop --views and --domains"
+            "--stream recorded: shows each frame once, in order; drop --set views and --domains"
         )
     made = [_views(maker, CLEAN, 0.0, count=1, on_images=on_images)[0] for maker in makers]
     outputs = made[0]
@@ -260,7 +260,7 @@ def _subset(
     if choice == "all" or len(present) == num_classes:
         return None, labels
     if len(present) < 2:
-        raise ConfigError("--class-subset present: expected images of at least two classes")
+        raise ConfigError("--set class-subset=present: expected images of at least two classes")
     return present, np.searchsorted(present, labels).astype(np.int64)
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from gain_apps.exporting.settings import flag
 from gain_apps.exporting.target import refuse_existing
 from gain_core import DEFAULT_PRESET, UPDATE_EVERY, Config, preset
 from gain_core import WARMUP_FRAMES as WARM_UP
@@ -27,38 +28,19 @@ _NEEDS_ARTIFACT = ("output", "precision", "engine", "calibrate")
 
 
 def add_adaptive_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add the flags."""
+    """Add the flag."""
     group.add_argument(
         "--adaptive",
         action="store_true",
         help="write NAME.adaptive.onnx too: the network with GAIN's step behind it, its state as "
         "inputs and outputs (docs/reference/adaptive-file.md); of an artifact, write only that",
     )
-    group.add_argument("--preset", metavar="NAME", help=f"baked in (default: {DEFAULT_PRESET})")
-    group.add_argument(
-        "--update-every",
-        type=int,
-        metavar="N",
-        help=f"frames between two updates (default: {UPDATE_EVERY})",
-    )
-    group.add_argument(
-        "--warm-up",
-        type=int,
-        metavar="N",
-        help=f"frames the first update waits for (default: {WARM_UP})",
-    )
-    group.add_argument(
-        "--features-only",
-        action="store_true",
-        default=None,
-        help="leave the network out: features and logits in",
-    )
     group.add_argument(
         "--triton",
         type=Path,
         metavar="DIR",
         help="write the adaptive file into a model repository of NVIDIA's Triton, a sequence for "
-        "each camera (docs/growing.md); of an adaptive file, only that",
+        "each camera (docs/how-to/grow.md); of an adaptive file, only that",
     )
 
 
@@ -78,9 +60,8 @@ def check_adaptive_arguments(args: argparse.Namespace) -> None:
     if not args.adaptive:
         for name in _NEEDS_ADAPTIVE:
             if getattr(args, name) is not None:
-                flag = name.replace("_", "-")
                 raise ConfigError(
-                    f"--{flag}: is a setting of --adaptive; add that, or leave it out"
+                    f"{flag(name)}: is a setting of --adaptive; add that, or leave it out"
                 )
         return
     _config(args)
@@ -180,8 +161,8 @@ def _awaited(args: argparse.Namespace) -> tuple[int, int]:
 
     update_every = UPDATE_EVERY if args.update_every is None else args.update_every
     warmup_frames = WARM_UP if args.warm_up is None else args.warm_up
-    check_waiting("--update-every", update_every)
-    check_waiting("--warm-up", warmup_frames)
+    check_waiting(flag("update_every"), update_every)
+    check_waiting(flag("warm_up"), warmup_frames)
     return update_every, warmup_frames
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gain_apps.exporting.precision import precision_target
+from gain_apps.exporting.settings import flag
 from gain_apps.exporting.target import progress_line
+from gain_apps.flags import STDOUT
 from gain_core.errors import ConfigError
 from gain_runtime.files.paths import exists
 
@@ -29,49 +31,17 @@ _NEEDS_ENGINE = (
     "builder_level",
     "hardware_compatible",
     "version_compatible",
-    "no_build",
+    "build",
 )
 
 
 def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add the flags."""
+    """Add the flag."""
     group.add_argument(
         "--engine",
         action="store_true",
         help="build NAME.engine beside the artifact with TensorRT or TensorRT-RTX, unless the one "
         "there still fits (docs/how-to/tensorrt.md); of an artifact, only that",
-    )
-    group.add_argument(
-        "--compute-capability",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="GPUs to build for, as 86 for 8.6 (default: the one here)",
-    )
-    group.add_argument("--max-batch", type=int, metavar="N", help="largest batch size (default: 8)")
-    group.add_argument(
-        "--builder-level",
-        type=int,
-        metavar="N",
-        help="0 builds fastest, 5 looks longest for fast kernels (default: the library's)",
-    )
-    group.add_argument(
-        "--hardware-compatible",
-        action="store_true",
-        default=None,
-        help="for every GPU of compute capability 8.0 or more, somewhat slower (tensorrt only)",
-    )
-    group.add_argument(
-        "--version-compatible",
-        action="store_true",
-        default=None,
-        help="for later versions of the library, too; its plan brings code that runs on the host",
-    )
-    group.add_argument(
-        "--no-build",
-        action="store_true",
-        default=None,
-        help="only check the engine that is there: refused if it is missing or stale",
     )
 
 
@@ -88,8 +58,9 @@ def check_engine_arguments(args: argparse.Namespace) -> None:
     if not args.engine:
         for name in _NEEDS_ENGINE:
             if getattr(args, name) is not None:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"--{flag}: is a setting of --engine; add that, or leave it out")
+                raise ConfigError(
+                    f"{flag(name)}: is a setting of --engine; add that, or leave it out"
+                )
         return
     from gain_runtime.sessions.tensorrt_library import installed_library
 
@@ -107,7 +78,7 @@ def check_engine_settings(args: argparse.Namespace) -> None:
     BackendUnavailableError, ConfigError, EngineError
         As `gain_export.engine.check_engine_options`.
     """
-    if not args.engine or args.no_build or (_lies_there(args) and not args.force):
+    if not args.engine or args.build is False or (_lies_there(args) and not args.force):
         return
     from gain_export.engine import check_engine_options
 
@@ -139,9 +110,9 @@ def write_engine(
     """
     from gain_export.engine import build_engine, check_engine
 
-    if args.no_build:
+    if args.build is False:
         return check_engine(artifact_path, options=_options(args))
-    with progress_line(enabled=not args.json) as on_step:
+    with progress_line(enabled=args.json != STDOUT) as on_step:
         return build_engine(
             artifact_path,
             options=_options(args),

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gain_apps.exporting.settings import flag
 from gain_apps.exporting.target import refuse_existing
 from gain_core.errors import ConfigError
 from gain_runtime.files.paths import exists, is_file
@@ -24,7 +25,6 @@ __all__ = [
 
 # As gain_export.precision has them; spelt out because --help imports neither onnx nor onnxruntime.
 _PRECISIONS = ("fp32", "fp16", "bf16", "int8")
-_CALIBRATIONS = ("minmax", "percentile")
 
 
 def add_precision_arguments(group: argparse._ArgumentGroup) -> None:
@@ -35,12 +35,6 @@ def add_precision_arguments(group: argparse._ArgumentGroup) -> None:
         help="write NAME.PRECISION.gain.onnx too, verified against float32 on the images of "
         "--verify-images or --calibrate; of an artifact, write only that; with --engine the one "
         "that is there is taken if it still fits; fp32 lowers nothing",
-    )
-    group.add_argument(
-        "--calibration",
-        choices=_CALIBRATIONS,
-        help="how int8 ranges come from the images of --calibrate (default: minmax, and "
-        "percentile where that misses the bar)",
     )
     group.add_argument(
         "--allow-drift",
@@ -67,17 +61,18 @@ def check_precision_arguments(args: argparse.Namespace) -> None:
             "one of them"
         )
     if args.precision is None:
-        if args.calibration is not None:
-            raise ConfigError("--calibration: is a setting of --precision int8; add that")
+        if args.int8_ranges is not None:
+            raise ConfigError(f"{flag('int8_ranges')}: is a setting of --precision int8; add that")
         return
     if args.precision == "int8" and args.calibrate is None:
         raise ConfigError(
             "--precision int8: expected calibration images; add --calibrate DIR with clean images "
             "of the classes the network knows"
         )
-    if args.precision != "int8" and args.calibration is not None:
+    if args.precision != "int8" and args.int8_ranges is not None:
         raise ConfigError(
-            f"--calibration: is a setting of --precision int8, got {args.precision}; leave it out"
+            f"{flag('int8_ranges')}: is a setting of --precision int8, got {args.precision}; "
+            "leave it out"
         )
     if args.precision == "fp32":
         return
@@ -144,7 +139,7 @@ def write_precision(
             artifact_path,
             args.precision,
             calibration_images=calibration_images,
-            calibration=args.calibration,
+            calibration=args.int8_ranges,
             verify_images=args.verify_images,
             allow_drift=bool(args.allow_drift),
         )
@@ -152,7 +147,7 @@ def write_precision(
         artifact_path,
         args.precision,
         calibration_images=calibration_images,
-        calibration=args.calibration,
+        calibration=args.int8_ranges,
         verify_images=args.verify_images,
         allow_drift=bool(args.allow_drift),
         force=args.force,

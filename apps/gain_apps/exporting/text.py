@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gain_apps.exporting.adaptive import check_adaptive_source
 from gain_apps.exporting.engine import check_engine_settings, engine_rows
 from gain_apps.exporting.precision import check_precision_source, precision_rows
+from gain_apps.flags import write_json_lines
 from gain_runtime.files.paths import is_file
 
 if TYPE_CHECKING:
@@ -94,8 +95,14 @@ class Written(NamedTuple):
     triton: Path | None = None
 
 
-def print_json(written: Written) -> None:
-    """Everything that was written, as one object on standard output."""
+def print_json(written: Written, target: str, /) -> None:
+    """Everything that was written, as one object in a file or, for `-`, on standard output.
+
+    Raises
+    ------
+    StreamError
+        If the file cannot be written.
+    """
     record = {} if written.artifact is None else written.artifact.to_dict()
     if written.fitness is not None:
         record["fitness"] = asdict(written.fitness)
@@ -105,7 +112,7 @@ def print_json(written: Written) -> None:
             record[name] = part.to_dict()
     if written.triton is not None:
         record["triton"] = str(written.triton)
-    print(json.dumps(record, ensure_ascii=False))
+    write_json_lines(target, [record])
 
 
 def print_text(written: Written) -> None:

@@ -276,8 +276,8 @@ class EventLog(Closing):
             ).fetchall()
         except sqlite3.Error as err:
             raise ConfigError(
-                f"--events {path}: expected a SQLite file of events in a writable folder ({err}); "
-                "name another file"
+                f"--set events={path}: expected a SQLite file of events in a writable folder "
+                f"({err}); name another file"
             ) from err
         for event in map(_event, newest):
             self._last[event.stream] = event

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from gain_apps.flags import STDOUT
 from gain_apps.serve.address import ServeAddress
+from gain_apps.streaming.settings import flag
 from gain_apps.streaming.summary import NOTE
 from gain_core import DEFAULT_PRESET, Config, config_from_dict, config_to_dict, preset
 from gain_core.errors import ConfigError
@@ -23,11 +25,9 @@ from gain_runtime.sources.uri import redact, redact_to_host
 __all__ = [
     "LOG_LEVELS",
     "NO_TRUTH",
-    "STDOUT",
     "StreamConfig",
 ]
 
-STDOUT = "-"
 NO_TRUTH = "none"
 LOG_LEVELS = {
     "debug": logging.DEBUG,
@@ -37,7 +37,7 @@ LOG_LEVELS = {
     "error": logging.ERROR,
 }
 # Fields whose value is a file that is written, and those that are only read.
-WRITTEN = ("state_out", "output", "jsonl", "timeline", "events")
+WRITTEN = ("state_out", "output", "jsonl", "json", "timeline", "events")
 READ = ("input", "model", "state_in", "truth", "serve_token_file")
 SINK_POLICIES = ("stop", "drop")
 
@@ -63,7 +63,7 @@ class StreamConfig:
         Fields of the method's config that replace the preset's; from the TOML file's `[gain]` only.
     update_every, warm_up : int or None
         Frames between two updates, and frames that the first one waits for.
-    batch : int
+    batch_size : int
         Frames per forward pass.
     state_in, state_out : str or None
     snapshots : str or None
@@ -124,7 +124,7 @@ class StreamConfig:
         Scale only what the crop keeps; within one level of the exact pixels.
     allow_host_code : bool
         Run an engine that brings code for the CPU.
-    threads : int or None
+    num_threads : int or None
         Threads within one operator of the network; None lets the library choose.
     truth : str or None
         File that names the classes of frames; `none` ignores what the source knows.
@@ -132,7 +132,9 @@ class StreamConfig:
         Corruption schedule, see `gain_scenes.corruptions.source`.
     shuffle : bool
         Photos in an order drawn from `seed`.
-    json, debug : bool
+    json : str or None
+        File of the summary; `-` is stdout.
+    debug : bool
     log_level : str
 
     Raises
@@ -149,7 +151,7 @@ class StreamConfig:
     gain: Mapping[str, Any] = field(default_factory=dict)
     update_every: int | None = None
     warm_up: int | None = None
-    batch: int = 1
+    batch_size: int = 1
     state_in: str | None = None
     state_out: str | None = None
     snapshots: str | None = None
@@ -185,23 +187,23 @@ class StreamConfig:
     device: Device = "cpu"
     fast_preprocess: bool = False
     allow_host_code: bool = False
-    threads: int | None = None
+    num_threads: int | None = None
     truth: str | None = None
     corrupt: str | None = None
     shuffle: bool = False
-    json: bool = False
+    json: str | None = None
     debug: bool = False
     log_level: str = "note"
 
     def __post_init__(self) -> None:
         for name, least in (
-            ("batch", 1),
+            ("batch_size", 1),
             ("update_every", 1),
             ("warm_up", 1),
             ("max_frames", 1),
             ("seed", 0),
             ("top_k", 1),
-            ("threads", 1),
+            ("num_threads", 1),
             ("snapshot_every", 1),
             ("snapshot_seconds", 0),
             ("save_changed_most", 1),
@@ -212,11 +214,12 @@ class StreamConfig:
                 raise ConfigError(f"{flag(name)}: expected at least {least}, got {value}")
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(
-                f"--log-level: expected one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}"
+                f"{flag('log_level')}: expected one of {', '.join(LOG_LEVELS)}, "
+                f"got {self.log_level!r}"
             )
         if self.sink_errors not in (None, *SINK_POLICIES):
             raise ConfigError(
-                f"--sink-errors: expected one of {', '.join(SINK_POLICIES)}, "
+                f"{flag('sink_errors')}: expected one of {', '.join(SINK_POLICIES)}, "
                 f"got {self.sink_errors!r}"
             )
         self._refuse_contradictions()
@@ -274,7 +277,7 @@ class StreamConfig:
             match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", self.camera_size)
             if match is None:
                 raise ConfigError(
-                    f"--camera-size: expected WIDTHxHEIGHT such as 1280x720, "
+                    f"{flag('camera_size')}: expected WIDTHxHEIGHT such as 1280x720, "
                     f"got {self.camera_size!r}"
                 )
             width_px, height_px = int(match[1]), int(match[2])
@@ -303,8 +306,8 @@ class StreamConfig:
         """Settings that cannot both be meant."""
         for holds, message in (
             (
-                self.json and self.jsonl == STDOUT,
-                "--json, --jsonl -: both write to stdout; give --jsonl a file",
+                self.json == self.jsonl == STDOUT,
+                "--json -, --jsonl -: both write to stdout; give one of them a file",
             ),
             (
                 self.freeze and self.state_out is not None,
@@ -312,11 +315,11 @@ class StreamConfig:
             ),
             (
                 self.mqtt_discovery is not None and self.mqtt is None,
-                "--mqtt-discovery: expected --mqtt URL, whose topics it announces; add it",
+                f"{flag('mqtt_discovery')}: expected --mqtt URL, whose topics it announces; add it",
             ),
             (
                 self.watchdog is not None and not self.watchdog > 0.0,
-                f"--watchdog: expected seconds above 0, got {self.watchdog}",
+                f"{flag('watchdog')}: expected seconds above 0, got {self.watchdog}",
             ),
             (
                 self.side_by_side and self.output is None and not self.display,
@@ -328,8 +331,8 @@ class StreamConfig:
             ),
             (
                 STDOUT in (self.output, self.state_out, self.timeline, self.events),
-                "--output, --state-out, --timeline, --events: expected a file, got '-'; "
-                "only --jsonl takes stdout",
+                "output, state-out, timeline, events: expected a file, got '-'; "
+                "only --jsonl and --json take stdout",
             ),
         ):
             if holds:
@@ -350,12 +353,6 @@ class StreamConfig:
                     "name another file"
                 )
             taken[path] = name
-
-
-def flag(name: str, /) -> str:
-    """How a field is spelled on the command line."""
-    others = {"input": "INPUT", "threads": "--num-threads"}
-    return others.get(name, f"--{name.replace('_', '-')}")
 
 
 def _check_target(name: str, value: str | None) -> None:

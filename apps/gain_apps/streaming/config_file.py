@@ -7,10 +7,10 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from gain_apps.flags import STDOUT, Given, checked_table, read_given, typed, warn
 from gain_apps.streaming.config import StreamConfig
 from gain_core._optional import require
 from gain_core.errors import ConfigError
@@ -30,12 +30,8 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 
-KINDS: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (float, int),
-    "bool": (bool,),
-}
+# What keys were called in the release before.
+OLD_KEYS = {"batch": "batch-size", "threads": "num-threads"}
 
 # What several streams have each of their own.
 LISTS = ("input", "names")
@@ -43,7 +39,7 @@ LISTS = ("input", "names")
 SHARED = (
     *("allow_host_code", "debug", "device", "display"),
     *("event_webhook", "events", "json", "log_level", "model", "mqtt", "mqtt_discovery", "name"),
-    *("serve", "serve_token_file", "threads", "watchdog"),
+    *("num_threads", "serve", "serve_token_file", "watchdog"),
 )
 
 
@@ -53,7 +49,7 @@ def read_settings(flags: Mapping[str, Any], /) -> tuple[dict[str, Any], Path | N
     Parameters
     ----------
     flags : mapping
-        Field name of `StreamConfig` to value, and `config` and `cameras`: paths.
+        Field name of `StreamConfig` to value or `Given`, and `config` and `cameras`: paths.
 
     Returns
     -------
@@ -63,9 +59,10 @@ def read_settings(flags: Mapping[str, Any], /) -> tuple[dict[str, Any], Path | N
     Raises
     ------
     ConfigError
-        As `read_config_file`.
+        As `read_config_file`, also of what `--set` was given.
     """
-    given = dict(flags)
+    given = {name: value for name, value in flags.items() if not isinstance(value, Given)}
+    given |= _given_settings(flags)
     config, cameras = given.pop("config", None), given.pop("cameras", None)
     settings = {} if config is None else read_config_file(config)
     file = Path(config) if config is not None and "cameras" in settings else None
@@ -82,6 +79,8 @@ def read_settings(flags: Mapping[str, Any], /) -> tuple[dict[str, Any], Path | N
     if given.get("input"):
         settings.pop("cameras", None)
         file = None
+    if "gain" in given:
+        given["gain"] = {**settings.get("gain", {}), **given["gain"]}
     return {**settings, **given}, file
 
 
@@ -115,7 +114,7 @@ def read_config_file(path: str | Path, /) -> dict[str, Any]:
     cameras = record.pop("cameras", None)
     settings = _settings(record, where=where)
     for key, values in lists.items():
-        settings[key] = [_typed(value, "str", where=f"{where}: {key}") for value in values]
+        settings[key] = list(typed(tuple(values), "tuple[str, ...]", where=f"{where}: {key}"))
     if cameras is not None:
         settings["cameras"] = _cameras(cameras, where=where)
     return settings
@@ -123,20 +122,50 @@ def read_config_file(path: str | Path, /) -> dict[str, Any]:
 
 def _settings(record: dict[str, Any], *, where: str) -> dict[str, Any]:
     """The keys of one table, as fields of `StreamConfig`."""
-    known = {item.name.replace("_", "-"): item for item in fields(StreamConfig)}
-    unknown = sorted(set(record) - set(known))
-    if unknown:
-        raise ConfigError(
-            f"{where}: unknown key {', '.join(unknown)}; known keys are {', '.join(known)}"
-        )
-    settings = {
-        known[key].name: _typed(value, str(known[key].type), where=f"{where}: {key}")
-        for key, value in record.items()
-        if key != "gain"
-    }
-    if "gain" in record:
-        settings["gain"] = _gain_table(record["gain"], where=f"{where}: gain")
+    record = _without_old_keys(record, where=where)
+    gain = record.pop("gain", None)
+    settings = checked_table(record, StreamConfig, where=where)
+    if gain is not None:
+        settings["gain"] = _gain_table(gain, where=f"{where}: gain")
     return settings
+
+
+def _without_old_keys(record: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """The record in today's words, and a warning for each other one."""
+    found = {}
+    for key, value in record.items():
+        if key in OLD_KEYS:
+            warn("gain-stream", f"{where}: {key}", OLD_KEYS[key])
+        if key == "json" and isinstance(value, bool):
+            warn("gain-stream", f"{where}: json = {str(value).lower()}", "json = '-' or a file")
+            if value:
+                found[key] = STDOUT
+            continue
+        found[OLD_KEYS.get(key, key)] = value
+    return found
+
+
+def _given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What `--set` was given; `gain.KEY` is a key of the table."""
+    method = {
+        name: value
+        for name, value in flags.items()
+        if isinstance(value, Given) and value.key.startswith("gain.")
+    }
+    settings = read_given({k: v for k, v in flags.items() if k not in method}, StreamConfig)
+    if method:
+        settings["gain"] = {
+            value.key.removeprefix("gain."): _toml_value(value.text) for value in method.values()
+        }
+    return settings
+
+
+def _toml_value(text: str) -> Any:
+    """A text as TOML reads it, or as it is."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def _cameras(tables: Any, *, where: str) -> dict[str, dict[str, Any]]:
@@ -190,15 +219,6 @@ def _gain_table(table: Any, *, where: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise ConfigError(f"{where}: expected a table [gain], got {table!r}")
     return table
-
-
-def _typed(value: Any, annotation: str, *, where: str) -> Any:
-    """The value, if it is of the annotated type; types of choices are text."""
-    kind = annotation.removesuffix(" | None")
-    kind = kind if kind in KINDS else "str"
-    if isinstance(value, KINDS[kind]) and (kind == "bool") == isinstance(value, bool):
-        return value
-    raise ConfigError(f"{where}: expected {kind}, got {value!r}")
 
 
 # A file that is made here may come to hold passwords.

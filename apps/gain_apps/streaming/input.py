@@ -71,7 +71,7 @@ class TruthSource(Closing):
 
 
 def read_truth(path: str | Path, /, *, num_classes: int) -> ClassList | NameTable:
-    """Read a `--truth` file and check that its classes are the artifact's.
+    """Read a `truth` file and check that its classes are the artifact's.
 
     Parameters
     ----------
@@ -97,17 +97,19 @@ def read_truth(path: str | Path, /, *, num_classes: int) -> ClassList | NameTabl
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as err:
         reason = getattr(err, "strerror", None) or "it is no UTF-8 text"
-        raise ArtifactError(f"--truth {path}: cannot be read ({reason}); check the path") from err
+        raise ArtifactError(
+            f"--set truth={path}: cannot be read ({reason}); check the path"
+        ) from err
     header = lines[0].split("\t") if lines else []
     if set(COLUMNS) <= set(header):
         classes = read_class_list(path)
-        _check_range(max(classes.names), num_classes, where=f"--truth {path}")
+        _check_range(max(classes.names), num_classes, where=f"--set truth={path}")
         return classes
     table: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        where = f"--truth {path}, line {number}"
+        where = f"--set truth={path}, line {number}"
         name, tab, index = line.rpartition("\t")
         if not tab or not name or not (index.isascii() and index.strip().isdigit()):
             raise ArtifactError(
@@ -117,7 +119,7 @@ def read_truth(path: str | Path, /, *, num_classes: int) -> ClassList | NameTabl
         _check_range(int(index), num_classes, where=where)
         table[name] = int(index)
     if not table:
-        raise ArtifactError(f"--truth {path}: expected at least one line, got none")
+        raise ArtifactError(f"--set truth={path}: expected at least one line, got none")
     return table
 
 
@@ -132,8 +134,8 @@ def check_truth(frame: Frame, num_classes: int, /) -> None:
     if frame.truth is not None and frame.truth >= num_classes:
         raise ConfigError(
             f"truth of {frame.source_id}: expected a class below {num_classes} (the artifact's "
-            f"number), got {frame.truth}; it is of another label set: pass --truth FILE, or "
-            "--truth none to run without"
+            f"number), got {frame.truth}; it is of another label set: pass --set truth=FILE, or "
+            "--set truth=none to run without"
         )
 
 
@@ -222,16 +224,16 @@ def _dressed(
         raise ConfigError(
             f"--shuffle: expected photos as INPUT, got {info.source_id}; leave it out"
         )
-    if info.live and config.batch > 1:
+    if info.live and config.batch_size > 1:
         raise ConfigError(
-            f"--batch {config.batch}: a live source would wait for its own frames; use "
-            f"--update-every {config.batch}, which answers at once and learns in batches"
+            f"--batch-size {config.batch_size}: a live source would wait for its own frames; use "
+            f"--update-every {config.batch_size}, which answers at once and learns in batches"
         )
     names = info.class_names
     if names is not None and len(names) > num_classes and config.truth != NO_TRUTH:
         raise ConfigError(
             f"truth of {info.source_id}: expected at most {num_classes} classes (the artifact's), "
-            f"got {len(names)}; pass --truth FILE, or --truth none to run without"
+            f"got {len(names)}; pass --set truth=FILE, or --set truth=none to run without"
         )
     if config.truth == NO_TRUTH:
         source = TruthSource(source)

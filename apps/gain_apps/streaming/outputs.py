@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.overlay import Overlay
+from gain_apps.streaming.settings import flag
 from gain_apps.streaming.timeline import TimelineSink
 from gain_core.errors import GainError, StreamError
 from gain_runtime.frames import FrameResult, FrameSource, Sink
@@ -198,9 +199,9 @@ def open_outputs(
         outputs.add("--display", window, poll=window.poll)
     if config.save_changed is not None:
         changed = ChangedSink(config.save_changed, most=config.save_changed_most)
-        outputs.add("--save-changed", changed)
+        outputs.add(flag("save_changed"), changed)
     if config.webhook is not None:
-        outputs.add("--webhook", WebhookSink(config.webhook))
+        outputs.add(flag("webhook"), WebhookSink(config.webhook))
     if mqtt is not None:
         outputs.add("--mqtt", MqttSink(mqtt, config.name))
     elif config.mqtt is not None:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gain_apps.flags import STDOUT
 from gain_apps.secret_values import fill_in
-from gain_apps.streaming.config import STDOUT, StreamConfig, flag
+from gain_apps.streaming.config import StreamConfig
+from gain_apps.streaming.settings import flag
 from gain_core.errors import ConfigError
 from gain_runtime.files.paths import is_file
 from gain_runtime.sources.opening import is_picture

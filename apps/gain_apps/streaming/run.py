@@ -21,6 +21,7 @@ from gain_apps.streaming.input import open_input
 from gain_apps.streaming.loop import StreamLoop
 from gain_apps.streaming.outputs import Outputs, open_outputs
 from gain_apps.streaming.running import RunningStream, StreamHost, facts_of, identity_of
+from gain_apps.streaming.settings import flag
 from gain_apps.streaming.snapshots import SnapshotKeeper
 from gain_apps.streaming.stopping import StopRequest, Watchdog
 from gain_apps.streaming.summary import NOTE, RunProgress
@@ -85,7 +86,7 @@ def run_stream(
             failures.append(_nothing_classified(run))
         named = config.truth not in (None, NO_TRUTH)
         if named and run.record.frames and not run.record.scores.source.count:
-            logger.warning("--truth %s: no frame is named in it", config.truth)
+            logger.warning("%s %s: no frame is named in it", flag("truth"), config.truth)
         report(_summary(run))
     for further in failures[1:]:
         logger.error("%s", further)
@@ -99,7 +100,7 @@ def _open(
     """Open everything, what fails soonest first; `stack` closes it."""
     source, adapter = _open_adapter(config, stop, stack, host)
     keeper = _open_snapshots(config, adapter, stack, host)
-    adapter.warm_up(config.batch)
+    adapter.warm_up(config.batch_size)
     stop.nothing_to_lose = False
     policy = config.sink_errors or ("drop" if source.info.live else "stop")
     outputs = Outputs(drop_failing=policy == "drop")
@@ -144,12 +145,12 @@ def _open_adapter(
             config=config.gain_config(),
             update_every=config.update_every,
             warmup_frames=config.warm_up,
-            num_threads=config.threads,
+            num_threads=config.num_threads,
             allow_host_code=config.allow_host_code,
         )
     source = _open_source(config, engine.artifact, stop, stack, host)
     # Streams that share a session have a thread each already.
-    threads = config.threads if host.session is None else 1
+    threads = config.num_threads if host.session is None else 1
     adapter = Adapter(
         engine,
         frozen=config.freeze,
@@ -283,7 +284,7 @@ def _drive(run: RunningStream, console: Console) -> list[GainError]:
                 run.outputs,
                 run.record,
                 stop=run.stop,
-                batch=config.batch,
+                batch=config.batch_size,
                 max_frames=config.max_frames,
                 top_k=config.top_k,
                 on_batch=progress.update,
@@ -368,7 +369,7 @@ def _nothing_classified(run: RunningStream) -> StreamError:
 
 
 def _summary(run: RunningStream) -> dict[str, Any]:
-    """What `--json` prints."""
+    """What `--json` writes."""
     config, record, artifact = run.config, run.record, run.adapter.artifact
     record.reconnects = int(getattr(run.source, "reconnects", 0))
     settings = config.to_dict() | {

@@ -23,6 +23,7 @@ from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.config_file import CameraFile
 from gain_apps.streaming.plan import StreamPlan, plan_camera
 from gain_apps.streaming.running import StreamHost
+from gain_apps.streaming.settings import flag
 from gain_apps.streaming.stopping import StopRequest, Watchdog
 from gain_apps.system import notify
 from gain_core.errors import ConfigError
@@ -153,7 +154,7 @@ class Service:
         self._webhook = None
         if first.event_webhook is not None:
             self._webhook = stack.enter_context(
-                Webhook(first.event_webhook, flag="--event-webhook")
+                Webhook(first.event_webhook, flag=flag("event_webhook"))
             )
         self._mqtt = None
         if first.mqtt is not None:
@@ -182,7 +183,7 @@ class Service:
                 open_session(
                     first.model or "",
                     device=first.device,
-                    num_threads=first.threads,
+                    num_threads=first.num_threads,
                     allow_host_code=first.allow_host_code,
                 )
             )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
+from gain_apps.streaming.settings import flag
 from gain_apps.system import notify, watchdog_interval_s
 from gain_core.errors import ConfigError
 
@@ -180,7 +181,7 @@ class Watchdog:
         self, limit_s: float | None, /, *, on_expiry: Callable[[], None] | None = None
     ) -> None:
         if limit_s is not None and not limit_s > 0.0:
-            raise ConfigError(f"--watchdog: expected seconds above 0, got {limit_s}")
+            raise ConfigError(f"{flag('watchdog')}: expected seconds above 0, got {limit_s}")
         self._system_s = watchdog_interval_s()
         limits = [limit for limit in (limit_s, self._system_s) if limit is not None]
         self._limit_s = limit_s
@@ -222,8 +223,8 @@ class Watchdog:
             if self._limit_s is not None and silent_s > self._limit_s:
                 named = f"{stream}: " if stream else ""
                 logger.critical(
-                    "%shung: no sign of life for %.1f s (--watchdog %g)",
-                    *(named, silent_s, self._limit_s),
+                    "%shung: no sign of life for %.1f s (%s=%g)",
+                    *(named, silent_s, flag("watchdog"), self._limit_s),
                 )
                 self._on_expiry()
                 return

@@ -272,7 +272,7 @@ def print_summary(summary: Mapping[str, Any], console: Console, /) -> None:
     Parameters
     ----------
     summary : mapping
-        As `--json` prints it.
+        As `--json` writes it.
     console : Console
     """
     console.print(_run_table(summary))
@@ -322,7 +322,7 @@ def _title(summary: Mapping[str, Any]) -> str:
 
 def _settings(config: Mapping[str, Any]) -> str:
     """The settings that decide the numbers."""
-    names = ("update_every", "batch", "seed", "device", "corrupt", "state_in", "max_frames")
+    names = ("update_every", "batch_size", "seed", "device", "corrupt", "state_in", "max_frames")
     parts = [f"{name} {config[name]}" for name in names if config[name] is not None]
     frozen = "frozen, " if config["freeze"] else ""
     return f"{frozen}method {config['gain']['method']}, {', '.join(parts)}"

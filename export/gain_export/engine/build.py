@@ -328,7 +328,7 @@ def _cause(status: int, said: list[str]) -> str:
         memory = "; the system ran out of memory" if name == "SIGKILL" else ""
         return (
             f"the building process was killed ({name}{memory}); close other programs, add swap "
-            "or build with a smaller --max-batch or --builder-level 2"
+            "or build with a smaller max-batch or --set builder-level=2"
         )
     tail = " ".join(" ".join(said[-_STDERR_LINES:]).split()) or "it said nothing"
     return f"the building process failed with status {status}: {tail}"

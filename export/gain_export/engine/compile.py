@@ -198,7 +198,7 @@ def set_target(
     if not wanted:
         raise ConfigError(
             f"compute capability: none given, and no GPU can be asked here; {_ASKING}; or "
-            "give one, as --compute-capability 86"
+            "give one, as --set compute-capability=86"
         )
     config.num_compute_capabilities = len(wanted)
     for index, capability in enumerate(wanted):
@@ -294,7 +294,7 @@ def set_compatibility(library: Any, config: Any, options: EngineOptions, /) -> t
         return ()
     # TensorRT-RTX has the name, says that it does nothing, and builds for named GPUs instead.
     if hasattr(config, "set_compute_capability"):
-        raise _incompatible(library, "hardware_compatible", "name every --compute-capability")
+        raise _incompatible(library, "hardware_compatible", "name every compute-capability")
     if not hasattr(config, "hardware_compatibility_level"):
         raise _incompatible(library, "hardware_compatible", "build on the device that runs it")
     config.hardware_compatibility_level = library.HardwareCompatibilityLevel.AMPERE_PLUS

@@ -133,7 +133,7 @@ class TensorRTSession(Closing):
         if not least <= count <= most:
             raise ArrayError(
                 f"pixel_values: expected {least} to {most} images as the engine was built for, got "
-                f"{count}; use smaller batches or build with --max-batch {count}"
+                f"{count}; use smaller batches or build with --set max-batch={count}"
             )
         with self._memory.in_use():
             source, *outputs = (buffer[:count] for buffer in self._buffers)
@@ -220,7 +220,7 @@ class TensorRTSession(Closing):
         if context is None:
             raise EngineError(
                 f"{self._artifact.path}: {self.provider} cannot prepare the engine: "
-                f"{self._log.first_error()}; free device memory or build with a smaller --max-batch"
+                f"{self._log.first_error()}; free device memory or build with a smaller max-batch"
             )
         return context
 
@@ -259,7 +259,7 @@ def _check_header(
         raise EngineError(
             f"{engine.path}: is version-compatible, so its plan brings code that would run on the "
             "host; open it with allow_host_code=True if nobody else can write the file, or build "
-            "it without --version-compatible"
+            "it without version-compatible"
         )
 
 

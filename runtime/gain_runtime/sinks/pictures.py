@@ -55,7 +55,7 @@ class ChangedSink:
 
     def __init__(self, folder: str | Path, /, *, most: int = 1000) -> None:
         if most < 1:
-            raise ConfigError(f"--save-changed-most: expected at least 1, got {most}")
+            raise ConfigError(f"--set save-changed-most: expected at least 1, got {most}")
         self._folder = Path(folder)
         self._most = most
         try:

@@ -44,7 +44,7 @@ class Webhook(Closing):
         If it is no such URL.
     """
 
-    def __init__(self, url: str, /, *, flag: str = "--webhook") -> None:
+    def __init__(self, url: str, /, *, flag: str = "--set webhook") -> None:
         parts = _checked(url, flag)
         self._headers = {"Content-Type": "application/json", "User-Agent": "gain-edge"}
         host = parts.netloc.rpartition("@")[2]

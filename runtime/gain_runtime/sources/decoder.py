@@ -240,8 +240,8 @@ class VideoDecoder(Closing):
             if self._hwaccel is None or getattr(err, "filename", None) is not None:
                 raise
             raise StreamError(
-                f"{self._shown}: --hwaccel {self._hwaccel} cannot decode it here "
-                f"({' '.join(str(err).split())}); leave the flag out to decode on the CPU"
+                f"{self._shown}: --set hwaccel={self._hwaccel} cannot decode it here "
+                f"({' '.join(str(err).split())}); leave it out to decode on the CPU"
             ) from err
 
     def _learn(self) -> None:
@@ -264,8 +264,8 @@ class VideoDecoder(Closing):
         if self._hwaccel is not None:
             if not context.is_hwaccel:
                 raise StreamError(
-                    f"{self._shown}: --hwaccel {self._hwaccel} has no decoder for {context.name}; "
-                    "leave the flag out to decode on the CPU"
+                    f"{self._shown}: --set hwaccel={self._hwaccel} has no decoder for "
+                    f"{context.name}; leave it out to decode on the CPU"
                 )
             self._decoder = f"{context.name} on {self._hwaccel}"
         rate = stream.average_rate or stream.guessed_rate
@@ -450,8 +450,8 @@ def _hardware(name: str, shown: str) -> Any:
     known = av.codec.hwaccel.hwdevices_available()
     if name not in known:
         raise StreamError(
-            f"{shown}: --hwaccel {name}: this FFmpeg has {', '.join(known) or 'none'}; leave the "
-            "flag out to decode on the CPU (on a Jetson, see docs/how-to/jetson.md)"
+            f"{shown}: --set hwaccel={name}: this FFmpeg has {', '.join(known) or 'none'}; leave "
+            "that out to decode on the CPU (on a Jetson, see docs/how-to/jetson.md)"
         )
     return av.codec.hwaccel.HWAccel(name, allow_software_fallback=False)
 

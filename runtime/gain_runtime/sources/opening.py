@@ -128,7 +128,7 @@ def open_source(
 def _no_video(hwaccel: str, parsed: SourceUri) -> ConfigError:
     """What is said where there is nothing to decode by hardware."""
     return ConfigError(
-        f"--hwaccel {hwaccel}: expected a video file or a network stream as INPUT, got "
+        f"--set hwaccel={hwaccel}: expected a video file or a network stream as INPUT, got "
         f"{parsed.shown}; leave it out"
     )
 

@@ -153,7 +153,7 @@ def make_method(
     if spec.name in _WITH_TORCH:
         if network is None:
             raise ConfigError(
-                f"{spec.text}: needs the network itself, on images; give --torch NAME=WEIGHTS"
+                f"{spec.text}: needs the network itself, on images; give --timm and --weights"
             )
         module, name = _WITH_TORCH[spec.name]
         methods = importlib.import_module(f"gain_apps.evaluation.methods.{module}")

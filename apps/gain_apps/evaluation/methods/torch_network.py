@@ -54,7 +54,7 @@ def timm_network(name: str, weights: Path, num_classes: int, /) -> NetworkMaker:
     from gain_export.weights import fill, read_checkpoint
 
     if not timm.is_model(name):
-        raise ConfigError(f"--torch: timm has no model {name}; see timm.list_models()")
+        raise ConfigError(f"--timm: timm has no model {name}; see timm.list_models()")
     model = timm.create_model(name, pretrained=False, num_classes=num_classes)
     fill(model, read_checkpoint(weights).state, path=weights)
     model.eval()
@@ -162,7 +162,7 @@ class TorchNetwork:
         scale = float(np.abs(batch.logits).max())
         if not apart <= PARITY * scale:
             raise ParityError(
-                f"--torch: its logits differ from the artifact's by {apart:.3g} where the "
+                f"--weights: its logits differ from the artifact's by {apart:.3g} where the "
                 f"largest is {scale:.3g}; give the weights that the artifact was exported from"
             )
 

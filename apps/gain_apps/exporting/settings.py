@@ -1,0 +1,116 @@
+"""The settings of gain-export that have no flag; nothing heavy is imported, for --help's sake."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from gain_apps.flags import read_given, spelled
+from gain_core import DEFAULT_PRESET, UPDATE_EVERY, WARMUP_FRAMES
+from gain_core.errors import ConfigError
+
+__all__ = ["SETTINGS", "ExportSettings", "flag", "take_settings"]
+
+# A key of --set and what stands for its value, to what it is for.
+SETTINGS = {
+    "ema=true": "of a checkpoint with both, take the weights averaged over training, or the last "
+    "(default: averaged, as timm does)",
+    "random-weights=true": "untrained weights, for benchmarks and tests",
+    "seed=N": "of the random weights (default: 0)",
+    "opset=N": "ONNX operator set of a timm model, 17 to 20 (default: 18)",
+    "layout=NAME": "NCHW or NHWC: where the channels are, if the graph leaves it open",
+    "channel-order=NAME": "RGB or BGR: order of the planes (default: RGB)",
+    "int8-ranges=NAME": "how they come from the images of --calibrate: minmax or percentile "
+    "(default: minmax, and percentile where that misses the bar)",
+    "preset=NAME": f"baked in by --adaptive (default: {DEFAULT_PRESET})",
+    "update-every=N": f"of --adaptive: frames between two updates (default: {UPDATE_EVERY})",
+    "warm-up=FRAMES": f"of --adaptive: the first update waits for them (default: {WARMUP_FRAMES})",
+    "features-only=true": "of --adaptive: leave the network out; features and logits in",
+    "compute-capability=N,N": "of --engine: GPUs to build for, as 86 for 8.6 (default: the one "
+    "here)",
+    "max-batch=N": "of --engine: largest batch size (default: 8)",
+    "builder-level=N": "of --engine: 0 builds fastest, 5 looks longest for fast kernels (default: "
+    "the library's)",
+    "hardware-compatible=true": "of --engine: for every GPU of compute capability 8.0 or more, "
+    "somewhat slower (tensorrt only)",
+    "version-compatible=true": "of --engine: for later versions of the library, too; its plan "
+    "brings code that runs on the host",
+    "build=false": "of --engine: only check the one that is there, refused if it is missing or "
+    "stale",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSettings:
+    """What `--set` changes; None is not given.
+
+    Attributes
+    ----------
+    ema, random_weights : bool or None
+    seed, opset : int or None
+    layout, channel_order, int8_ranges : str or None
+    preset : str or None
+    update_every, warm_up : int or None
+    features_only : bool or None
+    compute_capability : tuple of int or None
+    max_batch, builder_level : int or None
+    hardware_compatible, version_compatible, build : bool or None
+
+    Raises
+    ------
+    ConfigError
+        If one is none of its choices.
+    """
+
+    ema: bool | None = None
+    random_weights: bool | None = None
+    seed: int | None = None
+    opset: int | None = None
+    layout: Literal["NCHW", "NHWC"] | None = None
+    channel_order: Literal["RGB", "BGR"] | None = None
+    int8_ranges: Literal["minmax", "percentile"] | None = None
+    preset: str | None = None
+    update_every: int | None = None
+    warm_up: int | None = None
+    features_only: bool | None = None
+    compute_capability: tuple[int, ...] | None = None
+    max_batch: int | None = None
+    builder_level: int | None = None
+    hardware_compatible: bool | None = None
+    version_compatible: bool | None = None
+    build: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("layout", ("NCHW", "NHWC")),
+            ("channel_order", ("RGB", "BGR")),
+            ("int8_ranges", ("minmax", "percentile")),
+        ):
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise ConfigError(
+                    f"{flag(name)}: expected one of {', '.join(choices)}, got {value!r}"
+                )
+
+
+def take_settings(args: argparse.Namespace, /) -> None:
+    """Put every setting beside the flags in the namespace, None where it was not given.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        Changed in place.
+
+    Raises
+    ------
+    ConfigError
+        As `read_given` and `ExportSettings`.
+    """
+    settings = ExportSettings(**read_given(vars(args), ExportSettings))
+    vars(args).update(asdict(settings))
+
+
+def flag(name: str, /) -> str:
+    """How a flag or setting of gain-export is spelled."""
+    return spelled(name, SETTINGS)
