@@ -9,11 +9,15 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gain_core.errors import ConfigError, GainError
 from gain_runtime.files.paths import is_folder
+
+if TYPE_CHECKING:
+    from gain_apps.evaluation.executor import Executor
 
 __all__ = ["build_parser", "main"]
 
@@ -52,6 +56,7 @@ examples:
   gain-eval lite0.onnx photos/ --views 5 --severity 3 --seeds 5 --report r.html
   gain-eval dump.npz --stream few --seeds 5 --methods shift,neo-continual:rate=0.3
   gain-eval suite camera --inputs dumps/ --only vit_k36
+  gain-eval vit_b16.onnx imagenet-c/ --ray auto --device cuda --cache s3://lab/features
 
 exit status:
   0 success, 1 an error (one line says which), 2 wrong usage, 130 interrupted
@@ -147,7 +152,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--source-images", metavar="PATH", help="clean images, where the data have none"
     )
-    group.add_argument("--cache", metavar="DIR", type=Path, help="folder for features")
+    _add_cluster(group)
     group.add_argument("--device", choices=("cpu", "cuda", "tensorrt", "auto"), default="cpu")
     group.add_argument("--num-threads", metavar="N", type=int)
     group.add_argument(
@@ -156,6 +161,20 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         type=_torch,
         help="timm name of the artifact's network and the checkpoint it was exported from, for "
         "the methods that train it",
+    )
+
+
+def _add_cluster(parser: argparse._ActionsContainer) -> None:
+    """Where features are kept, and where the work is done."""
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="folder for features; with --ray also an fsspec URL (s3://BUCKET/FOLDER)",
+    )
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="run on a Ray cluster: auto (the one that runs here), HOST:6379, or local (start one)",
     )
 
 
@@ -220,7 +239,6 @@ def _evaluate(args: argparse.Namespace, given: Sequence[str]) -> int:
     from rich.console import Console
 
     from gain_apps.evaluation import InputSettings, evaluate
-    from gain_apps.evaluation.results import write_results
     from gain_apps.evaluation.table import Progress, print_results
 
     console = Console(stderr=True)
@@ -239,7 +257,10 @@ def _evaluate(args: argparse.Namespace, given: Sequence[str]) -> int:
         num_threads=args.num_threads,
         torch=args.torch,
     )
-    with _Logging(console, debug=args.debug), Progress(console) as progress:
+    with ExitStack() as stack:
+        executor = _executor(args, stack)
+        stack.enter_context(_Logging(console, debug=args.debug))
+        progress = stack.enter_context(Progress(console))
         results = evaluate(
             args.model,
             args.data,
@@ -251,16 +272,27 @@ def _evaluate(args: argparse.Namespace, given: Sequence[str]) -> int:
             settings=settings,
             diagnose=args.diagnose or args.report is not None,
             command=shlex.join(["gain-eval", *given]),
+            executor=executor,
+            result=None if args.json in (None, "-") else Path(args.json),
             on_task=progress.start,
         )
     if args.json == "-":
         print(json.dumps(results, allow_nan=False))
-    elif args.json is not None:
-        write_results(Path(args.json), results)
     print_results(results, console if args.json == "-" else Console())
     if args.report is not None:
         _write_report(args.report, results)
     return 0
+
+
+def _executor(args: argparse.Namespace, stack: ExitStack) -> Executor:
+    """Where the work is done; a connection to a cluster ends with the stack."""
+    if args.ray is None:
+        from gain_apps.evaluation.executor import LocalExecutor
+
+        return LocalExecutor()
+    from gain_apps.evaluation.ray_executor import RayExecutor
+
+    return stack.enter_context(RayExecutor(args.ray))
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -295,7 +327,7 @@ def _suite_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seeds", metavar="N", type=int, help="at most so many; 0 judges what was run"
     )
-    parser.add_argument("--cache", metavar="DIR", type=Path, help="folder for features")
+    _add_cluster(parser)
     parser.add_argument(
         "--json",
         metavar="FILE",
@@ -322,7 +354,10 @@ def _suite(args: argparse.Namespace, given: Sequence[str]) -> int:
     target = args.json or place.parent.parent / "results" / f"{suite.name}.json"
     if not target.parent.is_dir():
         raise ConfigError(f"{target}: expected an existing folder, found no {target.parent}")
-    with _Logging(console, debug=args.debug), Progress(console) as progress:
+    with ExitStack() as stack:
+        executor = _executor(args, stack)
+        stack.enter_context(_Logging(console, debug=args.debug))
+        progress = stack.enter_context(Progress(console))
         report = run_suite(
             suite,
             target,
@@ -331,6 +366,7 @@ def _suite(args: argparse.Namespace, given: Sequence[str]) -> int:
             only=args.only,
             refresh=args.refresh,
             seeds=args.seeds,
+            executor=executor,
             on_task=progress.start,
             on_pair=lambda line: print(line, flush=True),
         )
