@@ -34,7 +34,9 @@ commands:
 data:
   a folder of class folders, a flat folder with classes.tsv and files named WNID_*.jpg, .npz with
   `images` and `labels`, an ImageNet-C or ImageNet-3DCC tree (CORRUPTION/SEVERITY/CLASS/FILE),
-  test://NAME. All but the trees hold clean images, which are corrupted on the way.
+  test://NAME. The same in a tar file or a folder of them, not compressed, as they are published;
+  WebDataset shards (.tar with .cls files); a data set of the library `datasets`, saved or Parquet.
+  All but the trees hold clean images, which are corrupted on the way.
 
 streams, each as NAME or NAME:key=value:
   of a data set: csc (one domain after the other), cdc:delta=1 (random visits), mds (mixed by

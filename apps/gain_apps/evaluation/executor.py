@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from gain_apps.evaluation.camera_streams import noise_of
 from gain_apps.evaluation.eval_input import EvalInput, InputSettings, OnImages
@@ -22,7 +23,15 @@ if TYPE_CHECKING:
     from gain_runtime.files.artifact import Artifact
     from gain_runtime.sessions.session import Session
 
-__all__ = ["Executor", "LocalExecutor", "StreamTask", "make_methods", "run_stream", "stream_of"]
+__all__ = [
+    "ONE_BLAS_THREAD",
+    "Executor",
+    "LocalExecutor",
+    "StreamTask",
+    "make_methods",
+    "run_stream",
+    "stream_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +149,12 @@ def make_methods(specs: Iterable[MethodSpec], of: EvalInput, /) -> dict[str, Met
     }
 
 
+# With more threads BLAS sums in another order, and the last bits depend on the machine; arrays as
+# small as these take longer with them, too.
+ONE_BLAS_THREAD = threadpool_limits.wrap(limits=1, user_api="blas")
+
+
+@ONE_BLAS_THREAD  # type: ignore[untyped-decorator]
 def run_stream(
     task: StreamTask,
     of: EvalInput,

@@ -20,7 +20,7 @@ from gain_apps.evaluation.eval_input import (
     Outputs,
     PixelLoader,
 )
-from gain_apps.evaluation.executor import Executor
+from gain_apps.evaluation.executor import ONE_BLAS_THREAD, Executor
 from gain_apps.evaluation.feature_dump import measured_head, noise_deviation
 from gain_apps.evaluation.features import FeatureCache, FeatureMaker, cache_folder
 from gain_apps.evaluation.image_data import CLEAN, ImageData
@@ -93,7 +93,7 @@ def open_images(
     columns, labels = _subset(settings.class_subset, labels, artifact.manifest.num_classes)
     rows = slice(None) if columns is None else columns
     weight, bias = _head(artifact)
-    head = measured_head(
+    head = ONE_BLAS_THREAD(measured_head)(
         weight[rows],
         bias[rows],
         clean=clean,

@@ -156,6 +156,7 @@ class RayExecutor(ShardReader, Closing):
         data = self._ray.data
         context = data.DataContext.get_current()
         context.enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
         resource = "CPU" if settings.device == "cpu" else "GPU"
         threads = settings.num_threads or 1
         each = {"num_cpus": threads} if resource == "CPU" else {"num_gpus": 1}
@@ -178,7 +179,7 @@ class RayExecutor(ShardReader, Closing):
                 {cell: _entry_name(maker, cell) for cell in {chunk.cell for chunk in chunks}},
             ),
             batch_size=None,
-            concurrency=min(room, len(chunks)),
+            compute=data.ActorPoolStrategy(size=min(room, len(chunks))),
             **each,
         )
         for row in dataset.iter_rows():
