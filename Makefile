@@ -5,7 +5,7 @@ DEMO_VENV := .venv-demo
 DEMO := demo-result
 DEMO_FRAMES ?= 2000
 
-.PHONY: demo test check docs format slow engines clean
+.PHONY: demo test check docs format slow engines scale clean
 
 demo: $(DEMO_VENV)/.ready
 	mkdir -p $(DEMO)
@@ -44,6 +44,12 @@ slow: $(VENV)/.ready
 # The engines that take more than a minute to build; `make test` builds the others.
 engines: $(VENV)/.ready
 	$(VENV)/bin/python -m pytest -m slow tests/engines
+
+# A Ray cluster of two workers on this machine: the evaluation killed and resumed, eight cameras
+# while replicas are killed. It prints what was lost.
+scale: $(VENV)/.ready
+	$(VENV)/bin/python -m pip install --quiet --editable '.[eval,serve,ray]'
+	$(VENV)/bin/python -m pytest -m scale -s tests/scale
 
 format: $(VENV)/.ready
 	$(VENV)/bin/ruff check --fix .

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gain_apps.evaluation.eval_input import EvalInput, InputSettings, OnImages, Origin, open_input
-from gain_apps.evaluation.executor import StreamTask, make_methods, run_stream
+from gain_apps.evaluation.executor import LocalExecutor, StreamTask, make_methods, run_stream
 from gain_apps.evaluation.features import (
     CHUNK_ROWS,
     Cell,
@@ -31,6 +31,7 @@ from gain_apps.evaluation.features import (
 from gain_apps.evaluation.image_input import open_maker
 from gain_apps.evaluation.scores import Trace
 from gain_apps.fsspec_folder import FsspecFolder
+from gain_core import errors
 from gain_core._optional import require
 from gain_core.errors import ArtifactError, BackendUnavailableError, ConfigError, GainError
 from gain_runtime.files.artifact import Artifact, load_artifact
@@ -59,7 +60,7 @@ class _Elsewhere(Closing):
         """Nothing to release."""
 
 
-class ShardReader:
+class ShardReader(LocalExecutor):
     """Features out of shards that others have written: what a machine does that runs streams."""
 
     def open_network(
@@ -108,6 +109,10 @@ class RayExecutor(ShardReader, Closing):
         self._ray: Any = require("ray", extra="ray")
         require("ray.data", extra="ray")
         self._gathered: list[tuple[FeatureMaker, Cell, FsspecFolder]] = []
+        # A program that is connected already keeps its connection.
+        self._owns = not self._ray.is_initialized()
+        if not self._owns:
+            return
         try:
             self._ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, ValueError, RuntimeError) as err:
@@ -119,7 +124,8 @@ class RayExecutor(ShardReader, Closing):
 
     def close(self) -> None:
         """Leave the cluster; what was asked of it and has not ended is given up."""
-        self._ray.shutdown()
+        if self._owns:
+            self._ray.shutdown()
         gathered, self._gathered = self._gathered, []
         for maker, cell, store in gathered:
             # Below the local cache itself they would be there twice.
@@ -143,8 +149,7 @@ class RayExecutor(ShardReader, Closing):
 
         def rows(cell: Cell, start: int, end: int) -> tuple[Floats, Floats]:
             while (*cell, start, end) in awaited:
-                with _one_line():
-                    awaited.discard(next(written))
+                awaited.discard(next(written))
             return read(cell, start, end)
 
         return rows
@@ -183,6 +188,8 @@ class RayExecutor(ShardReader, Closing):
             **each,
         )
         for row in dataset.iter_rows():
+            if row["error"]:
+                raise getattr(errors, row["error"])(row["reason"])
             yield tuple(row[name] for name in _Chunk._fields)
 
     def run(
@@ -206,8 +213,11 @@ class RayExecutor(ShardReader, Closing):
         while running:
             (ended, *_), _ = self._ray.wait(list(running), num_returns=1)
             part = running.pop(ended)
-            with _one_line():
+            try:
                 traces = self._ray.get(ended)
+            except self._ray.exceptions.RayTaskError as err:
+                # Ours out of what Ray wraps around it.
+                raise err.cause if isinstance(err.cause, GainError) else err from None
             if on_end is not None:
                 on_end()
             yield part, traces
@@ -233,25 +243,38 @@ class _ShardWriter:
     def __init__(
         self, model: str, location: str, settings: InputSettings, names: Mapping[Cell, str]
     ) -> None:
-        artifact = load_artifact(model)
-        self._session = open_session(
-            artifact, device=settings.device, num_threads=settings.num_threads
-        )
-        self._maker = open_maker(settings, location, self._session)
-        self._store = _store(settings)
+        self._opening = (model, location, settings)
         self._names = names
+        self._store = _store(settings)
         self._checked: set[Cell] = set()
 
-    def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        for values in zip(*(batch[name] for name in _Chunk._fields), strict=True):
-            domain, severity, view, start, end = values
-            cell = Cell(str(domain), float(severity), int(view))
-            self._check(cell)
-            features, logits = self._maker.rows(cell, int(start), int(end))
-            stream = io.BytesIO()
-            np.savez(stream, features=features, logits=logits)
-            self._store.write(_shard(self._names[cell], int(start)), stream.getvalue())
-        return batch
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        # Ray Data says of an error only that there was one, so ours go with the rows.
+        error = reason = ""
+        try:
+            for values in zip(*(batch[name] for name in _Chunk._fields), strict=True):
+                domain, severity, view, start, end = values
+                self._write(Cell(str(domain), float(severity), int(view)), int(start), int(end))
+        except GainError as err:
+            error, reason = type(err).__name__, str(err)
+        count = len(batch["start"])
+        return {**batch, "error": [error] * count, "reason": [reason] * count}
+
+    @functools.cached_property
+    def _maker(self) -> FeatureMaker:
+        model, location, settings = self._opening
+        session = open_session(
+            load_artifact(model), device=settings.device, num_threads=settings.num_threads
+        )
+        return open_maker(settings, location, session)
+
+    def _write(self, cell: Cell, start: int, end: int) -> None:
+        """Compute a chunk, and put it where all find it."""
+        self._check(cell)
+        features, logits = self._maker.rows(cell, start, end)
+        stream = io.BytesIO()
+        np.savez(stream, features=features, logits=logits)
+        self._store.write(_shard(self._names[cell], start), stream.getvalue())
 
     def _check(self, cell: Cell) -> None:
         """Refuse a machine that has another network, other data or other code under this name."""
@@ -267,7 +290,8 @@ class _ShardWriter:
 def _run_task(task: StreamTask, origin: Origin) -> dict[str, Trace]:
     """A Ray task."""
     of = _opened(origin)
-    return run_stream(task, of, make_methods(task.methods, of))
+    traces: dict[str, Trace] = run_stream(task, of, make_methods(task.methods, of))
+    return traces
 
 
 @functools.lru_cache(maxsize=1)
@@ -325,17 +349,3 @@ def _read_shard(store: FsspecFolder, entry: str, start: int) -> tuple[Floats, Fl
         raise ArtifactError(
             f"{store.url}/{name}: damaged shard of features ({err}); delete it and run again"
         ) from err
-
-
-class _one_line:  # noqa: N801 - used as a function
-    """Our own error out of what Ray wraps around it (a context manager)."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, err: BaseException | None, traceback: Any) -> None:
-        seen = err
-        while seen is not None:
-            cause = getattr(seen, "cause", None) or seen.__cause__
-            if isinstance(seen, GainError) and cause is None:
-                raise seen from None
-            seen = cause
