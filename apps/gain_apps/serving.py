@@ -17,6 +17,7 @@ import logging
 import re
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -24,7 +25,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from fastapi import Depends, FastAPI, HTTPException, Request, WebSocket
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gain_apps.fsspec_folder import FsspecFolder
 from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Gain, Prediction
@@ -404,12 +405,13 @@ async def stream_frames(
         await websocket.send_json(reply)
 
 
-def app(args: ServingSettings) -> Any:
+def app(args: ServingSettings | Mapping[str, Any]) -> Any:
     """The application, for `serve run` and for `import_path` of a config file.
 
     Parameters
     ----------
-    args : ServingSettings
+    args : ServingSettings, or mapping of its fields
+        Serve gives what stands in the file; numbers may be texts.
 
     Returns
     -------
@@ -422,22 +424,24 @@ def app(args: ServingSettings) -> Any:
     ArtifactError
         If the artifact is missing, damaged or an adaptive file.
     ConfigError
-        If the store of snapshots is of no known protocol.
+        If a setting is out of its range or unknown, or the store of snapshots is of no known
+        protocol.
     """
     serve: Any = require("ray.serve", extra="ray")
+    settings = _settings(args)
     # Here, where it is one line: a replica that fails to start is tried again and again.
-    artifact: Artifact = load_artifact(args.artifact)
-    args = args.model_copy(update={"artifact": str(artifact.path.resolve())})
-    FsspecFolder(args.snapshots)
+    artifact: Artifact = load_artifact(settings.artifact)
+    settings = settings.model_copy(update={"artifact": str(artifact.path.resolve())})
+    FsspecFolder(settings.snapshots)
     options = {name: {"num_cpus": cpus} for name, cpus in CPUS.items()}
-    if args.device != "cpu":
+    if settings.device != "cpu":
         options["Network"]["num_gpus"] = 1.0
     network = serve.deployment(
         Network,
         ray_actor_options=options["Network"],
         autoscaling_config={"min_replicas": 1, "max_replicas": 8, "target_ongoing_requests": 8},
-        max_ongoing_requests=4 * args.batch_size,
-    ).bind(args)
+        max_ongoing_requests=4 * settings.batch_size,
+    ).bind(settings)
     adaptations = [
         serve.deployment(
             Adaptation,
@@ -447,8 +451,8 @@ def app(args: ServingSettings) -> Any:
             max_ongoing_requests=256,
             # The cameras of a shard wait until its death is noticed.
             health_check_period_s=1.0,
-        ).bind(args)
-        for shard in range(args.shards)
+        ).bind(settings)
+        for shard in range(settings.shards)
     ]
     front = serve.deployment(
         serve.ingress(api)(Front),
@@ -456,4 +460,16 @@ def app(args: ServingSettings) -> Any:
         ray_actor_options=options["Front"],
         max_ongoing_requests=1024,
     )
-    return front.bind(args, network, *adaptations)
+    return front.bind(settings, network, *adaptations)
+
+
+def _settings(args: ServingSettings | Mapping[str, Any]) -> ServingSettings:
+    """Settings, checked."""
+    try:
+        return ServingSettings.model_validate(args)
+    except ValidationError as err:
+        faults = [
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}, got {each['input']!r}"
+            for each in err.errors()
+        ]
+        raise ConfigError(f"args: {'; '.join(faults)}; see deploy/ray-serve.yaml") from err

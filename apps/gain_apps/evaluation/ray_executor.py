@@ -339,9 +339,12 @@ def _read_shard(store: FsspecFolder, entry: str, start: int) -> tuple[Floats, Fl
     """Features and logits of one chunk."""
     name = _shard(entry, start)
     data = store.read(name)
+    if data is None:
+        raise ArtifactError(
+            f"{store.url}/{name}: expected a shard that another machine wrote, found none; give a "
+            "--cache that all machines see"
+        )
     try:
-        if data is None:
-            raise ValueError("it is not there")
         # The archive has a checksum for each array.
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return archive["features"], archive["logits"]
