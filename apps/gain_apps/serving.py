@@ -115,12 +115,28 @@ class Network:
         )(together)
 
     async def __call__(self, frame: bytes) -> Seen | str:
-        """One frame, in a batch with others that wait; a str says what is wrong with it."""
+        """What the network says of one frame, run in a batch with others that wait.
+
+        Parameters
+        ----------
+        frame : bytes
+            A JPEG, or any picture that `decode_image` reads.
+
+        Returns
+        -------
+        Seen or str
+            A str is one line that says what is wrong with the frame.
+
+        Raises
+        ------
+        EngineError
+            If the forward pass fails.
+        """
         seen: Seen | str = await self._together(frame)
         return seen
 
     def infer(self, frames: list[bytes], /) -> list[Seen | str]:
-        """A batch; a damaged frame has its own line and spoils no other."""
+        """A batch, as `__call__`; a damaged frame has its own line and spoils no other."""
         found: list[Seen | str] = []
         images = []
         for frame in frames:
@@ -314,13 +330,14 @@ class Front:
                 f"key: expected 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first, "
                 f"got {key[:80]!a}; rename the camera",
             )
-        if artifact not in (None, self._name) and not (
-            len(artifact or "") >= SHOWN and self._sha256.startswith(artifact or "")
-        ):
+        known = artifact in (None, self._name)
+        if artifact and not known and len(artifact) >= SHOWN:
+            known = self._sha256.startswith(artifact)
+        if not known:
             raise HTTPException(
                 404,
                 f"artifact: expected {self._name} (sha256 {self._sha256[:SHOWN]}), which is served "
-                f"here, got {artifact!a}; leave it out, or ask the application that serves it",
+                f"here, got {(artifact or '')[:80]!a}; leave it out, or ask the application that serves it",
             )
 
     async def classify(self, key: str, frame: bytes, /) -> dict[str, Any]:
