@@ -337,7 +337,8 @@ class Front:
             raise HTTPException(
                 404,
                 f"artifact: expected {self._name} (sha256 {self._sha256[:SHOWN]}), which is served "
-                f"here, got {(artifact or '')[:80]!a}; leave it out, or ask the application that serves it",
+                f"here, got {(artifact or '')[:80]!a}; leave it out, or ask the application that "
+                "serves it",
             )
 
     async def classify(self, key: str, frame: bytes, /) -> dict[str, Any]:
