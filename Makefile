@@ -5,7 +5,7 @@ DEMO_VENV := .venv-demo
 DEMO := demo-result
 DEMO_FRAMES ?= 2000
 
-.PHONY: demo animation test check docs format slow clean
+.PHONY: demo animation test check docs format slow scale clean
 
 demo: $(DEMO_VENV)/.ready
 	mkdir -p $(DEMO)
@@ -48,6 +48,12 @@ docs: $(VENV)/.ready
 
 slow: $(VENV)/.ready
 	$(VENV)/bin/python -m pytest -m 'slow and not gpu and not trt'
+
+# A Ray cluster of two workers on this machine: the evaluation killed and resumed, eight cameras
+# while replicas are killed. It prints what was lost.
+scale: $(VENV)/.ready
+	$(VENV)/bin/python -m pip install --quiet --editable '.[eval,serve,ray]'
+	$(VENV)/bin/python -m pytest -m scale -s tests/scale
 
 format: $(VENV)/.ready
 	$(VENV)/bin/ruff check --fix .

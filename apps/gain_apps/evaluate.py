@@ -9,6 +9,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from gain_runtime.files.paths import is_folder, write_atomically
 
 if TYPE_CHECKING:
     from gain_apps.evaluation.eval_input import Normalise
+    from gain_apps.evaluation.executor import Executor
     from gain_apps.evaluation.streams import Order
 
 __all__ = ["build_parser", "main"]
@@ -67,7 +69,9 @@ commands:
 data:
   a folder of class folders, a flat folder with classes.tsv and files named WNID_*.jpg, .npz with
   `images` and `labels`, an ImageNet-C or ImageNet-3DCC tree (CORRUPTION/SEVERITY/CLASS/FILE),
-  test://NAME. All but the trees hold clean images, which are corrupted on the way.
+  test://NAME. The same in a tar file or a folder of them, not compressed, as they are published;
+  WebDataset shards (.tar with .cls files); a data set of the library `datasets`, saved or Parquet.
+  All but the trees hold clean images, which are corrupted on the way.
 
 streams, each as NAME or NAME:key=value:
   of a data set: csc (one domain after the other), cdc:delta=1 (random visits), mds (mixed by
@@ -89,6 +93,7 @@ examples:
   gain-eval lite0.onnx photos/ --set views=5 --severity 3 --seeds 5 --report r.html
   gain-eval dump.npz --stream few --seeds 5 --methods shift,neo-continual:rate=0.3
   gain-eval suite camera --inputs dumps/ --only vit_k36
+  gain-eval vit_b16.onnx imagenet-c/ --ray auto --device cuda --cache s3://lab/features
 
 exit status:
   0 success, 1 an error (one line says which), 2 wrong usage, 130 interrupted
@@ -189,7 +194,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--source-images", metavar="PATH", help="clean images, where the data have none"
     )
-    group.add_argument("--cache", metavar="DIR", type=Path, help="folder for features")
+    _add_cluster(group)
     add_device_flags(group)
     group.add_argument(
         "--timm",
@@ -197,6 +202,20 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         help="timm model that the artifact was exported from, for the methods that train it",
     )
     group.add_argument("--weights", metavar="FILE", help="its checkpoint")
+
+
+def _add_cluster(parser: argparse._ActionsContainer) -> None:
+    """Where features are kept, and where the work is done."""
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="folder for features; with --ray also an fsspec URL (s3://BUCKET/FOLDER)",
+    )
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="run on a Ray cluster: auto (the one that runs here), HOST:6379, or local (start one)",
+    )
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -279,7 +298,6 @@ def _evaluate(args: argparse.Namespace, given: Sequence[str]) -> int:
     from rich.console import Console
 
     from gain_apps.evaluation import InputSettings, evaluate
-    from gain_apps.evaluation.results import write_results
     from gain_apps.evaluation.table import Progress, print_results
 
     console = Console(stderr=True)
@@ -299,7 +317,10 @@ def _evaluate(args: argparse.Namespace, given: Sequence[str]) -> int:
         num_threads=args.num_threads,
         torch=_torch_network(args),
     )
-    with _Logging(console, debug=args.debug), Progress(console) as progress:
+    with ExitStack() as stack:
+        executor = _executor(args, stack)
+        stack.enter_context(_Logging(console, debug=args.debug))
+        progress = stack.enter_context(Progress(console))
         results = evaluate(
             args.model,
             args.data,
@@ -311,16 +332,27 @@ def _evaluate(args: argparse.Namespace, given: Sequence[str]) -> int:
             settings=settings,
             diagnose=chosen.diagnose or args.report is not None,
             command=shlex.join(["gain-eval", *given]),
+            executor=executor,
+            result=None if args.json in (None, STDOUT) else Path(args.json),
             on_task=progress.start,
         )
     if args.json == STDOUT:
         print(json.dumps(results, allow_nan=False))
-    elif args.json is not None:
-        write_results(Path(args.json), results)
     print_results(results, console if args.json == STDOUT else Console())
     if args.report is not None:
         _write_report(args.report, results)
     return 0
+
+
+def _executor(args: argparse.Namespace, stack: ExitStack) -> Executor:
+    """Where the work is done; a connection to a cluster ends with the stack."""
+    if args.ray is None:
+        from gain_apps.evaluation.executor import LocalExecutor
+
+        return LocalExecutor()
+    from gain_apps.evaluation.ray_executor import RayExecutor
+
+    return stack.enter_context(RayExecutor(args.ray))
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -354,7 +386,7 @@ def _suite_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seeds", metavar="N", type=int, help="at most so many; 0 judges what was run"
     )
-    parser.add_argument("--cache", metavar="DIR", type=Path, help="folder for features")
+    _add_cluster(parser)
     parser.add_argument(
         "--json",
         metavar="FILE",
@@ -380,7 +412,10 @@ def _suite(args: argparse.Namespace, given: Sequence[str]) -> int:
     target = args.json or place.parent.parent / "results" / f"{suite.name}.json"
     if not target.parent.is_dir():
         raise ConfigError(f"{target}: expected an existing folder, found no {target.parent}")
-    with _Logging(console, debug=args.debug), Progress(console) as progress:
+    with ExitStack() as stack:
+        executor = _executor(args, stack)
+        stack.enter_context(_Logging(console, debug=args.debug))
+        progress = stack.enter_context(Progress(console))
         report = run_suite(
             suite,
             target,
@@ -389,6 +424,7 @@ def _suite(args: argparse.Namespace, given: Sequence[str]) -> int:
             only=args.only,
             refresh=args.refresh,
             seeds=args.seeds,
+            executor=executor,
             on_task=progress.start,
             on_pair=lambda line: print(line, flush=True),
         )

@@ -10,6 +10,7 @@ from gain_apps.evaluation.datasets import open_data
 from gain_apps.evaluation.eval_input import ANY_SEVERITY, FeatureStore, Outputs
 from gain_apps.evaluation.features import (
     LEAST_SHARE,
+    Cell,
     FeatureCache,
     FeatureMaker,
     make_view,
@@ -99,16 +100,16 @@ def test_keys_tell_apart_what_changes_the_features(make, colours, tmp_path):
     folder = colours.folders(tmp_path / "data", per_class=1)
     plain = make(folder)
     keys = [
-        plain._key("fog", 5.0, view=0),
-        plain._key("fog", 4.0, view=0),
-        plain._key("snow", 5.0, view=0),
-        plain._key("fog", 5.0, view=1),
-        make(folder, normalise="unit")._key("fog", 5.0, view=0),
-        make(folder, seed=1)._key("fog", 5.0, view=0),
+        plain.key(Cell("fog", 5.0, 0)),
+        plain.key(Cell("fog", 4.0, 0)),
+        plain.key(Cell("snow", 5.0, 0)),
+        plain.key(Cell("fog", 5.0, 1)),
+        make(folder, normalise="unit").key(Cell("fog", 5.0, 0)),
+        make(folder, seed=1).key(Cell("fog", 5.0, 0)),
     ]
     assert len({str(key) for key in keys}) == len(keys)
     # Clean images have nothing random in them.
-    assert plain._key("clean", 0.0, view=0) == make(folder, seed=1)._key("clean", 0.0, view=0)
+    assert plain.key(Cell("clean", 0.0, 0)) == make(folder, seed=1).key(Cell("clean", 0.0, 0))
 
 
 def test_unknown_domain_is_refused(make, colours, tmp_path):

@@ -1,12 +1,21 @@
-"""Opening a data set of images, whatever its layout: folders, flat folders, corrupted trees."""
+"""Opening a data set of images, whatever its layout: folders, corrupted trees, archives."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 import numpy as np
 
+from gain_apps.evaluation.archives import (
+    Member,
+    dataset_files,
+    open_dataset,
+    open_tar,
+    read_tars,
+    tar_files,
+)
 from gain_apps.evaluation.features import default_cache_dir
 from gain_apps.evaluation.image_data import (
     CLASS_FILE,
@@ -20,7 +29,7 @@ from gain_apps.evaluation.image_data import (
     open_test_source,
 )
 from gain_core.errors import ArtifactError, ConfigError
-from gain_runtime.files.images import load_image
+from gain_runtime.files.images import IMAGE_SUFFIXES, load_image
 from gain_runtime.files.paths import exists, is_file, is_folder
 from gain_scenes.corruptions import CORRUPTIONS
 
@@ -69,7 +78,8 @@ def open_data(
     Parameters
     ----------
     location : str
-        Folder, `.npz` file or `test://` URI.
+        Folder, tar file or folder of tar files, data set of the library `datasets`, `.npz` file or
+        `test://` URI.
     labels : sequence of K str
         Of the artifact.
     domains, severities
@@ -95,21 +105,30 @@ def open_data(
         As the openers.
     """
     root = Path(location)
-    if image_list is not None and not (is_folder(root) and is_tree(root)):
+    tars = [] if "://" in location else tar_files(root)
+    members = read_tars(tars)
+    packed = TarTree(root, members)
+    is_corrupted = bool(packed.domains()) or (is_folder(root) and is_tree(root))
+    if image_list is not None and not is_corrupted:
         raise ConfigError("--image-list: for ImageNet-C and ImageNet-3DCC trees only")
     if location.startswith("test://"):
         folder = cache or default_cache_dir()
         return open_test_source(location, seed=seed, num_classes=len(labels), cache=folder)
     if is_file(root) and root.suffix == ".npz":
         return open_arrays(root, num_classes=len(labels))
-    if not is_folder(root):
+    if not is_folder(root) and not tars:
         raise ArtifactError(
-            f"{location}: expected a folder, a .npz file or test://NAME, "
+            f"{location}: expected a folder, a .tar or .npz file or test://NAME, "
             + ("got another file" if exists(root) else "found nothing there")
         )
     names = ClassNames(labels, root=root, class_file=class_file)
-    if is_tree(root):
-        return open_tree(root, names, domains=domains, severities=severities, image_list=image_list)
+    if is_corrupted:
+        tree = packed if tars else FolderTree(root)
+        return open_tree(tree, names, domains=domains, severities=severities, image_list=image_list)
+    if tars:
+        return open_tar(root, members, names, num_classes=len(labels))
+    if files := dataset_files(root):
+        return open_dataset(root, files, num_classes=len(labels))
     if image_files(root):
         return open_flat_folder(root, names)
     if any(is_folder(path) for path in root.iterdir()):
@@ -200,8 +219,82 @@ def is_tree(root: Path, /) -> bool:
     return any((folder / level).is_dir() for folder in _folders(root) for level in SEVERITIES)
 
 
+class Tree(Protocol):
+    """Corrupted images by cell, `DOMAIN/SEVERITY`, and within it by `CLASS/FILE`."""
+
+    @property
+    def root(self) -> Path: ...
+
+    def domains(self) -> list[str]: ...
+
+    def images(self, cell: str, /) -> list[str] | None:
+        """Sorted; None where there is no such cell."""
+        ...
+
+    def load(self, cell: str, image: str, /) -> Image: ...
+
+    def fingerprint(self, cell: str, images: Sequence[str], /) -> str: ...
+
+
+class FolderTree:
+    """A tree as its archives unpack; see `Tree`."""
+
+    def __init__(self, root: Path, /) -> None:
+        self.root = root
+
+    def domains(self) -> list[str]:
+        """See `Tree`."""
+        return [folder.name for folder in _folders(self.root)]
+
+    def images(self, cell: str, /) -> list[str] | None:
+        """See `Tree`."""
+        folder = self.root / cell
+        if not folder.is_dir():
+            return None
+        return [
+            f"{each.name}/{path.name}" for each in _folders(folder) for path in image_files(each)
+        ]
+
+    def load(self, cell: str, image: str, /) -> Image:
+        """See `Tree`."""
+        return load_image(self.root / cell / image)
+
+    def fingerprint(self, cell: str, images: Sequence[str], /) -> str:
+        """See `Tree`."""
+        return files_fingerprint(self.root, [self.root / cell / image for image in images])
+
+
+class TarTree:
+    """A tree in the archives it is published in; see `Tree`."""
+
+    def __init__(self, root: Path, members: Sequence[Member], /) -> None:
+        self.root = root
+        self._cells: dict[str, dict[str, Member]] = {}
+        for member in members:
+            *_, domain, level, folder, name = ("", "", "", "", *member.name.split("/"))
+            if level in SEVERITIES and domain and Path(name).suffix.lower() in IMAGE_SUFFIXES:
+                self._cells.setdefault(f"{domain}/{level}", {})[f"{folder}/{name}"] = member
+
+    def domains(self) -> list[str]:
+        """See `Tree`."""
+        return sorted({cell.partition("/")[0] for cell in self._cells})
+
+    def images(self, cell: str, /) -> list[str] | None:
+        """See `Tree`."""
+        return sorted(self._cells[cell]) if cell in self._cells else None
+
+    def load(self, cell: str, image: str, /) -> Image:
+        """See `Tree`."""
+        return self._cells[cell][image].image()
+
+    def fingerprint(self, cell: str, images: Sequence[str], /) -> str:
+        """See `Tree`."""
+        paths = {self._cells[cell][image].path for image in images}
+        return files_fingerprint(self.root.parent, sorted(paths))
+
+
 def open_tree(
-    root: Path,
+    tree: Tree,
     names: ClassNames,
     /,
     *,
@@ -213,7 +306,7 @@ def open_tree(
 
     Parameters
     ----------
-    root : Path
+    tree : Tree
     names : ClassNames
     domains : sequence of str, optional
         By default ImageNet-C's fifteen or 3DCC's twelve, in their usual order, whichever the tree
@@ -235,36 +328,34 @@ def open_tree(
     ConfigError
         If a severity is not among those that trees have.
     """
-    wanted = tuple(domains) if domains is not None else _usual_domains(root)
+    wanted = tuple(domains) if domains is not None else _usual_domains(tree)
     levels = [_level(severity) for severity in severities]
-    cells = [(domain, level) for domain in wanted for level in levels]
-    missing = [
-        f"{domain}/{level}" for domain, level in cells if not (root / domain / level).is_dir()
-    ]
+    cells = {f"{domain}/{level}": None for domain in wanted for level in levels}
+    present = {cell: tree.images(cell) for cell in cells}
+    missing = [cell for cell, found in present.items() if found is None]
     if missing:
         raise ArtifactError(
-            f"{root}: {len(missing)} of {len(cells)} folders missing: {', '.join(missing)}; "
+            f"{tree.root}: {len(missing)} of {len(cells)} folders missing: {', '.join(missing)}; "
             "extract them, or choose with --domains and --severity"
         )
-    first = root / wanted[0] / levels[0]
-    images = _listed(image_list) if image_list is not None else _found(first)
-    _check_cells(root, cells, images)
+    found = {cell: images or [] for cell, images in present.items()}
+    first = next(iter(found))
+    images = _listed(image_list) if image_list is not None else found[first]
+    if not images:
+        raise ArtifactError(f"{tree.root}/{first}: expected CLASS/FILE images, found none")
+    _check_cells(tree.root, found, images)
     classes = [PurePosixPath(name).parent.name for name in images]
-    indices = names.indices(sorted(set(classes)), where=str(root))
-
-    def path(index: int, domain: str, severity: float) -> Path:
-        return root / domain / _level(severity) / images[index]
+    indices = names.indices(sorted(set(classes)), where=str(tree.root))
 
     def load(index: int, domain: str, severity: float) -> Image:
-        return load_image(path(index, domain, severity))
+        return tree.load(f"{domain}/{_level(severity)}", images[index])
 
     def fingerprint(domain: str, severity: float) -> str:
-        paths = [path(index, domain, severity) for index in range(len(images))]
-        return files_fingerprint(root, paths)
+        return tree.fingerprint(f"{domain}/{_level(severity)}", images)
 
     return ImageData(
         kind="tree",
-        path=str(root),
+        path=str(tree.root),
         labels=np.asarray([indices[name] for name in classes], dtype=np.int64),
         load=load,
         fingerprint=fingerprint,
@@ -277,9 +368,9 @@ def _folders(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if is_folder(path))
 
 
-def _usual_domains(root: Path) -> tuple[str, ...]:
+def _usual_domains(tree: Tree) -> tuple[str, ...]:
     """The set of domains the tree seems to be meant for."""
-    present = {folder.name for folder in _folders(root)}
+    present = set(tree.domains())
     for usual in (CORRUPTIONS, DOMAINS_3DCC):
         if present & set(usual):
             return tuple(usual)
@@ -310,27 +401,14 @@ def _listed(path: Path) -> list[str]:
     return images
 
 
-def _found(folder: Path) -> list[str]:
-    """`CLASS/FILE` of every image in one cell, sorted."""
-    images = [f"{each.name}/{path.name}" for each in _folders(folder) for path in image_files(each)]
-    if not images:
-        raise ArtifactError(f"{folder}: expected CLASS/FILE images, found none")
-    return images
-
-
-def _check_cells(root: Path, cells: Sequence[tuple[str, str]], images: Sequence[str]) -> None:
+def _check_cells(root: Path, found: Mapping[str, Sequence[str]], images: Sequence[str]) -> None:
     """Every image is there in every domain and severity."""
     faults = []
-    for domain, level in cells:
-        folder = root / domain / level
-        present = {
-            f"{each.name}/{entry.name}" for each in _folders(folder) for entry in each.iterdir()
-        }
+    for cell, there in found.items():
+        present = set(there)
         absent = [name for name in images if name not in present]
         if absent:
-            faults.append(
-                f"{domain}/{level} lacks {len(absent)} of {len(images)} images, first {absent[0]}"
-            )
+            faults.append(f"{cell} lacks {len(absent)} of {len(images)} images, first {absent[0]}")
     if faults:
         shown = "; ".join(faults[:SHOWN])
         more = f"; and {len(faults) - SHOWN} more folders" if len(faults) > SHOWN else ""

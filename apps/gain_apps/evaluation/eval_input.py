@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from gain_apps.evaluation.methods.torch_network import TorchNetwork
 from gain_apps.evaluation.streams import Order, StreamBatch
 from gain_core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from gain_apps.evaluation.executor import Executor
+
 __all__ = [
     "ANY_SEVERITY",
     "EvalInput",
@@ -22,6 +25,7 @@ __all__ = [
     "InputSettings",
     "Normalise",
     "OnImages",
+    "Origin",
     "Outputs",
     "PixelLoader",
     "open_input",
@@ -45,10 +49,13 @@ class Outputs:
         Any floating dtype, in memory or mapped from a file.
     logits : array, (N, K) floating, or None
         None where they are the head applied to the features.
+    name : str
+        Of the cache's entry; empty for a feature dump.
     """
 
     features: Floats
     logits: Floats | None = None
+    name: str = ""
 
 
 class PixelLoader(Protocol):
@@ -192,8 +199,9 @@ class InputSettings:
         Predict among all classes, or only among those with images.
     source_images : str or None
         Clean images, to measure the source on.
-    cache : Path or None
-        Folder for features; by default in the user's cache folder.
+    cache : str, Path or None
+        Folder for features; by default in the user's cache folder. An executor of several machines
+        takes an fsspec URL, too.
     device : str
     num_threads : int or None
     torch : (str, Path) or None
@@ -208,7 +216,7 @@ class InputSettings:
     image_list: Path | None = None
     class_subset: Literal["all", "present"] = "all"
     source_images: str | None = None
-    cache: Path | None = None
+    cache: str | Path | None = None
     device: Literal["cpu", "cuda", "tensorrt", "auto"] = "cpu"
     num_threads: int | None = None
     torch: tuple[str, Path] | None = None
@@ -220,6 +228,15 @@ class InputSettings:
 
 # What a feature dump may be asked for besides; the rest is about images.
 OF_DUMPS = frozenset({"domains", "severities", "cache", "device", "num_threads"})
+
+
+class Origin(NamedTuple):
+    """The arguments of `open_input`: enough to open an input again in another process."""
+
+    model: str
+    data: tuple[str, ...] | None
+    settings: InputSettings
+    recorded: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -241,6 +258,8 @@ class EvalInput:
         How many images each recording has.
     network : callable, or None
         Makes the network in torch where it was named.
+    origin : Origin or None
+        How it was opened.
     """
 
     store: FeatureStore
@@ -250,6 +269,7 @@ class EvalInput:
     recorded: npt.NDArray[np.int64] | None = None
     recordings: tuple[int, ...] = ()
     network: Callable[[], TorchNetwork] | None = None
+    origin: Origin | None = None
 
 
 def open_input(
@@ -259,6 +279,7 @@ def open_input(
     /,
     *,
     recorded: bool = False,
+    executor: Executor | None = None,
     on_images: OnImages | None = None,
 ) -> EvalInput:
     """Open a feature dump, or an artifact with a data set; features not cached yet are computed.
@@ -272,6 +293,8 @@ def open_input(
     settings : InputSettings, optional
     recorded : bool
         Show the frames of `test://` sources as they were recorded.
+    executor : Executor, optional
+        Where features are computed; by default here.
     on_images : callable, optional
         Called with a title and a number of steps before each forward pass over a domain; what it
         returns is called after every step.
@@ -304,12 +327,22 @@ def open_input(
             raise ConfigError(f"{names}: a dump holds features, not images; leave it out")
         if recorded:
             raise ConfigError("stream: recorded is for test:// sources only")
-        return load_dump(model, domains=settings.domains)
+        opened = load_dump(model, domains=settings.domains)
+        return replace(opened, origin=Origin(str(model), None, settings, recorded))
     locations = data if isinstance(data, tuple) else (str(data),)
     if is_dump(locations[0]):
         raise ConfigError(
             f"{locations[0]}: a dump holds its own network's features; give it alone, as MODEL"
         )
+    from gain_apps.evaluation.executor import LocalExecutor
     from gain_apps.evaluation.image_input import open_images
 
-    return open_images(model, locations, settings, recorded=recorded, on_images=on_images)
+    opened = open_images(
+        model,
+        locations,
+        settings,
+        recorded=recorded,
+        executor=executor or LocalExecutor(),
+        on_images=on_images,
+    )
+    return replace(opened, origin=Origin(str(model), locations, settings, recorded))

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from gain_apps.evaluation.camera_streams import noise_of
 from gain_apps.evaluation.eval_input import EvalInput, InputSettings, OnImages, open_input
-from gain_apps.evaluation.methods.registry import MethodSpec, make_method, parse_method
-from gain_apps.evaluation.scores import Trace, run_methods
+from gain_apps.evaluation.executor import Executor, LocalExecutor, StreamTask, stream_of
+from gain_apps.evaluation.kept_traces import KeptTraces
+from gain_apps.evaluation.methods.registry import MethodSpec, parse_method
+from gain_apps.evaluation.scores import Trace
 from gain_apps.evaluation.streams import (
     RAMP,
     Order,
     StreamBatch,
     StreamPlan,
-    make_stream,
     parse_stream,
 )
 from gain_core import DEFAULT_PRESET
@@ -29,6 +28,8 @@ __all__ = ["Experiment", "Run", "evaluate", "make_plan", "open_for_stream", "run
 
 # Frames a step: the paper's for a data set, an update's for what a camera sees.
 BATCH_SIZE, CAMERA_BATCH_SIZE = 64, 16
+# Scores of all runs are worked out again each time, which takes seconds where they are many.
+WRITE_EVERY_S = 10.0
 
 
 def evaluate(
@@ -44,6 +45,8 @@ def evaluate(
     settings: InputSettings | None = None,
     diagnose: bool = False,
     command: str = "evaluate()",
+    executor: Executor | None = None,
+    result: Path | None = None,
     on_task: OnImages | None = None,
 ) -> dict[str, Any]:
     """Run methods over streams of one network and score them.
@@ -70,6 +73,11 @@ def evaluate(
         Record strength and gain of GAIN's methods before each batch is learned from.
     command : str
         What is written into the result as its origin.
+    executor : Executor, optional
+        Where the work is done; by default here.
+    result : Path, optional
+        Result file, written as runs end. Until the last has ended it lists under `unfinished` what
+        is missing, and the same evaluation started again goes on from there.
     on_task : callable, optional
         Called with a title and a number of steps before each part of the work; what it returns
         is called after every step.
@@ -88,14 +96,17 @@ def evaluate(
     --------
     >>> evaluate("vit.npz", stream="few", methods=["shift", "neo"], seeds=5)  # doctest: +SKIP
     """
-    from gain_apps.evaluation.results import make_results
+    from gain_apps.evaluation.results import make_results, write_results
 
+    executor = executor or LocalExecutor()
     settings = settings or InputSettings()
     specs = [parse_method(name) for name in ("source", *(m for m in methods if m != "source"))]
     if isinstance(model, EvalInput):
         opened = model
     else:
-        opened = open_for_stream(model, data, stream, settings, on_images=on_task)
+        opened = open_for_stream(
+            model, data, stream, settings, executor=executor, on_images=on_task
+        )
     plan = make_plan(opened, stream, order=order, batch_size=batch_size)
     severities = (0.0,) if plan.kind == "ramp" else settings.severities
     if opened.single_severity and (plan.kind == "ramp" or len(severities) > 1):
@@ -107,8 +118,18 @@ def evaluate(
         methods=tuple(specs),
         diagnose=diagnose,
     )
-    runs = run_experiment(experiment, opened, on_run=on_task)
-    return make_results(experiment, runs, of=opened, command=command)
+    kept = None if result is None else KeptTraces(result, of=opened)
+    runs: list[Run] = []
+    written_s = time.monotonic()
+    for runs in run_experiment(experiment, opened, executor=executor, kept=kept, on_run=on_task):
+        if result is not None and time.monotonic() - written_s > WRITE_EVERY_S:
+            write_results(result, make_results(experiment, runs, of=opened, command=command))
+            written_s = time.monotonic()
+    results = make_results(experiment, runs, of=opened, command=command)
+    if kept is not None and result is not None:
+        write_results(result, results)
+        kept.forget()
+    return results
 
 
 def open_for_stream(
@@ -118,6 +139,7 @@ def open_for_stream(
     settings: InputSettings,
     /,
     *,
+    executor: Executor | None = None,
     on_images: OnImages | None = None,
 ) -> EvalInput:
     """`open_input` with what a stream needs of it: every severity of a ramp, frames as recorded."""
@@ -130,7 +152,9 @@ def open_for_stream(
     if kind == "ramp" and data is not None:
         settings = replace(settings, severities=tuple(sorted(set(map(float, RAMP)))))
     recorded = kind.startswith("recorded")
-    return open_input(model, data, settings, recorded=recorded, on_images=on_images)
+    return open_input(
+        model, data, settings, recorded=recorded, executor=executor, on_images=on_images
+    )
 
 
 def make_plan(
@@ -198,67 +222,82 @@ class Experiment:
                 "use --seeds 1 or --set order=shuffled"
             )
 
+    def tasks(self) -> tuple[StreamTask, ...]:
+        """All methods over one stream per severity and seed, severities outermost."""
+        return tuple(
+            StreamTask(
+                plan=replace(self.plan, severity=severity, seed=seed),
+                methods=self.methods,
+                diagnose=self.diagnose,
+            )
+            for severity in self.severities
+            for seed in self.seeds
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """All methods over one stream."""
+    """Methods over one stream: all of them, once the experiment has ended."""
 
     severity: float
     seed: int
     stream: tuple[StreamBatch, ...]
-    traces: Mapping[str, Trace]
+    traces: dict[str, Trace]
 
 
 def run_experiment(
-    experiment: Experiment, of: EvalInput, /, *, on_run: OnImages | None = None
-) -> list[Run]:
-    """Run every method over every stream, severities outermost.
+    experiment: Experiment,
+    of: EvalInput,
+    /,
+    *,
+    executor: Executor | None = None,
+    kept: KeptTraces | None = None,
+    on_run: OnImages | None = None,
+) -> Iterator[list[Run]]:
+    """Run every method over every stream.
 
     Parameters
     ----------
     experiment : Experiment
     of : EvalInput
+    executor : Executor, optional
+        By default here, severities outermost.
+    kept : KeptTraces, optional
+        Traces of an evaluation that was interrupted, which are not run again; new ones are added.
     on_run : callable, optional
-        Called with a title and the number of batches before each stream; what it returns is
-        called after every batch.
+        Called with a title and a number of steps before each stream, or before all of them where
+        they run at once; what it returns is called after every step.
 
-    Returns
-    -------
+    Yields
+    ------
     list of Run
+        All that is there so far, in order, after every task.
 
     Raises
     ------
-    ConfigError, NumericsError
-        As `make_method`, `make_stream` and `run_methods`.
+    ConfigError, NumericsError, ArtifactError
+        As `make_methods`, `run_stream` and `KeptTraces`.
     """
-    store = of.store
-    # Built first, so that a wrong option ends the experiment before hours of it have run.
-    methods = {
-        spec.text: make_method(spec, store.head, network=of.network) for spec in experiment.methods
+    executor = executor or LocalExecutor()
+    tasks = experiment.tasks()
+    runs = {
+        task.plan: Run(
+            severity=task.plan.severity,
+            seed=task.plan.seed,
+            stream=stream_of(task.plan, of),
+            traces={} if kept is None else kept.load(task),
+        )
+        for task in tasks
     }
-    runs = []
-    for severity in experiment.severities:
-        for seed in experiment.seeds:
-            plan = replace(experiment.plan, severity=severity, seed=seed)
-            stream = tuple(
-                make_stream(
-                    plan,
-                    store.labels,
-                    num_classes=store.head.num_classes,
-                    recorded=of.recorded,
-                    recordings=of.recordings,
-                )
-            )
-            title = f"{plan.kind}, severity {severity:g}, seed {seed}"
-            # Division by zero and overflow are found by the check of every prediction.
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-                traces = run_methods(
-                    methods,
-                    stream,
-                    store,
-                    noise=noise_of(plan),
-                    diagnose=experiment.diagnose,
-                    on_batch=None if on_run is None else on_run(title, len(stream)),
-                )
-            runs.append(Run(severity=severity, seed=seed, stream=stream, traces=traces))
-    return runs
+    missing = [
+        replace(task, methods=left)
+        for task in tasks
+        if (left := tuple(s for s in task.methods if s.text not in runs[task.plan].traces))
+    ]
+    if len(missing) < len(tasks):
+        yield [run for run in runs.values() if run.traces]
+    for task, found in executor.run(missing, of, on_run=on_run):
+        runs[task.plan].traces.update(found)
+        if kept is not None:
+            kept.save(task, found)
+        yield [run for run in runs.values() if run.traces]

@@ -12,10 +12,11 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +33,22 @@ from gain_scenes import corruptions
 from gain_scenes.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt, image_rng
 
 __all__ = [
+    "CHUNK_ROWS",
     "LEAST_SHARE",
+    "Cell",
     "FeatureCache",
     "FeatureMaker",
+    "Rows",
+    "cache_folder",
     "default_cache_dir",
     "make_view",
     "normalised",
 ]
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs that fill one entry at once are not kept apart there
+    fcntl = None  # type: ignore[assignment]
 
 CHUNK_ROWS = 256
 
@@ -48,6 +58,18 @@ Mapped: TypeAlias = "np.memmap[Any, np.dtype[np.float32]]"
 Compute = Callable[[int, int], tuple[Floats, Floats]]
 
 
+class Cell(NamedTuple):
+    """One view of one domain at one severity: what an entry of the cache is of."""
+
+    domain: str
+    severity: float
+    view: int = 0
+
+
+# (cell, first row, end row) to features (rows, D) and logits (rows, K).
+Rows = Callable[[Cell, int, int], tuple[Floats, Floats]]
+
+
 def default_cache_dir() -> Path:
     """`gain-edge/features` in the user's cache folder; XDG_CACHE_HOME is respected."""
     if sys.platform == "darwin":
@@ -55,6 +77,11 @@ def default_cache_dir() -> Path:
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "gain-edge" / "features"
+
+
+def cache_folder(cache: str | Path | None, /) -> Path:
+    """This machine's folder for features: the one given, else (or beside a URL) the default."""
+    return default_cache_dir() if cache is None or "://" in str(cache) else Path(cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +99,17 @@ class FeatureCache:
     folder: Path
     feature_dim: int
     num_classes: int
+
+    def entry_name(self, key: Mapping[str, Any], num_rows: int, /) -> str:
+        """Hash of an entry's key and shape: the name of its files."""
+        return self._entry(key, num_rows).name
+
+    def is_whole(self, key: Mapping[str, Any], num_rows: int, /) -> bool:
+        """Whether nothing of an entry is missing here."""
+        return exists(self._entry(key, num_rows).sidecar)
+
+    def _entry(self, key: Mapping[str, Any], num_rows: int) -> _Entry:
+        return _Entry(self.folder, key, shape=(num_rows, self.feature_dim + self.num_classes))
 
     def fetch(
         self,
@@ -105,11 +143,14 @@ class FeatureCache:
         ArtifactError
             If a file of the entry is damaged or cannot be written; it is named.
         """
-        entry = _Entry(self.folder, key, shape=(num_rows, self.feature_dim + self.num_classes))
+        entry = self._entry(key, num_rows)
         if not exists(entry.sidecar):
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._complete(entry, compute, on_rows)
+                with _locked(entry.lock):
+                    # Another process may have completed it while this one waited.
+                    if not exists(entry.sidecar):
+                        self._complete(entry, compute, on_rows)
             except OSError as err:
                 # Ours are about something else: a damaged image, an entry that is no entry.
                 if isinstance(err, GainError):
@@ -122,7 +163,11 @@ class FeatureCache:
             for _ in range(num_rows):
                 on_rows()
         array = entry.open_finished()
-        return Outputs(features=array[:, : self.feature_dim], logits=array[:, self.feature_dim :])
+        return Outputs(
+            features=array[:, : self.feature_dim],
+            logits=array[:, self.feature_dim :],
+            name=entry.name,
+        )
 
     def _complete(
         self, entry: _Entry, compute: Compute, on_rows: Callable[[], None] | None
@@ -153,11 +198,12 @@ class _Entry:
         self.key = dict(key)
         self.shape = shape
         text = json.dumps([self.key, list(shape)], sort_keys=True)
-        name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        self.name = name = hashlib.sha256(text.encode()).hexdigest()[:32]
         self.array = folder / f"{name}.npy"
         self.sidecar = folder / f"{name}.json"
         self.partial = folder / f"{name}.partial.npy"
         self.progress = folder / f"{name}.partial.json"
+        self.lock = folder / f"{name}.partial.lock"
 
     def open_finished(self) -> Floats:
         """The finished array, its checksum verified."""
@@ -201,6 +247,7 @@ class _Entry:
         record = {"key": self.key, "shape": list(self.shape), "sha256": checksum}
         write_atomically(self.sidecar, (json.dumps(record, indent=1) + "\n").encode())
         self.progress.unlink(missing_ok=True)
+        self.lock.unlink(missing_ok=True)
 
     def _mapped(self, path: Path, *, mode: str) -> Mapped:
         """A file of the entry's shape as an array."""
@@ -212,6 +259,17 @@ class _Entry:
             raise _damaged(path, f"expected {self.shape} float32, got {array.shape} {array.dtype}")
         mapped: Mapped = array
         return mapped
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Alone with an entry: the processes of one machine share its files."""
+    if fcntl is None:
+        yield
+        return
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _checksum(array: Floats) -> str:
@@ -288,6 +346,7 @@ class FeatureMaker:
         *,
         view: int = 0,
         on_rows: Callable[[], None] | None = None,
+        compute: Rows | None = None,
     ) -> Outputs:
         """Features and logits of all images in one domain, from the cache where they are.
 
@@ -301,6 +360,8 @@ class FeatureMaker:
             See `make_view`.
         on_rows : callable, optional
             Called once per image.
+        compute : callable, optional
+            Makes rows of a cell; by default `rows`, here.
 
         Returns
         -------
@@ -313,28 +374,46 @@ class FeatureMaker:
         ArtifactError, StreamError, NumericsError
             If a cache file or an image is damaged, or the network's outputs are not finite.
         """
+        cell, make = self.cell(domain, severity, view=view), compute or self.rows
+        return self.cache.fetch(
+            self.key(cell),
+            len(self.data.labels),
+            compute=lambda start, end: make(cell, start, end),
+            on_rows=on_rows,
+        )
+
+    def cell(self, domain: str, severity: float, /, *, view: int = 0) -> Cell:
+        """What is computed for a domain.
+
+        Raises
+        ------
+        ConfigError
+            If the domain is unknown.
+        """
         generated = self.data.domains is None
         known = (CLEAN, *CORRUPTIONS, *EXTRA_CORRUPTIONS) if generated else self.data.domains or ()
         if domain not in known:
             raise ConfigError(f"domains: expected some of {', '.join(known)}, got {domain}")
-        if generated and domain == CLEAN:
-            severity = 0.0
+        return Cell(domain, 0.0 if generated and domain == CLEAN else severity, view)
 
-        def compute(start: int, end: int) -> tuple[Any, Any]:
-            return self._compute(range(start, end), domain, severity, view=view)
+    def rows(self, cell: Cell, start: int, end: int, /) -> tuple[Floats, Floats]:
+        """Forward passes over the images `[start, end)`.
 
-        key = self._key(domain, severity, view=view)
-        return self.cache.fetch(key, len(self.data.labels), compute=compute, on_rows=on_rows)
+        Returns
+        -------
+        features, logits : array, (end - start, D) and (end - start, K) float32
 
-    def _compute(
-        self, indices: Sequence[int], domain: str, severity: float, *, view: int
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Forward passes over some images."""
+        Raises
+        ------
+        StreamError, NumericsError
+            If an image is damaged, or the network's outputs are not finite.
+        """
         features, logits = [], []
+        indices = range(start, end)
         for first in range(0, len(indices), BATCH_ROWS):
             pixel_values = np.stack(
                 [
-                    self.pixel_values(index, domain, severity, view=view)
+                    self.pixel_values(index, cell.domain, cell.severity, view=cell.view)
                     for index in indices[first : first + BATCH_ROWS]
                 ]
             )
@@ -347,7 +426,7 @@ class FeatureMaker:
         if not all(np.isfinite(array).all() for array in made):
             raise NumericsError(
                 f"{self.session.artifact.path}: expected finite features and logits, got NaN or "
-                f"infinity on {domain}; verify the artifact"
+                f"infinity on {cell.domain}; verify the artifact"
             )
         return made
 
@@ -371,8 +450,9 @@ class FeatureMaker:
         fits = image.shape[:2] == (spec.height_px, spec.width_px)
         return preprocess(np.ascontiguousarray(image), whole if fits else spec)
 
-    def _key(self, domain: str, severity: float, *, view: int) -> dict[str, Any]:
-        """Everything the features depend on."""
+    def key(self, cell: Cell, /) -> dict[str, Any]:
+        """Everything the features of a cell depend on, as plain JSON values."""
+        domain, severity, view = cell
         generated = self.data.domains is None and domain != CLEAN
         return {
             "artifact": self.session.artifact.sha256,

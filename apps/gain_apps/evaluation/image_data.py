@@ -33,6 +33,7 @@ __all__ = [
     "ClassNames",
     "Image",
     "ImageData",
+    "check_labels",
     "files_fingerprint",
     "image_files",
     "open_arrays",
@@ -242,7 +243,7 @@ def open_arrays(path: Path, /, *, num_classes: int) -> ImageData:
         raise ArtifactError(
             f"{path}: labels: expected ({len(images)},) integers, got {labels.shape} {labels.dtype}"
         )
-    _check_labels(labels, num_classes, where=str(path))
+    check_labels(labels, num_classes, where=str(path))
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
 
     def load(index: int, domain: str, severity: float) -> Image:
@@ -301,7 +302,7 @@ def open_test_source(uri: str, /, *, seed: int, num_classes: int, cache: Path) -
                 f"{facts}: cannot be written ({err.strerror}); choose another folder with --cache"
             ) from err
     truths = np.asarray(labels, dtype=np.int64)
-    _check_labels(truths, num_classes, where=uri)
+    check_labels(truths, num_classes, where=uri)
 
     def load(index: int, domain: str, severity: float) -> Image:
         if not drawn:
@@ -364,8 +365,13 @@ def _region(frame: Frame) -> Image:
     return image
 
 
-def _check_labels(labels: npt.NDArray[Any], num_classes: int, *, where: str) -> None:
-    """Every label is a class."""
+def check_labels(labels: npt.NDArray[Any], num_classes: int, /, *, where: str) -> None:
+    """Refuse a label that is no class.
+
+    Raises
+    ------
+    ArtifactError
+    """
     if labels.min() < 0 or labels.max() >= num_classes:
         raise ArtifactError(
             f"{where}: labels: expected class indices in [0, {num_classes}) as the artifact has, "

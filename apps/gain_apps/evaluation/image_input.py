@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +20,18 @@ from gain_apps.evaluation.eval_input import (
     Outputs,
     PixelLoader,
 )
+from gain_apps.evaluation.executor import ONE_BLAS_THREAD, Executor
 from gain_apps.evaluation.feature_dump import measured_head, noise_deviation
-from gain_apps.evaluation.features import FeatureCache, FeatureMaker, default_cache_dir
+from gain_apps.evaluation.features import FeatureCache, FeatureMaker, cache_folder
 from gain_apps.evaluation.image_data import CLEAN, ImageData
 from gain_apps.evaluation.methods.protocol import Floats
 from gain_apps.evaluation.methods.torch_network import SourcePixels, TorchNetwork, timm_network
 from gain_core.errors import ConfigError
 from gain_runtime.files.artifact import Artifact, load_artifact
-from gain_runtime.sessions.session import Session, open_session
+from gain_runtime.sessions.session import Session
 from gain_scenes.corruptions import CORRUPTIONS
 
-__all__ = ["open_images"]
+__all__ = ["open_images", "open_maker"]
 
 
 def open_images(
@@ -38,6 +41,7 @@ def open_images(
     /,
     *,
     recorded: bool,
+    executor: Executor,
     on_images: OnImages | None = None,
 ) -> EvalInput:
     """Open artifact and data and make sure that all features are there.
@@ -50,6 +54,7 @@ def open_images(
     settings : InputSettings
     recorded : bool
         See `open_input`.
+    executor : Executor
     on_images : callable, optional
         See `open_input`.
 
@@ -65,29 +70,30 @@ def open_images(
     artifact = load_artifact(model)
     if len(locations) > 1 and not recorded:
         raise ConfigError(f"{locations[1]}: several data sets are for --stream recorded only")
-    sets = [_open(settings, location, artifact) for location in locations]
-    data = sets[0]
-    with open_session(
-        artifact, device=settings.device, num_threads=settings.num_threads
-    ) as session:
-        makers = [_maker(settings, session, each) for each in sets]
+    with executor.open_network(artifact, settings) as session:
+        work = _Work(settings, executor, on_images)
+        makers = [open_maker(settings, location, session) for location in locations]
+        sets = [maker.data for maker in makers]
+        data = sets[0]
         if recorded:
-            outputs, domains = _recorded(settings, makers, on_images)
+            outputs, domains = _recorded(work, makers)
+            clean = _source_features(work, makers[0])
         else:
             domains = _domains(settings, data)
+            wanted = [(domain, severity) for domain in domains for severity in settings.severities]
+            # Corrupted on the way, the data have clean images: made in one go with the others.
+            own = settings.source_images is None and data.domains is None
+            found = _views(work, makers[0], wanted, with_clean=own)
             outputs = {
-                (domain, ANY_SEVERITY if domain == CLEAN else severity): _views(
-                    makers[0], domain, severity, count=settings.views, on_images=on_images
-                )
-                for domain in domains
-                for severity in settings.severities
+                (domain, ANY_SEVERITY if domain == CLEAN else severity): views
+                for (domain, severity), views in zip(wanted, found, strict=False)
             }
-        clean = _clean_features(settings, makers[0], recorded=recorded, on_images=on_images)
+            clean = found[-1][0].features if own else _source_features(work, makers[0])
     labels = np.tile(np.concatenate([each.labels for each in sets]), settings.views)
     columns, labels = _subset(settings.class_subset, labels, artifact.manifest.num_classes)
     rows = slice(None) if columns is None else columns
     weight, bias = _head(artifact)
-    head = measured_head(
+    head = ONE_BLAS_THREAD(measured_head)(
         weight[rows],
         bias[rows],
         clean=clean,
@@ -112,6 +118,14 @@ def open_images(
         recorded=np.array([domains.index(name) for name in names]) if recorded else None,
         recordings=tuple(len(each.labels) for each in sets),
     )
+
+
+class _Work(NamedTuple):
+    """How features are computed, and who is told of it."""
+
+    settings: InputSettings
+    executor: Executor
+    on_images: OnImages | None
 
 
 def _pixels(maker: FeatureMaker, *, recorded: bool) -> PixelLoader:
@@ -152,18 +166,31 @@ def _source_pixels(settings: InputSettings, maker: FeatureMaker) -> SourcePixels
     return pixels
 
 
-def _open(settings: InputSettings, location: str, artifact: Artifact) -> ImageData:
-    """The data set at a location."""
-    return open_data(
+def open_maker(settings: InputSettings, location: str, session: Session, /) -> FeatureMaker:
+    """What makes the features of the data set at a location.
+
+    Raises
+    ------
+    ConfigError, ArtifactError, StreamError
+        As `open_data`.
+    """
+    manifest = session.artifact.manifest
+    data = open_data(
         location,
-        artifact.manifest.labels,
+        manifest.labels,
         domains=settings.domains,
         severities=settings.severities,
         class_file=settings.class_file,
         image_list=settings.image_list,
         seed=0,
-        cache=settings.cache,
+        cache=cache_folder(settings.cache),
     )
+    cache = FeatureCache(
+        folder=cache_folder(settings.cache),
+        feature_dim=_head(session.artifact)[0].shape[1],
+        num_classes=manifest.num_classes,
+    )
+    return FeatureMaker(session=session, data=data, cache=cache, normalise=settings.normalise)
 
 
 def _head(artifact: Artifact) -> tuple[Floats, Floats]:
@@ -174,16 +201,6 @@ def _head(artifact: Artifact) -> tuple[Floats, Floats]:
     return artifact.head_weight, artifact.head_bias
 
 
-def _maker(settings: InputSettings, session: Session, data: ImageData) -> FeatureMaker:
-    manifest = session.artifact.manifest
-    cache = FeatureCache(
-        folder=settings.cache or default_cache_dir(),
-        feature_dim=_head(session.artifact)[0].shape[1],
-        num_classes=manifest.num_classes,
-    )
-    return FeatureMaker(session=session, data=data, cache=cache, normalise=settings.normalise)
-
-
 def _domains(settings: InputSettings, data: ImageData) -> tuple[str, ...]:
     """The domains of the stream, in order."""
     if settings.domains is not None:
@@ -192,64 +209,78 @@ def _domains(settings: InputSettings, data: ImageData) -> tuple[str, ...]:
 
 
 def _views(
-    maker: FeatureMaker, domain: str, severity: float, *, count: int, on_images: OnImages | None
-) -> tuple[Outputs, ...]:
-    """The outputs of all views of one domain."""
-    on_rows = None
-    if on_images is not None:
-        title = f"features of {domain}, severity {severity:g}"
-        on_rows = on_images(title, count * len(maker.data.labels))
-    return tuple(
-        maker.outputs(domain, severity, view=view, on_rows=on_rows) for view in range(count)
-    )
+    work: _Work,
+    maker: FeatureMaker,
+    wanted: Sequence[tuple[str, float]],
+    *,
+    with_clean: bool = False,
+) -> list[tuple[Outputs, ...]]:
+    """The outputs of all views of some domains at some severities, and one of clean images last."""
+    each = [(domain, severity, work.settings.views) for domain, severity in wanted]
+    each += [(CLEAN, 0.0, 1)] if with_clean else []
+    cells = [
+        maker.cell(domain, severity, view=view)
+        for domain, severity, count in each
+        for view in range(count)
+    ]
+    compute = work.executor.rows(maker, tuple(dict.fromkeys(cells)), work.settings)
+    found = []
+    for domain, severity, count in each:
+        on_rows = None
+        if work.on_images is not None:
+            title = f"features of {domain}, severity {severity:g}"
+            on_rows = work.on_images(title, count * len(maker.data.labels))
+        found.append(
+            tuple(
+                maker.outputs(domain, severity, view=view, on_rows=on_rows, compute=compute)
+                for view in range(count)
+            )
+        )
+    return found
 
 
 def _recorded(
-    settings: InputSettings, makers: Sequence[FeatureMaker], on_images: OnImages | None
+    work: _Work, makers: Sequence[FeatureMaker]
 ) -> tuple[dict[tuple[str, float], tuple[Outputs, ...]], tuple[str, ...]]:
     """Frames as they were recorded: every condition looks its frames up in the same outputs."""
     for maker in makers:
         if maker.data.recorded is None:
             raise ConfigError(f"{maker.data.path}: --stream recorded is for test:// sources only")
-    if settings.views != 1 or settings.domains is not None:
+    if work.settings.views != 1 or work.settings.domains is not None:
         raise ConfigError(
             "--stream recorded: shows each frame once, in order; drop --set views and --domains"
         )
-    made = [_views(maker, CLEAN, 0.0, count=1, on_images=on_images)[0] for maker in makers]
+    made = [_views(work, maker, [(CLEAN, 0.0)])[0][0] for maker in makers]
     outputs = made[0]
     if len(made) > 1:
         features = np.concatenate([each.features for each in made])
         logits = np.concatenate([each.logits for each in made if each.logits is not None])
-        outputs = Outputs(features=features, logits=logits)
+        name = " ".join(each.name for each in made)
+        outputs = Outputs(features=features, logits=logits, name=name)
     names = [name for maker in makers for name in maker.data.recorded or ()]
     conditions = tuple(dict.fromkeys(names))
     return {(name, ANY_SEVERITY): (outputs,) for name in conditions}, conditions
 
 
-def _clean_features(
-    settings: InputSettings, maker: FeatureMaker, *, recorded: bool, on_images: OnImages | None
-) -> Floats | None:
-    """Features of clean images, where there are some; those of a recording are of any weather."""
-    clean_maker = _clean_maker(settings, maker)
-    if clean_maker is None or (recorded and clean_maker is maker):
+def _source_features(work: _Work, maker: FeatureMaker) -> Floats | None:
+    """Features of --source-images, where there are some."""
+    if work.settings.source_images is None:
         return None
-    (clean,) = _views(clean_maker, CLEAN, 0.0, count=1, on_images=on_images)
-    return clean.features
+    clean = _clean_maker(work.settings, maker)
+    assert clean is not None
+    only_one = work._replace(settings=replace(work.settings, views=1))
+    return _views(only_one, clean, [(CLEAN, 0.0)])[0][0].features
 
 
 def _clean_maker(settings: InputSettings, maker: FeatureMaker) -> FeatureMaker | None:
     """The maker for uncorrupted images: of --source-images, or of the data itself."""
     if settings.source_images is None:
         return maker if maker.data.domains is None else None
-    labels = maker.session.artifact.manifest.labels
-    data = open_data(
-        settings.source_images, labels, class_file=settings.class_file, cache=settings.cache
-    )
-    if data.domains is not None:
+    plain = replace(settings, domains=None, image_list=None)
+    clean = open_maker(plain, settings.source_images, maker.session)
+    if clean.data.domains is not None:
         raise ConfigError(f"{settings.source_images}: expected clean images, got a corrupted tree")
-    return FeatureMaker(
-        session=maker.session, data=data, cache=maker.cache, normalise=maker.normalise
-    )
+    return clean
 
 
 def _subset(

@@ -57,7 +57,7 @@ def make_results(
     ----------
     experiment : Experiment
     runs : sequence of Run
-        Of that experiment.
+        Of that experiment; at least one, with at least one trace.
     of : EvalInput
     command : str
         The command line that makes the same result again.
@@ -67,8 +67,18 @@ def make_results(
     dict
         Of plain JSON values. `methods.NAME` holds `accuracy` and `ece` in per cent, `nll` in
         nats and `brier`, counted as `counting` says, and the same under `whole_stream`,
-        `mean_over_domains` and `domains.NAME`.
+        `mean_over_domains` and `domains.NAME`. While runs are missing, `unfinished` lists them.
     """
+    found = {
+        spec.text: [run for run in runs if spec.text in run.traces] for spec in experiment.methods
+    }
+    unfinished = [
+        f"{task.title}, {spec.text}"
+        for task in experiment.tasks()
+        for spec in task.methods
+        if (task.plan.severity, task.plan.seed)
+        not in {(run.severity, run.seed) for run in found[spec.text]}
+    ]
     domains = of.store.domains
     counting = POOLED if experiment.plan.pools_domains else MEAN_OF_DOMAINS
     plan = asdict(experiment.plan)
@@ -90,9 +100,11 @@ def make_results(
         "versions": versions(),
         "machine": _machine(),
         "methods": {
-            spec.text: _method_record(experiment, runs, spec, domains=domains)
+            spec.text: _method_record(experiment, found[spec.text], spec, domains=domains)
             for spec in experiment.methods
+            if found[spec.text]
         },
+        **({"unfinished": unfinished} if unfinished else {}),
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gain_apps.evaluation.eval_input import EvalInput, OnImages
+from gain_apps.evaluation.executor import Executor
 from gain_apps.evaluation.experiment import evaluate, open_for_stream
 from gain_apps.evaluation.results import versions, write_results
 from gain_apps.evaluation.streams import parse_stream
@@ -32,10 +33,11 @@ def run_suite(
     /,
     *,
     folders: Sequence[Path] = (),
-    cache: Path | None = None,
+    cache: str | Path | None = None,
     only: Sequence[str] = (),
     refresh: Sequence[str] = (),
     seeds: int | None = None,
+    executor: Executor | None = None,
     on_task: OnImages | None = None,
     on_pair: Callable[[str], None] | None = None,
 ) -> Report:
@@ -48,7 +50,7 @@ def run_suite(
         Result file; read where it is there.
     folders : sequence of Path
         Where relative paths of inputs are looked for; the current folder comes last.
-    cache : Path, optional
+    cache : str or Path, optional
         Folder for features.
     only : sequence of str
         Names of inputs or streams; all by default.
@@ -56,6 +58,8 @@ def run_suite(
         Methods to run again.
     seeds : int, optional
         At most so many.
+    executor : Executor, optional
+        See `evaluate`.
     on_task : callable, optional
         See `evaluate`.
     on_pair : callable, optional
@@ -88,7 +92,9 @@ def run_suite(
                 continue
             special = parse_stream(stream.stream)["kind"] in ("ramp", "recorded", "recorded-one")
             if opened is None or opened[0] is not each or opened[1] != special:
-                of = _open_input(each, stream, folders, cache=cache, on_images=on_task)
+                of = _open_input(
+                    each, stream, folders, cache=cache, executor=executor, on_images=on_task
+                )
                 opened = each, special, of
             found = evaluate(
                 opened[2],
@@ -98,6 +104,7 @@ def run_suite(
                 methods=methods,
                 seeds=[seed],
                 settings=each.settings,
+                executor=executor,
                 on_task=on_task,
             )
             for name in (SOURCE, *methods):
@@ -276,7 +283,8 @@ def _open_input(
     stream: SuiteStream,
     folders: Sequence[Path],
     *,
-    cache: Path | None,
+    cache: str | Path | None,
+    executor: Executor | None,
     on_images: OnImages | None,
 ) -> EvalInput:
     """The input, its files found in the folders."""
@@ -303,4 +311,6 @@ def _open_input(
         image_list=file(each.settings.image_list),
     )
     data = tuple(name if "://" in name else located(name) for name in each.data)
-    return open_for_stream(model, data or None, stream.stream, settings, on_images=on_images)
+    return open_for_stream(
+        model, data or None, stream.stream, settings, executor=executor, on_images=on_images
+    )

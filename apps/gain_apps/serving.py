@@ -1,0 +1,493 @@
+"""Cameras on Ray Serve: one batched network for all, and each camera's adaptation in one place.
+
+`serve run deploy/ray-serve.yaml`, or `serve run gain_apps.serving:app artifact=F snapshots=URL`.
+
+Three kinds of deployment. `Front` takes frames over HTTP and WebSocket; `Network` runs the artifact
+on batches of frames of any cameras and is scaled with the load; `Adaptation-0` to `Adaptation-N-1`
+have one replica each and hold the states of the cameras whose key's hash is theirs. A state must
+not live in two replicas, which is what rules Serve's multiplexing out: it is a preference, and a
+request whose replica is busy goes to another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import Depends, FastAPI, HTTPException, Request, WebSocket
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gain_apps.fsspec_folder import FsspecFolder
+from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Gain, Prediction
+from gain_core._optional import require
+from gain_core.errors import ArtifactError, ConfigError, GainError, StreamError
+from gain_runtime.engine import artifact_method
+from gain_runtime.files.artifact import Artifact, load_artifact
+from gain_runtime.files.images import decode_image
+from gain_runtime.files.state import load_state, save_state
+from gain_runtime.preprocess import BatchPreprocessor
+from gain_runtime.sessions.session import open_session
+
+__all__ = ["Adaptation", "Front", "Network", "ServingSettings", "app", "shard_of"]
+
+logger = logging.getLogger(__name__)
+
+KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MOST_BYTES = 16 * 2**20
+# A request waits for others this long, that the network runs on them together.
+BATCH_WAIT_S = 0.005
+# A hash's first letters are enough to name an artifact.
+SHOWN = 12
+# Shares of a core; a device or a larger machine sets its own in the config file.
+CPUS = {"Front": 0.25, "Network": 1.0, "Adaptation": 0.25}
+
+Floats = npt.NDArray[np.float32]
+
+
+class ServingSettings(BaseModel):
+    """Arguments of the application, `args` in the config file.
+
+    Attributes
+    ----------
+    artifact : str
+        Of `gain-export`, on a path that every node sees.
+    snapshots : str
+        Folder or fsspec URL of the cameras' states.
+    shards : int
+        Deployments that hold states. May be changed at a restart: states are found by key.
+    device : {"cpu", "cuda", "tensorrt"}
+    batch_size : int
+        Frames that the network runs on at most together.
+    snapshot_frames : int
+        A camera's state is written at the first update after so many frames, so that no more than
+        these are lost with a replica. A multiple of `UPDATE_EVERY`, at least `WARMUP_FRAMES`.
+    snapshot_s : float
+        Or at the first update after so long.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    artifact: str
+    snapshots: str
+    shards: int = Field(2, ge=1)
+    device: Literal["cpu", "cuda", "tensorrt"] = "cpu"
+    batch_size: int = Field(16, ge=1)
+    snapshot_frames: int = Field(WARMUP_FRAMES, ge=WARMUP_FRAMES, multiple_of=UPDATE_EVERY)
+    snapshot_s: float = Field(60.0, gt=0)
+
+
+class Seen(NamedTuple):
+    """What the network says of one frame: features (1, D) or None, logits (1, K) float32."""
+
+    features: Floats | None
+    logits: Floats
+
+
+class Network:
+    """The artifact on batches of JPEGs; any number of replicas.
+
+    Parameters
+    ----------
+    settings : ServingSettings
+    """
+
+    def __init__(self, settings: ServingSettings, /) -> None:
+        artifact = load_artifact(settings.artifact)
+        self._session = open_session(artifact, device=settings.device, num_threads=1)
+        self._preprocessor = BatchPreprocessor(artifact.manifest.preprocess)
+
+        async def together(frames: list[bytes]) -> list[Seen | str]:
+            return await asyncio.to_thread(self.infer, frames)
+
+        batch = require("ray.serve", extra="ray").batch
+        self._together: Any = batch(
+            max_batch_size=settings.batch_size, batch_wait_timeout_s=BATCH_WAIT_S
+        )(together)
+
+    async def __call__(self, frame: bytes) -> Seen | str:
+        """What the network says of one frame, run in a batch with others that wait.
+
+        Parameters
+        ----------
+        frame : bytes
+            A JPEG, or any picture that `decode_image` reads.
+
+        Returns
+        -------
+        Seen or str
+            A str is one line that says what is wrong with the frame.
+
+        Raises
+        ------
+        EngineError
+            If the forward pass fails.
+        """
+        seen: Seen | str = await self._together(frame)
+        return seen
+
+    def infer(self, frames: list[bytes], /) -> list[Seen | str]:
+        """A batch, as `__call__`; a damaged frame has its own line and spoils no other."""
+        found: list[Seen | str] = []
+        images = []
+        for frame in frames:
+            try:
+                images.append(decode_image(frame, shown="frame"))
+                found.append("")
+            except StreamError as err:
+                found.append(f"{err}; send a JPEG as the body")
+        if images:
+            features, logits = self._session.infer(self._preprocessor(images))
+            rows = iter(range(len(images)))
+            for index, said in enumerate(found):
+                if not said:
+                    row = slice(at := next(rows), at + 1)
+                    found[index] = Seen(None if features is None else features[row], logits[row])
+        return found
+
+
+@dataclass(slots=True)
+class _Camera:
+    """A camera's adaptation, and what of it lies in the store."""
+
+    gain: Gain
+    frames: int = 0
+    saved_frames: int = 0
+    saved_s: float = field(default_factory=time.monotonic)
+
+
+class Adaptation:
+    """The states of some cameras; one replica, or a state would live in two places.
+
+    Parameters
+    ----------
+    settings : ServingSettings
+    """
+
+    def __init__(self, settings: ServingSettings, /) -> None:
+        self._settings = settings
+        self._artifact = load_artifact(settings.artifact)
+        self._method = artifact_method(self._artifact)
+        # Other artifacts have other states: a folder of its own for each.
+        self._store = FsspecFolder(
+            f"{settings.snapshots.rstrip('/')}/{self._artifact.sha256[:SHOWN]}"
+        )
+        self._cameras: dict[str, _Camera] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def step(self, key: str, seen: Seen) -> dict[str, Any]:
+        """Adapt to a camera's next frame.
+
+        Parameters
+        ----------
+        key : str
+            Of the camera; its state is restored where this replica does not have it yet.
+        seen : Seen
+
+        Returns
+        -------
+        dict
+            What `Front` replies.
+
+        Raises
+        ------
+        ArtifactError
+            If there is a snapshot that cannot be read; starting without it would lose it.
+        ArrayError, NumericsError
+            As `Gain.step`.
+        """
+        # A camera's frames are taken one after the other, also while its snapshot is written.
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            if key not in self._cameras:
+                self._cameras[key] = await asyncio.to_thread(self._restored, key)
+            camera = self._cameras[key]
+            prediction = camera.gain.step(*seen)
+            camera.frames += 1
+            if self._is_due(camera):
+                await asyncio.to_thread(self._save, key, camera)
+            return _reply(key, camera, prediction, self._artifact.manifest.labels)
+
+    def _is_due(self, camera: _Camera) -> bool:
+        """Whether to write the state: between updates it would lack the frames that wait."""
+        if camera.gain.pending_frames or camera.gain.frames == camera.saved_frames:
+            return False
+        waited = camera.gain.frames - camera.saved_frames
+        late = time.monotonic() - camera.saved_s >= self._settings.snapshot_s
+        return waited >= self._settings.snapshot_frames or late
+
+    def _restored(self, key: str) -> _Camera:
+        """The camera as its last snapshot has it, or fresh."""
+        camera = _Camera(Gain(self._method))
+        name = f"{key}.safetensors"
+        data = self._store.read(name)
+        if data is None:
+            return camera
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / name
+            path.write_bytes(data)
+            try:
+                loaded = load_state(
+                    path, method=self._method, artifact_sha256=self._artifact.sha256
+                )
+            except (ArtifactError, ConfigError) as err:
+                self._store.write(f"{name}.set-aside", data)
+                logger.warning("%s: set aside, the camera starts anew: %s", key, err)
+                return camera
+        camera.gain.load_state(loaded.state, frames=loaded.frames)
+        camera.frames = camera.saved_frames = loaded.frames
+        return camera
+
+    def _save(self, key: str, camera: _Camera) -> None:
+        """Write the state. Where the store is away the camera goes on, and is tried again."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "state"
+            save_state(
+                path,
+                camera.gain.state,
+                config=self._method.config,
+                artifact_sha256=self._artifact.sha256,
+                frames=camera.gain.frames,
+            )
+            data = path.read_bytes()
+        try:
+            self._store.write(f"{key}.safetensors", data)
+        except ArtifactError as err:
+            logger.error("%s: the snapshot failed: %s", key, err)
+            return
+        camera.saved_frames, camera.saved_s = camera.gain.frames, time.monotonic()
+
+
+def _reply(
+    key: str, camera: _Camera, prediction: Prediction, labels: tuple[str, ...] | list[str]
+) -> dict[str, Any]:
+    """One frame's answer as plain values."""
+
+    def top(log_probs: Any) -> dict[str, Any]:
+        probs = np.exp(np.asarray(log_probs)[0])
+        index = int(probs.argmax())
+        return {"label": labels[index], "index": index, "probability": float(probs[index])}
+
+    return {
+        "camera": key,
+        "frame": camera.frames,
+        "learned": camera.gain.frames,
+        "saved": camera.saved_frames,
+        "source": top(prediction.source_log_probs),
+        "adapted": top(prediction.log_probs),
+        "strength": float(np.asarray(prediction.strength)[0]),
+    }
+
+
+def shard_of(key: str, shards: int, /) -> int:
+    """The number of the deployment that holds a camera's state: the same in every process."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % shards
+
+
+class Front:
+    """HTTP and WebSocket; any number of replicas.
+
+    Parameters
+    ----------
+    settings : ServingSettings
+    network : handle
+        Of `Network`.
+    *adaptations : handle
+        Of `Adaptation`, by shard.
+    """
+
+    def __init__(self, settings: ServingSettings, network: Any, /, *adaptations: Any) -> None:
+        artifact = load_artifact(settings.artifact)
+        self._name, self._sha256 = artifact.path.stem, artifact.sha256
+        self._network, self._adaptations = network, adaptations
+        exceptions = require("ray.exceptions", extra="ray")
+        busy = require("ray.serve.exceptions", extra="ray")
+        self._gone = (
+            exceptions.RayActorError,
+            busy.BackPressureError,
+            busy.DeploymentUnavailableError,
+        )
+
+    def check(self, key: str, artifact: str | None, /) -> None:
+        """Refuse a key that names no file, and an artifact that is not served.
+
+        Raises
+        ------
+        HTTPException
+            422 or 404.
+        """
+        if KEY.fullmatch(key) is None:
+            raise HTTPException(
+                422,
+                f"key: expected 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first, "
+                f"got {key[:80]!a}; rename the camera",
+            )
+        known = artifact in (None, self._name)
+        if artifact and not known and len(artifact) >= SHOWN:
+            known = self._sha256.startswith(artifact)
+        if not known:
+            raise HTTPException(
+                404,
+                f"artifact: expected {self._name} (sha256 {self._sha256[:SHOWN]}), which is served "
+                f"here, got {(artifact or '')[:80]!a}; leave it out, or ask the application that "
+                "serves it",
+            )
+
+    async def classify(self, key: str, frame: bytes, /) -> dict[str, Any]:
+        """A JPEG through the network, then through the camera's adaptation.
+
+        Raises
+        ------
+        HTTPException
+            413 or 422 for what is no picture; 503 where a replica died, with the time after which
+            to send the frame again; 500 for what a replica raised.
+        """
+        if not 0 < len(frame) <= MOST_BYTES:
+            raise HTTPException(
+                413 if frame else 422,
+                f"frame: expected a JPEG of 1 to {MOST_BYTES} bytes, got {len(frame)}; send it as "
+                "the body, or as a binary message",
+            )
+        shard = self._adaptations[shard_of(key, len(self._adaptations))]
+        try:
+            seen = await self._network.remote(frame)
+            if isinstance(seen, str):
+                raise HTTPException(422, seen)
+            reply: dict[str, Any] = await shard.step.remote(key, seen)
+        except self._gone as err:
+            raise HTTPException(
+                503,
+                f"{key}: expected its replica, got one that died or is full; it comes back with "
+                "the last snapshot, so send the frame again",
+                headers={"Retry-After": "1"},
+            ) from err
+        except Exception as err:
+            # Serve wraps what a replica raised; ours are one line already.
+            cause = getattr(err, "cause", None)
+            if not isinstance(cause, GainError):
+                raise
+            raise HTTPException(500, " ".join(str(cause).split())) from err
+        return reply
+
+
+def _front() -> Front:
+    """The replica that a request has come to."""
+    found: Front = require("ray.serve", extra="ray").get_replica_context().servable_object
+    return found
+
+
+api = FastAPI(title="gain-edge on Ray Serve", docs_url=None, redoc_url=None)
+
+
+@api.post("/cameras/{key}/frames")
+async def post_frame(
+    key: str,
+    request: Request,
+    front: Annotated[Any, Depends(_front)],
+    artifact: str | None = None,
+) -> dict[str, Any]:
+    """Source and adapted prediction of a JPEG, which the camera then learns from."""
+    front.check(key, artifact)
+    reply: dict[str, Any] = await front.classify(key, await request.body())
+    return reply
+
+
+@api.websocket("/cameras/{key}/frames")
+async def stream_frames(
+    websocket: WebSocket,
+    key: str,
+    front: Annotated[Any, Depends(_front)],
+    artifact: str | None = None,
+) -> None:
+    """The same for one binary message after the other; an error is an object with `detail`."""
+    await websocket.accept()
+    try:
+        front.check(key, artifact)
+    except HTTPException as err:
+        await websocket.send_json({"detail": err.detail, "status": err.status_code})
+        await websocket.close(1008)
+        return
+    while (message := await websocket.receive())["type"] != "websocket.disconnect":
+        try:
+            reply = await front.classify(key, message.get("bytes") or b"")
+        except HTTPException as err:
+            reply = {"detail": err.detail, "status": err.status_code}
+        await websocket.send_json(reply)
+
+
+def app(args: ServingSettings | Mapping[str, Any]) -> Any:
+    """The application, for `serve run` and for `import_path` of a config file.
+
+    Parameters
+    ----------
+    args : ServingSettings, or mapping of its fields
+        Serve gives what stands in the file; numbers may be texts.
+
+    Returns
+    -------
+    ray.serve.Application
+
+    Raises
+    ------
+    BackendUnavailableError
+        If Ray is not installed.
+    ArtifactError
+        If the artifact is missing, damaged or an adaptive file.
+    ConfigError
+        If a setting is out of its range or unknown, or the store of snapshots is of no known
+        protocol.
+    """
+    serve: Any = require("ray.serve", extra="ray")
+    settings = _settings(args)
+    # Here, where it is one line: a replica that fails to start is tried again and again.
+    artifact: Artifact = load_artifact(settings.artifact)
+    settings = settings.model_copy(update={"artifact": str(artifact.path.resolve())})
+    FsspecFolder(settings.snapshots)
+    options = {name: {"num_cpus": cpus} for name, cpus in CPUS.items()}
+    if settings.device != "cpu":
+        options["Network"]["num_gpus"] = 1.0
+    network = serve.deployment(
+        Network,
+        ray_actor_options=options["Network"],
+        autoscaling_config={"min_replicas": 1, "max_replicas": 8, "target_ongoing_requests": 8},
+        max_ongoing_requests=4 * settings.batch_size,
+    ).bind(settings)
+    adaptations = [
+        serve.deployment(
+            Adaptation,
+            name=f"Adaptation-{shard}",
+            num_replicas=1,
+            ray_actor_options=options["Adaptation"],
+            max_ongoing_requests=256,
+            # The cameras of a shard wait until its death is noticed.
+            health_check_period_s=1.0,
+        ).bind(settings)
+        for shard in range(settings.shards)
+    ]
+    front = serve.deployment(
+        serve.ingress(api)(Front),
+        name="Front",
+        ray_actor_options=options["Front"],
+        max_ongoing_requests=1024,
+    )
+    return front.bind(settings, network, *adaptations)
+
+
+def _settings(args: ServingSettings | Mapping[str, Any]) -> ServingSettings:
+    """Settings, checked."""
+    try:
+        return ServingSettings.model_validate(args)
+    except ValidationError as err:
+        faults = [
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}, got {each['input']!r}"
+            for each in err.errors()
+        ]
+        raise ConfigError(f"args: {'; '.join(faults)}; see deploy/ray-serve.yaml") from err
