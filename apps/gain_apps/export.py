@@ -267,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if triton is not None:
                     written.append(str(triton))
                 engine = _build_engine(args, report, precision, images)
-            everything = Written(report, fitness, precision, adaptive, engine)
+            everything = Written(report, fitness, precision, adaptive, engine, triton)
             if args.json is not None:
                 print_json(everything, args.json)
     except GainError as err:

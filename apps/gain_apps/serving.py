@@ -16,9 +16,11 @@ import hashlib
 import logging
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -34,7 +36,7 @@ from gain_core.errors import ArtifactError, ConfigError, GainError, StreamError
 from gain_runtime.engine import artifact_method
 from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.files.images import decode_image
-from gain_runtime.files.state import load_state, save_state
+from gain_runtime.files.state import LoadedState, load_state, save_state
 from gain_runtime.preprocess import BatchPreprocessor
 from gain_runtime.sessions.session import open_session
 
@@ -43,6 +45,9 @@ __all__ = ["Adaptation", "Front", "Network", "ServingSettings", "app", "shard_of
 logger = logging.getLogger(__name__)
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+STATE = ".safetensors"
+# Beside the cameras' own files; no key can name it.
+GROUPS = "_groups"
 MOST_BYTES = 16 * 2**20
 # A request waits for others this long, that the network runs on them together.
 BATCH_WAIT_S = 0.005
@@ -73,6 +78,10 @@ class ServingSettings(BaseModel):
         these are lost with a replica. A multiple of `UPDATE_EVERY`, at least `WARMUP_FRAMES`.
     snapshot_s : float
         Or at the first update after so long.
+    merge_s : float or None
+        Seconds between two merges of each group's snapshots; a camera's group is what its key has
+        before the first dot, so that `yard.north` and `yard.south` are of one. A new camera of a
+        group begins with the merged state. None merges nothing.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -84,6 +93,7 @@ class ServingSettings(BaseModel):
     batch_size: int = Field(16, ge=1)
     snapshot_frames: int = Field(WARMUP_FRAMES, ge=WARMUP_FRAMES, multiple_of=UPDATE_EVERY)
     snapshot_s: float = Field(60.0, gt=0)
+    merge_s: float | None = Field(None, gt=0)
 
 
 class Seen(NamedTuple):
@@ -171,10 +181,12 @@ class Adaptation:
     Parameters
     ----------
     settings : ServingSettings
+    shard : int
+        Its number among `settings.shards`.
     """
 
-    def __init__(self, settings: ServingSettings, /) -> None:
-        self._settings = settings
+    def __init__(self, settings: ServingSettings, shard: int = 0, /) -> None:
+        self._settings, self._shard = settings, shard
         self._artifact = load_artifact(settings.artifact)
         self._method = artifact_method(self._artifact)
         # Other artifacts have other states: a folder of its own for each.
@@ -183,6 +195,9 @@ class Adaptation:
         )
         self._cameras: dict[str, _Camera] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        if settings.merge_s is not None:
+            # It ends with the replica: a merge is written whole or not at all.
+            threading.Thread(target=self._merge_on, args=(settings.merge_s,), daemon=True).start()
 
     async def step(self, key: str, seen: Seen) -> dict[str, Any]:
         """Adapt to a camera's next frame.
@@ -216,6 +231,54 @@ class Adaptation:
                 await asyncio.to_thread(self._save, key, camera)
             return _reply(key, camera, prediction, self._artifact.manifest.labels)
 
+    def merge_groups(self) -> dict[str, int]:
+        """Merge the snapshots of every group whose hash is this deployment's.
+
+        States that have learned nothing are left out: they would only make a merge wait to be
+        confirmed. Cameras that run keep their own states, which are better for them.
+
+        Returns
+        -------
+        dict
+            Group to the number of cameras that were merged.
+
+        Raises
+        ------
+        ArtifactError
+            If the store cannot be read or written.
+        """
+        groups: dict[str, list[LoadedState]] = {}
+        for name in self._store.names():
+            key = name.removesuffix(STATE)
+            group = _group_of(key)
+            if (
+                key == name
+                or group is None
+                or shard_of(group, self._settings.shards) != self._shard
+            ):
+                continue
+            loaded = self._loaded(name)
+            if loaded is not None and self._has_learned(loaded.state):
+                groups.setdefault(group, []).append(loaded)
+        for group, members in groups.items():
+            state = reduce(self._method.merge, [each.state for each in members])
+            frames = sum(each.frames for each in members)
+            self._store.write(f"{GROUPS}/{group}{STATE}", self._as_bytes(state, frames))
+        return {group: len(members) for group, members in groups.items()}
+
+    def _merge_on(self, every_s: float) -> None:
+        """Thread: merge again and again; a store that is away is tried again."""
+        while True:
+            time.sleep(every_s)
+            try:
+                self.merge_groups()
+            except GainError as err:
+                logger.error("merging: %s", err)
+
+    def _has_learned(self, state: Any) -> bool:
+        """Whether there is anything in it; the paper's methods learn from every frame."""
+        return float(np.asarray(self._method.summary(state).get("draws", 1.0))) > 0
+
     def _is_due(self, camera: _Camera) -> bool:
         """Whether to write the state: between updates it would lack the frames that wait."""
         if camera.gain.pending_frames or camera.gain.frames == camera.saved_frames:
@@ -225,45 +288,62 @@ class Adaptation:
         return waited >= self._settings.snapshot_frames or late
 
     def _restored(self, key: str) -> _Camera:
-        """The camera as its last snapshot has it, or fresh."""
+        """The camera as its last snapshot has it, else as its group has learned, or fresh."""
         camera = _Camera(Gain(self._method))
-        name = f"{key}.safetensors"
+        loaded = self._loaded(f"{key}{STATE}")
+        group = None if self._settings.merge_s is None else _group_of(key)
+        if loaded is not None:
+            camera.frames = loaded.frames
+        elif group is not None:
+            loaded = self._loaded(f"{GROUPS}/{group}{STATE}")
+        if loaded is not None:
+            camera.gain.load_state(loaded.state, frames=loaded.frames)
+            camera.saved_frames = loaded.frames
+        return camera
+
+    def _loaded(self, name: str) -> LoadedState | None:
+        """A state in the store; None where there is none, or one that is damaged and set aside."""
         data = self._store.read(name)
         if data is None:
-            return camera
+            return None
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / name
+            path = Path(folder) / "state"
             path.write_bytes(data)
             try:
-                loaded = load_state(
-                    path, method=self._method, artifact_sha256=self._artifact.sha256
-                )
+                return load_state(path, method=self._method, artifact_sha256=self._artifact.sha256)
             except (ArtifactError, ConfigError) as err:
                 self._store.write(f"{name}.set-aside", data)
-                logger.warning("%s: set aside, the camera starts anew: %s", key, err)
-                return camera
-        camera.gain.load_state(loaded.state, frames=loaded.frames)
-        camera.frames = camera.saved_frames = loaded.frames
-        return camera
+                logger.warning("%s: set aside, the camera starts anew: %s", name, err)
+                return None
 
     def _save(self, key: str, camera: _Camera) -> None:
         """Write the state. Where the store is away the camera goes on, and is tried again."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "state"
-            save_state(
-                path,
-                camera.gain.state,
-                config=self._method.config,
-                artifact_sha256=self._artifact.sha256,
-                frames=camera.gain.frames,
-            )
-            data = path.read_bytes()
+        data = self._as_bytes(camera.gain.state, camera.gain.frames)
         try:
-            self._store.write(f"{key}.safetensors", data)
+            self._store.write(f"{key}{STATE}", data)
         except ArtifactError as err:
             logger.error("%s: the snapshot failed: %s", key, err)
             return
         camera.saved_frames, camera.saved_s = camera.gain.frames, time.monotonic()
+
+    def _as_bytes(self, state: Any, frames: int) -> bytes:
+        """A state as a file."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "state"
+            save_state(
+                path,
+                state,
+                config=self._method.config,
+                artifact_sha256=self._artifact.sha256,
+                frames=frames,
+            )
+            return path.read_bytes()
+
+
+def _group_of(key: str) -> str | None:
+    """What a key has before its first dot."""
+    group, dot, _ = key.partition(".")
+    return group if dot else None
 
 
 def _reply(
@@ -469,7 +549,7 @@ def app(args: ServingSettings | Mapping[str, Any]) -> Any:
             max_ongoing_requests=256,
             # The cameras of a shard wait until its death is noticed.
             health_check_period_s=1.0,
-        ).bind(settings)
+        ).bind(settings, shard)
         for shard in range(settings.shards)
     ]
     front = serve.deployment(

@@ -61,10 +61,8 @@ def assert_weights_stay_low(report: EngineReport, full: EngineReport, precision:
     assert largest[:256] in read_engine(report.path).plan
 
 
-@pytest.mark.parametrize(
-    "precision",
-    ["fp16", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bf16", "int8"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8"])
 def test_vision_transformer_in_lower_precision(roadsigns_path, noise, rtx, precision):
     full = build_engine(roadsigns_path, options=ALL_GPUS)
     low = build_engine(lowered(roadsigns_path, precision, noise), options=ALL_GPUS)

@@ -77,7 +77,6 @@ def assert_same_logits(model, artifact, *, expected=None):
     ("name", "dynamo"),
     [
         pytest.param("resnet10", True, id="resnet10-dynamo"),
-        pytest.param("resnet18", True, id="resnet18-dynamo", marks=pytest.mark.slow),
         pytest.param("resnet18", False, id="resnet18-torchscript", marks=pytest.mark.slow),
         pytest.param("mobilenet_v3_small", True, id="mobilenet-dynamo", marks=pytest.mark.slow),
         pytest.param("mobilenet_v3_small", False, id="mobilenet-torchscript"),
