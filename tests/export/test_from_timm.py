@@ -160,7 +160,6 @@ def test_another_image_size_is_baked_in_without_a_word_from_torch(
         pytest.param("deit_tiny_distilled_patch16_224.fb_in1k", 384, id="two-tokens"),
         pytest.param("efficientformerv2_s0.snap_dist_in1k", 176, id="two-heads-on-one-vector"),
         pytest.param("levit_128s.fb_dist_in1k", 384, id="batch-norm-in-front"),
-        pytest.param("squeezenet1_1.tv_in1k", None, id="logits-only"),
     ],
 )
 def test_heads_of_every_kind_are_exported(tmp_path, name, width):
