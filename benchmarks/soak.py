@@ -140,7 +140,7 @@ class Soak:
             f'model = "{self._args.artifact.resolve()}"',
             f'serve = "{self._args.port}"',
             *('snapshots = "snapshots"', f"snapshot-every = {SNAPSHOT_EVERY}"),
-            *('jsonl = "rows.jsonl"', 'events = "events.sqlite"', "threads = 1"),
+            *('jsonl = "rows.jsonl"', 'events = "events.sqlite"', "num-threads = 1"),
             *("warm-up = 8", "update-every = 8", "watchdog = 120.0"),
         ]
         for name in self._names:

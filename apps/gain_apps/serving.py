@@ -249,16 +249,18 @@ class Adaptation:
         """
         groups: dict[str, list[LoadedState]] = {}
         for name in self._store.names():
-            key = name.removesuffix(STATE)
-            group = _group_of(key)
-            if (
-                key == name
-                or group is None
-                or shard_of(group, self._settings.shards) != self._shard
-            ):
+            group = _group_of(name.removesuffix(STATE)) if name.endswith(STATE) else None
+            if group is None or shard_of(group, self._settings.shards) != self._shard:
                 continue
-            loaded = self._loaded(name)
-            if loaded is not None and self._has_learned(loaded.state):
+            data = self._store.read(name)
+            if data is None:
+                continue
+            try:
+                loaded = self._parsed(data)
+            except (ArtifactError, ConfigError) as err:
+                logger.warning("%s: left out of the merge: %s", name, err)
+                continue
+            if self._has_learned(loaded.state):
                 groups.setdefault(group, []).append(loaded)
         for group, members in groups.items():
             state = reduce(self._method.merge, [each.state for each in members])
@@ -306,15 +308,19 @@ class Adaptation:
         data = self._store.read(name)
         if data is None:
             return None
+        try:
+            return self._parsed(data)
+        except (ArtifactError, ConfigError) as err:
+            self._store.write(f"{name}.set-aside", data)
+            logger.warning("%s: set aside, the camera starts anew: %s", name, err)
+            return None
+
+    def _parsed(self, data: bytes) -> LoadedState:
+        """The state in a file's bytes."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "state"
             path.write_bytes(data)
-            try:
-                return load_state(path, method=self._method, artifact_sha256=self._artifact.sha256)
-            except (ArtifactError, ConfigError) as err:
-                self._store.write(f"{name}.set-aside", data)
-                logger.warning("%s: set aside, the camera starts anew: %s", name, err)
-                return None
+            return load_state(path, method=self._method, artifact_sha256=self._artifact.sha256)
 
     def _save(self, key: str, camera: _Camera) -> None:
         """Write the state. Where the store is away the camera goes on, and is tried again."""

@@ -18,6 +18,7 @@ from PIL import Image
 from gain_apps.stream import main
 from gain_runtime.files.artifact import write_metadata
 from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
+from gain_runtime.frames import Frame, FrameResult, Ranked
 
 NUM_CLASSES, FEATURE_DIM, SIZE_PX = 5, 16, 16
 LABELS = ("apple", "crème brûlée", "cassis", "date", "elderberry")
@@ -98,6 +99,24 @@ def make_photo(index: int) -> np.ndarray:
     coarse = rng.integers(0, 256, size=(4, 5, 3), dtype=np.uint8)
     size = (int(rng.integers(60, 100)), int(rng.integers(60, 100)))
     return cv2.resize(coarse, size, interpolation=cv2.INTER_CUBIC)
+
+
+@pytest.fixture(scope="session")
+def result() -> Callable[..., FrameResult]:
+    """Makes results: a grey picture, and the classes of the source and of the adaptation."""
+
+    def make_result(index: int = 0, *, source: int = 0, adapted: int = 0) -> FrameResult:
+        image = np.full((20, 30, 3), 40 + index % 200, dtype=np.uint8)
+        frame = Frame(image=image, index=index, timestamp_ns=index, source_id="cam")
+        return FrameResult(
+            frame=frame,
+            source_top=(Ranked(index=source, label=f"class {source}", prob=0.5),),
+            adapted_top=(Ranked(index=adapted, label=f"class {adapted}", prob=0.75),),
+            strength=0.5,
+            gain=0.1,
+        )
+
+    return make_result
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import logging
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,7 +30,7 @@ from gain_export.adaptive import add_adaptation
 from gain_runtime.adapter import Adapter
 from gain_runtime.engine import AdaptiveEngine, NetworkEngine
 from gain_runtime.files.adaptive import load_adaptive
-from gain_runtime.frames import Frame, FrameHealth, FrameResult, Ranked, SourceInfo
+from gain_runtime.frames import Frame, FrameHealth, FrameResult, SourceInfo
 from gain_runtime.sessions.session import Session, open_adaptive_session, open_session
 from gain_runtime.sources.reader import FrameReader
 from gain_runtime.sources.reconnecting import SignalLostError
@@ -41,25 +40,6 @@ def eager(session: Session, config: Config, *, update_every: int = 1, **more: An
     """An adapter whose first update does not wait."""
     engine = NetworkEngine(session, config, update_every=update_every, warmup_frames=1)
     return Adapter(engine, **more)
-
-
-def wait_until(condition: Callable[[], bool], *, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def make_result(index: int = 0, *, source: int = 0, adapted: int = 0) -> FrameResult:
-    image = np.full((20, 30, 3), 40 + index % 200, dtype=np.uint8)
-    frame = Frame(image=image, index=index, timestamp_ns=index, source_id="cam")
-    return FrameResult(
-        frame=frame,
-        source_top=(Ranked(index=source, label=f"class {source}", prob=0.5),),
-        adapted_top=(Ranked(index=adapted, label=f"class {adapted}", prob=0.75),),
-        strength=0.5,
-        gain=0.1,
-    )
 
 
 class ListSource:
@@ -252,7 +232,7 @@ def test_a_source_that_hangs_in_a_read_is_a_lost_signal(artifact_path: Path) -> 
 
 
 def test_a_failing_output_is_dropped_said_once_and_an_error_at_the_end(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, result
 ) -> None:
     good, bad = Sink(), Sink(fails_from=2)
     polled: list[int] = []
@@ -260,7 +240,7 @@ def test_a_failing_output_is_dropped_said_once_and_an_error_at_the_end(
     outputs.add("--good", good)
     outputs.add("--bad", bad, poll=lambda: polled.append(1))
     for index in range(6):
-        outputs.write(make_result(index))
+        outputs.write(result(index))
         outputs.poll()
     assert good.indices == list(range(6))
     assert (bad.indices, bad.closed, len(polled)) == ([0, 1], 1, 2)
@@ -275,7 +255,7 @@ def test_a_failing_output_is_dropped_said_once_and_an_error_at_the_end(
 
 
 def test_a_beating_watchdog_ends_nothing_and_a_silent_one_ends_the_process(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, until
 ) -> None:
     now, looks = [0.0], [0]
 
@@ -290,7 +270,7 @@ def test_a_beating_watchdog_ends_nothing_and_a_silent_one_ends_the_process(
             watchdog.beat()
             now[0] += 0.15
             before = looks[0]
-            wait_until(lambda before=before: looks[0] > before)
+            until(lambda before=before: looks[0] > before)
         assert not expired.is_set()
         now[0] += 0.15
         assert expired.wait(120.0)

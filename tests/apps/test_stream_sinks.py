@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,32 +17,13 @@ import pytest
 from PIL import Image
 
 from gain_core.errors import ConfigError
-from gain_runtime.frames import Frame, FrameResult, Ranked
+from gain_runtime.frames import FrameResult
 from gain_runtime.sinks.background import BackgroundSink
 from gain_runtime.sinks.pictures import ChangedSink
 from gain_runtime.sinks.webhook import WebhookSink
 
 
-def wait_until(condition: Callable[[], bool], *, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def make_result(index: int = 0, *, source: int = 0, adapted: int = 0) -> FrameResult:
-    image = np.full((20, 30, 3), 40 + index % 200, dtype=np.uint8)
-    frame = Frame(image=image, index=index, timestamp_ns=index, source_id="cam")
-    return FrameResult(
-        frame=frame,
-        source_top=(Ranked(index=source, label=f"class {source}", prob=0.5),),
-        adapted_top=(Ranked(index=adapted, label=f"class {adapted}", prob=0.75),),
-        strength=0.5,
-        gain=0.1,
-    )
-
-
-def test_a_slow_delivery_never_stalls_and_the_queue_is_bounded() -> None:
+def test_a_slow_delivery_never_stalls_and_the_queue_is_bounded(until, result) -> None:
     gate = threading.Event()
     taken: list[int] = []
 
@@ -52,10 +33,10 @@ def test_a_slow_delivery_never_stalls_and_the_queue_is_bounded() -> None:
 
     sink = BackgroundSink("slow", deliver, queue_size=4)
     for index in range(1000):
-        sink.write(make_result(index))
+        sink.write(result(index))
     assert taken == []
     gate.set()
-    wait_until(lambda: taken[-1:] == [999])
+    until(lambda: taken[-1:] == [999])
     sink.close()
     sink.close()
     assert len(taken) <= 5
@@ -68,7 +49,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failing_delivery_is_said_once_and_goes_on_when_it_can(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, until, result
 ) -> None:
     monkeypatch.setattr("gain_runtime.sinks.background.FIRST_PAUSE_S", 0.001)
     works = threading.Event()
@@ -81,11 +62,11 @@ def test_a_failing_delivery_is_said_once_and_goes_on_when_it_can(
 
     with caplog.at_level(logging.WARNING), BackgroundSink("there", deliver) as sink:
         for index in range(4):
-            sink.write(make_result(index))
-        wait_until(lambda: len(tries) == 4)
+            sink.write(result(index))
+        until(lambda: len(tries) == 4)
         works.set()
-        sink.write(make_result(4))
-        wait_until(lambda: 4 in tries)
+        sink.write(result(4))
+        until(lambda: 4 in tries)
     # The first was tried until it got through; nothing was lost, nothing overtook it.
     assert tries[:4] == [0, 0, 0, 0]
     assert [index for index in tries if index] == [1, 2, 3, 4]
@@ -96,7 +77,7 @@ def test_a_failing_delivery_is_said_once_and_goes_on_when_it_can(
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_was_never_delivered_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_was_never_delivered_is_counted(caplog: pytest.LogCaptureFixture, result) -> None:
     tried = threading.Event()
 
     def deliver(result: FrameResult) -> None:
@@ -104,17 +85,17 @@ def test_what_was_never_delivered_is_counted(caplog: pytest.LogCaptureFixture) -
         raise OSError("nobody there")
 
     sink = BackgroundSink("there", deliver, queue_size=4)
-    sink.write(make_result(0))
+    sink.write(result(0))
     assert tried.wait(120.0)
     for index in range(1, 10):
-        sink.write(make_result(index))
+        sink.write(result(index))
     sink.close()
     assert caplog.records[-1].message == "there: 10 results were not delivered"
 
 
 @pytest.mark.usefixtures("patient")
 def test_a_delivery_that_fails_while_the_sink_closes_is_not_said_to_be_tried_again(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, until, result
 ) -> None:
     begun, closing = threading.Event(), threading.Event()
     tries: list[int] = []
@@ -126,12 +107,12 @@ def test_a_delivery_that_fails_while_the_sink_closes_is_not_said_to_be_tried_aga
         raise OSError("nobody there")
 
     sink = BackgroundSink("there", deliver)
-    sink.write(make_result(0))
+    sink.write(result(0))
     assert begun.wait(120.0)
     # `close` waits for the delivery, so that it has to end while another thread closes.
     closer = threading.Thread(target=sink.close)
     closer.start()
-    wait_until(sink._closing.is_set)
+    until(sink._closing.is_set)
     closing.set()
     closer.join(120.0)
     assert tries == [0]
@@ -143,7 +124,7 @@ def test_a_delivery_that_fails_while_the_sink_closes_is_not_said_to_be_tried_aga
 
 
 def test_what_is_being_delivered_when_it_closes_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, result
 ) -> None:
     monkeypatch.setattr("gain_runtime.sinks.background.CLOSE_S", 0.01)
     begun, go_on = threading.Event(), threading.Event()
@@ -153,9 +134,9 @@ def test_what_is_being_delivered_when_it_closes_is_said(
         assert go_on.wait(120.0)
 
     sink = BackgroundSink("there", deliver)
-    sink.write(make_result(0))
+    sink.write(result(0))
     assert begun.wait(120.0)
-    sink.write(make_result(1))
+    sink.write(result(1))
     sink.close()
     go_on.set()
     assert [record.message for record in caplog.records] == [
@@ -194,12 +175,12 @@ def hook(status: int = 200) -> Iterator[tuple[str, list[dict], list[dict]]]:
         server.server_close()
 
 
-def test_the_webhook_posts_every_change_of_class() -> None:
+def test_the_webhook_posts_every_change_of_class(until, result) -> None:
     with hook() as (host, records, headers):
         sink = WebhookSink(f"http://joe:p%40ss@{host}/events?room=1")
         for index, adapted in enumerate([1, 1, 1, 2, 2, 1]):
-            sink.write(make_result(index, adapted=adapted))
-        wait_until(lambda: len(records) == 3)
+            sink.write(result(index, adapted=adapted))
+        until(lambda: len(records) == 3)
         sink.close()
     assert [record["index"] for record in records] == [0, 3, 5]
     assert records[1]["adapted"] == [{"index": 2, "label": "class 2", "prob": 0.75}]
@@ -208,12 +189,12 @@ def test_the_webhook_posts_every_change_of_class() -> None:
 
 @pytest.mark.parametrize("status", [302, 404, 500])
 def test_a_refused_post_is_said_without_the_password(
-    status: int, caplog: pytest.LogCaptureFixture
+    status: int, caplog: pytest.LogCaptureFixture, until, result
 ) -> None:
     with hook(status) as (host, records, _):
         sink = WebhookSink(f"http://joe:secret@{host}/?token=hush")
-        sink.write(make_result())
-        wait_until(lambda: len(records) == 1 and bool(caplog.records))
+        sink.write(result())
+        until(lambda: len(records) == 1 and bool(caplog.records))
         sink.close()
     assert f"the server answered {status}" in caplog.text
     assert "secret" not in caplog.text
@@ -222,22 +203,24 @@ def test_a_refused_post_is_said_without_the_password(
 
 @pytest.mark.usefixtures("patient")
 def test_a_host_that_is_away_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, until, result
 ) -> None:
     # Closing does not wait for the next try.
     monkeypatch.setattr("gain_runtime.sinks.background.FIRST_PAUSE_S", 120.0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         sink = WebhookSink(f"http://127.0.0.1:{taken.getsockname()[1]}/")
-        sink.write(make_result())
-        wait_until(lambda: bool(caplog.records))
+        sink.write(result())
+        until(lambda: bool(caplog.records))
         started = time.monotonic()
         sink.close()
     assert time.monotonic() - started < 60.0
     assert "cannot be reached" in caplog.text
 
 
-def test_a_host_that_talks_nonsense_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_host_that_talks_nonsense_is_said(
+    caplog: pytest.LogCaptureFixture, until, result
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -249,8 +232,8 @@ def test_a_host_that_talks_nonsense_is_said(caplog: pytest.LogCaptureFixture) ->
         thread = threading.Thread(target=answer)
         thread.start()
         sink = WebhookSink(f"http://127.0.0.1:{server.getsockname()[1]}/")
-        sink.write(make_result())
-        wait_until(lambda: bool(caplog.records))
+        sink.write(result())
+        until(lambda: bool(caplog.records))
         sink.close()
         thread.join()
     assert "no HTTP server answers there" in caplog.text
@@ -262,12 +245,12 @@ def test_bad_webhooks_are_refused(url: str) -> None:
         WebhookSink(url)
 
 
-def test_changed_predictions_are_kept_and_the_oldest_go(tmp_path: Path) -> None:
+def test_changed_predictions_are_kept_and_the_oldest_go(tmp_path: Path, result) -> None:
     folder = tmp_path / "changed"
     for start in (0, 10):
         sink = ChangedSink(folder, most=4)
         for index in range(start, start + 10):
-            sink.write(make_result(index, adapted=index % 2))
+            sink.write(result(index, adapted=index % 2))
         sink.close()
     names = sorted(path.name for path in folder.glob("*.jpg"))
     assert names == [f"changed-{number:010d}.jpg" for number in (7, 8, 9, 10)]

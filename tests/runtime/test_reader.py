@@ -60,13 +60,6 @@ class ScriptedSource:
         self.close()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "never happened"
-        time.sleep(0.001)
-
-
 def assert_thread_gone(source: ScriptedSource) -> None:
     assert source.thread is not None
     assert source.thread is not threading.current_thread()
@@ -82,13 +75,13 @@ def test_block_delivers_every_frame_in_order(queue_size: int) -> None:
     assert_thread_gone(source)
 
 
-def test_block_reads_no_further_ahead_than_the_queue() -> None:
+def test_block_reads_no_further_ahead_than_the_queue(until) -> None:
     source = ScriptedSource(100)
     with FrameReader(source, policy="block", queue_size=3) as reader:
         frames = iter(reader)
         next(frames)
         # Three queued and one in the thread's hand, beside the one taken.
-        wait_until(lambda: source.produced == 5)
+        until(lambda: source.produced == 5)
         time.sleep(0.02)
         assert source.produced == 5
     assert_thread_gone(source)
@@ -240,7 +233,7 @@ def test_close_gives_up_on_a_source_that_stays_blocked(
     assert source.produced == 2
 
 
-def test_close_from_another_thread_ends_a_waiting_consumer() -> None:
+def test_close_from_another_thread_ends_a_waiting_consumer(until) -> None:
     go_on = threading.Event()
 
     def stall(index: int) -> None:
@@ -251,7 +244,7 @@ def test_close_from_another_thread_ends_a_waiting_consumer() -> None:
     seen: list[Frame] = []
     consumer = threading.Thread(target=lambda: seen.extend(reader))
     consumer.start()
-    wait_until(lambda: source.thread is not None)
+    until(lambda: source.thread is not None)
     closer = threading.Thread(target=reader.close)
     closer.start()
     consumer.join(PATIENCE_S)

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,13 +24,6 @@ def make_result(index: int) -> FrameResult:
     image = np.zeros((2, 2, 3), dtype=np.uint8)
     frame = Frame(image=image, index=index, timestamp_ns=index, source_id="cam")
     return FrameResult(frame=frame, source_top=top, adapted_top=top, strength=0.0, gain=0.0)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Broker:
@@ -93,13 +86,13 @@ def owned(url: str) -> MqttSink:
     return MqttSink(MqttPublisher(url), owned=True)
 
 
-def test_every_result_is_published() -> None:
+def test_every_result_is_published(until) -> None:
     pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
     with serving() as broker:
         sink = owned(f"mqtt://joe:p%40ss@127.0.0.1:{broker.port}/kitchen/cam%201")
         for index in range(5):
             sink.write(make_result(index))
-        wait_until(lambda: len(results_of(broker, "kitchen/cam 1")) == 5)
+        until(lambda: len(results_of(broker, "kitchen/cam 1")) == 5)
         sink.close()
         sink.close()
     results = results_of(broker, "kitchen/cam 1")
@@ -114,7 +107,7 @@ def test_every_result_is_published() -> None:
     assert json.loads(broker.retained["kitchen/cam 1/state"])["class"] == "a"
 
 
-def test_streams_share_a_connection_and_are_announced_and_forgotten() -> None:
+def test_streams_share_a_connection_and_are_announced_and_forgotten(until) -> None:
     pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
     with serving() as broker:
         publisher = MqttPublisher(f"mqtt://127.0.0.1:{broker.port}/site", discovery="homeassistant")
@@ -123,7 +116,7 @@ def test_streams_share_a_connection_and_are_announced_and_forgotten() -> None:
             sink.write(make_result(0))
             sink.close()
         publisher.publish("yard/signal", "connected", retain=True)
-        wait_until(lambda: "site/yard/signal" in broker.retained)
+        until(lambda: "site/yard/signal" in broker.retained)
         assert len(broker.connects) == 1
         config = json.loads(broker.retained["homeassistant/sensor/gain_site_yard/class/config"])
         assert config["state_topic"] == "site/yard/state"
@@ -132,16 +125,14 @@ def test_streams_share_a_connection_and_are_announced_and_forgotten() -> None:
         signal = broker.retained["homeassistant/binary_sensor/gain_site_door/signal/config"]
         assert json.loads(signal)["device_class"] == "connectivity"
         publisher.forget("yard")
-        wait_until(lambda: broker.retained["site/yard/state"] == "")
-        wait_until(
-            lambda: broker.retained["homeassistant/sensor/gain_site_yard/class/config"] == ""
-        )
+        until(lambda: broker.retained["site/yard/state"] == "")
+        until(lambda: broker.retained["homeassistant/sensor/gain_site_yard/class/config"] == "")
         assert broker.retained["site/door/state"]
         publisher.close()
 
 
 def test_a_broker_that_is_away_stalls_nothing_and_is_said_once(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, until
 ) -> None:
     pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
     with socket.socket() as taken:
@@ -150,7 +141,7 @@ def test_a_broker_that_is_away_stalls_nothing_and_is_said_once(
         sink = owned(f"mqtt://joe:secret@127.0.0.1:{taken.getsockname()[1]}/t")
         for index in range(500):
             sink.write(make_result(index))
-        wait_until(lambda: bool(caplog.records))
+        until(lambda: bool(caplog.records))
         sink.close()
     assert time.monotonic() - started < 60.0
     assert sum(record.levelname == "ERROR" for record in caplog.records) == 1
@@ -162,13 +153,13 @@ def network_threads() -> list[threading.Thread]:
 
 
 def test_a_goodbye_that_fails_is_an_error_once_and_leaves_no_thread(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, until
 ) -> None:
     pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
     with serving() as broker:
         sink = owned(f"mqtt://joe:secret@127.0.0.1:{broker.port}/t")
         sink.write(make_result(0))
-        wait_until(lambda: len(broker.published) >= 2)
+        until(lambda: len(broker.published) >= 2)
         assert len(network_threads()) == 1
         disconnect = sink._publisher._client.disconnect
 
@@ -184,7 +175,9 @@ def test_a_goodbye_that_fails_is_an_error_once_and_leaves_no_thread(
         sink.close()
 
 
-def test_a_connection_that_is_made_after_closing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_is_made_after_closing_is_ended(
+    monkeypatch: pytest.MonkeyPatch, until
+) -> None:
     pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
     monkeypatch.setattr("gain_runtime.sinks.background.CLOSE_S", 0.01)
     connecting, closed = threading.Event(), threading.Event()
@@ -203,8 +196,8 @@ def test_a_connection_that_is_made_after_closing_is_ended(monkeypatch: pytest.Mo
         sink.close()
         closed.set()
         # The broker waits for the goodbye.
-        wait_until(lambda: not broker._thread.is_alive())
-        wait_until(lambda: network_threads() == [])
+        until(lambda: not broker._thread.is_alive())
+        until(lambda: network_threads() == [])
     assert len(broker.connects) == 1
     assert results_of(broker, "t") == []
     assert sink._publisher._client is None

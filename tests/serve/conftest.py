@@ -217,30 +217,19 @@ def cameras(idle):
 
 
 @pytest.fixture
-def serve(cameras):
+def serve(cameras, until):
     """Opens servers of the cameras on a free port of 127.0.0.1; closes them afterwards."""
     opened = []
 
     def open_one(*, token: str | None = None):
         server = open_server(cameras, address=ServeAddress(host="127.0.0.1", port=0), token=token)
         opened.append(server)
-        wait_until(lambda: answers(server.address.port))
+        until(lambda: answers(server.address.port))
         return server
 
     yield open_one
     for server in opened:
         server.close()
-
-
-def wait_until(happened, *, timeout_s: float = 120.0):
-    """The first true value, or a failure."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        value = happened()
-        if value:
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"did not happen within {timeout_s} s: {happened}")
 
 
 def answers(port: int) -> bool:
@@ -249,12 +238,6 @@ def answers(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-@pytest.fixture
-def until():
-    """Waits for a condition; see `wait_until`."""
-    return wait_until
 
 
 @pytest.fixture
@@ -357,11 +340,11 @@ class Service:
 class Inside(Service):
     """The command in a thread of this process, which saves a start of the interpreter."""
 
-    def __init__(self, arguments: list[str], begun: queue.Queue) -> None:
+    def __init__(self, arguments: list[str], begun: queue.Queue, until) -> None:
         sys.stdout, sys.stderr = self.out, self.err = io.StringIO(), io.StringIO()
         self.thread = threading.Thread(target=self._run, args=(arguments,))
         self.thread.start()
-        wait_until(lambda: re.search(WATCHED, self.err.getvalue()) or not self.thread.is_alive())
+        until(lambda: re.search(WATCHED, self.err.getvalue()) or not self.thread.is_alive())
         assert self.thread.is_alive(), self.err.getvalue()
         self.url = re.search(WATCHED, self.err.getvalue())[1]
         self._request = begun.get(timeout=120)
@@ -378,7 +361,7 @@ class Inside(Service):
 
 
 @pytest.fixture
-def run_inside(monkeypatch):
+def run_inside(monkeypatch, until):
     """Runs the command in threads of this process, one after another."""
     begun: queue.Queue = queue.Queue()
     started: list[Inside] = []
@@ -393,7 +376,7 @@ def run_inside(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
     def one(*arguments: object) -> Inside:
-        started.append(Inside([*map(str, arguments)], begun))
+        started.append(Inside([*map(str, arguments)], begun, until))
         return started[-1]
 
     yield one

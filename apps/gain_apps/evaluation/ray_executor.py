@@ -162,12 +162,9 @@ class RayExecutor(ShardReader, Closing):
         context = data.DataContext.get_current()
         context.enable_progress_bars = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)
-        resource = "CPU" if settings.device == "cpu" else "GPU"
         threads = settings.num_threads or 1
-        each = {"num_cpus": threads} if resource == "CPU" else {"num_gpus": 1}
-        room = int(self._ray.cluster_resources().get(resource, 0)) // (
-            threads if resource == "CPU" else 1
-        )
+        resource, share = ("CPU", threads) if settings.device == "cpu" else ("GPU", 1)
+        room = int(self._ray.cluster_resources().get(resource, 0)) // share
         if not room:
             raise ConfigError(
                 f"--device {settings.device}: expected a cluster with {resource}s for one session, "
@@ -185,7 +182,7 @@ class RayExecutor(ShardReader, Closing):
             ),
             batch_size=None,
             compute=data.ActorPoolStrategy(size=min(room, len(chunks))),
-            **each,
+            **{f"num_{resource.lower()}s": share},
         )
         for row in dataset.iter_rows():
             if row["error"]:

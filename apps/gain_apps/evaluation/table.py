@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from rich import box
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gain_core.errors import ConfigError
+from gain_runtime.frames import Closing
 
 __all__ = ["Progress", "compare_results", "print_bars", "print_comparison", "print_results"]
 
@@ -140,7 +140,7 @@ def print_bars(judged: Sequence[Mapping[str, Any]], console: Console, /) -> None
     console.print(table)
 
 
-class Progress:
+class Progress(Closing):
     """One bar per task, the last few of them shown (a context manager).
 
     Parameters
@@ -172,10 +172,6 @@ class Progress:
         self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Take the bars away; may be called twice."""
         self._bars.stop()

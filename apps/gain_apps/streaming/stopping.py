@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
 
 from gain_apps.streaming.settings import flag
 from gain_apps.system import notify, watchdog_interval_s
 from gain_core.errors import ConfigError
+from gain_runtime.frames import Closing
 
 __all__ = [
     "HUNG_STATUS",
@@ -156,7 +156,7 @@ def _has_terminal() -> bool:
 HUNG_STATUS = 4
 
 
-class Watchdog:
+class Watchdog(Closing):
     """Ends the process when a stream did not call `beat` for a while (a context manager).
 
     A driver that hangs in a forward pass cannot be interrupted from Python; the process ends with
@@ -204,12 +204,8 @@ class Watchdog:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Stop watching; may be called twice."""
         self._done.set()
         if self._thread.ident is not None:
             self._thread.join()

@@ -9,7 +9,6 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from rich.table import Table
 
 from gain_core.metrics import accuracy, calibration_excess, negative_log_likelihood
 from gain_runtime.adapter import STAGES, AdaptedBatch
-from gain_runtime.frames import FrameResult
+from gain_runtime.frames import Closing, FrameResult
 
 __all__ = [
     "NOTE",
@@ -359,7 +358,7 @@ LOG_INTERVAL_S = 10.0
 REDRAW_INTERVAL_S = 0.25
 
 
-class RunProgress:
+class RunProgress(Closing):
     """Reports a record's counts at intervals (a context manager).
 
     Parameters
@@ -395,12 +394,8 @@ class RunProgress:
             self._status.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Take the line away; may be called twice."""
         if self._status is not None:
             self._status.stop()
 
