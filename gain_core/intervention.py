@@ -103,7 +103,7 @@ def solve_strength(source_log_probs: Array, evidence: Array, /, *, gain: Array) 
         zeros, ones = xp.zeros_like(gain), xp.ones_like(gain)
         root = _root(source_log_probs, evidence, gain=gain, ends=(first, last), xp=xp)
         return xp.where(rises, xp.where(falls, root, ones), zeros)
-    strength = xp.astype(rises, gain.dtype)
+    strength: Any = np.asarray(rises).astype(gain.dtype)
     inner: Any = rises & falls
     if not inner.any():
         return strength

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from array_api_compat import is_numpy_namespace
 
-from gain_core._rows import all_of, choose, namespace
+from gain_core._rows import all_of, namespace
 from gain_core._typing import Array, Namespace
 from gain_core.intervention import evidence_path, expected_gain, solve_strength
 
@@ -182,10 +182,12 @@ def answer(posteriors: Posteriors, /) -> Prediction:
     adapts = posteriors.adapts
     if is_numpy_namespace(xp) and not adapts:
         return _source_answer(posteriors, xp=xp)
-    nothing = xp.zeros_like(start)
-    evidence = choose(adapts, posteriors.log_proposal - start, nothing, xp=xp)
-    # A state of zeros has no evaluator.
-    log_evaluator = choose(adapts, posteriors.log_evaluator, nothing, xp=xp)
+    evidence, log_evaluator = posteriors.log_proposal - start, posteriors.log_evaluator
+    if not is_numpy_namespace(xp):
+        # A state of zeros has no evaluator.
+        nothing = xp.zeros_like(start)
+        evidence = xp.where(adapts, evidence, nothing)
+        log_evaluator = xp.where(adapts, log_evaluator, nothing)
     gain = expected_gain(log_evaluator, evidence)
     strength = solve_strength(start, evidence, gain=gain)
     adapted = evidence_path(start, evidence, strength)
