@@ -43,10 +43,10 @@ _FILTERS = {
 
 # Pixels of the result that the widest filter (lanczos) reaches, and one for rounding.
 REACH = 4.0
-# Pixels of a band of rows that a thread takes of a single frame; less is not worth the handing over.
+# Pixels in a band of rows, of which a thread takes one of a single frame at a time.
 BAND_PX = 2**17
-# Two scales that differ by less are equal but for the rounding to whole pixels; and an image that is
-# scaled down by less is no burden.
+# Two scales that differ by less are equal but for the rounding to whole pixels; and an image that
+# is scaled down by less is no burden.
 ROUNDED, LEAST_SCALE = 1.01, 1.25
 # A sliver of a frame grows without bound when its shorter side is scaled up to the network's input.
 _MAX_RESIZED_PX = 2**26
