@@ -29,8 +29,11 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import Depends, FastAPI, HTTPException, Request, WebSocket
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import HTTPConnection
 
 from gain_apps.fsspec_folder import FsspecFolder
+from gain_apps.serve.access import Access, Logins, bearer_token
+from gain_apps.serve.address import token_from_secrets
 from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Gain, Prediction
 from gain_core._optional import require
 from gain_core.errors import ArtifactError, ConfigError, GainError, StreamError
@@ -443,18 +446,42 @@ class Front:
         Of `Network`.
     *adaptations : handle
         Of `Adaptation`, by shard.
+    token : str, optional
+        What clients must know.
     """
 
-    def __init__(self, settings: ServingSettings, network: Any, /, *adaptations: Any) -> None:
+    def __init__(
+        self,
+        settings: ServingSettings,
+        network: Any,
+        /,
+        *adaptations: Any,
+        token: str | None = None,
+    ) -> None:
         artifact = load_artifact(settings.artifact)
         self._name, self._sha256 = artifact.path.stem, artifact.sha256
         self._network, self._adaptations = network, adaptations
-        exceptions = require("ray.exceptions", extra="ray")
-        busy = require("ray.serve.exceptions", extra="ray")
-        self._gone = (
-            exceptions.RayActorError,
-            busy.BackPressureError,
-            busy.DeploymentUnavailableError,
+        self._access = Access(token, port=0, open_paths=frozenset())
+        self._logins = Logins()
+
+    def admit(self, connection: HTTPConnection, /) -> None:
+        """Refuse who does not know the token.
+
+        Raises
+        ------
+        HTTPException
+            401.
+        """
+        access = self._access
+        if not access.needs_token or access.is_token(bearer_token(connection.headers)):
+            return
+        who = "unknown" if connection.client is None else connection.client.host
+        if self._logins.refused(who):
+            logger.warning("refused %s without the token; %d so far", who, self._logins.num_refused)
+        raise HTTPException(
+            401,
+            "token: expected in 'Authorization: Bearer TOKEN', got none or a wrong one",
+            headers={"WWW-Authenticate": "Bearer"},
         )
 
     def check(self, key: str, artifact: str | None, /) -> None:
@@ -503,7 +530,7 @@ class Front:
             if isinstance(seen, str):
                 raise HTTPException(422, seen)
             reply: dict[str, Any] = await shard.step.remote(key, seen)
-        except self._gone as err:
+        except _gone() as err:
             raise HTTPException(
                 503,
                 f"{key}: expected its replica, got one that died or is full; it comes back with "
@@ -519,13 +546,31 @@ class Front:
         return reply
 
 
+def _gone() -> tuple[type[Exception], ...]:
+    """What a call raises whose replica died or is full."""
+    died = require("ray.exceptions", extra="ray")
+    full = require("ray.serve.exceptions", extra="ray")
+    return died.RayActorError, full.BackPressureError, full.DeploymentUnavailableError
+
+
 def _front() -> Front:
     """The replica that a request has come to."""
     found: Front = require("ray.serve", extra="ray").get_replica_context().servable_object
     return found
 
 
-api = FastAPI(title="gain-edge on Ray Serve", docs_url=None, redoc_url=None)
+def _admit(connection: HTTPConnection, front: Annotated[Any, Depends(_front)]) -> None:
+    """Every request and every WebSocket passes here first."""
+    front.admit(connection)
+
+
+api = FastAPI(
+    title="gain-edge on Ray Serve",
+    openapi_url=None,
+    docs_url=None,
+    redoc_url=None,
+    dependencies=[Depends(_admit)],
+)
 
 
 @api.post("/cameras/{key}/frames")
@@ -567,6 +612,9 @@ async def stream_frames(
 def app(args: ServingSettings | Mapping[str, Any]) -> Any:
     """The application, for `serve run` and for `import_path` of a config file.
 
+    The token that clients must know is found by `token_from_secrets` in the process that calls
+    this; Serve shows the arguments, so it is none.
+
     Parameters
     ----------
     args : ServingSettings, or mapping of its fields
@@ -583,8 +631,8 @@ def app(args: ServingSettings | Mapping[str, Any]) -> Any:
     ArtifactError
         If the artifact is missing, damaged or an adaptive file.
     ConfigError
-        If a setting is out of its range or unknown, or the store of snapshots is of no known
-        protocol.
+        If a setting is out of its range or unknown, the store of snapshots is of no known
+        protocol, or the token is short, long or not printable ASCII.
     """
     serve: Any = require("ray.serve", extra="ray")
     settings = _settings(args)
@@ -592,6 +640,9 @@ def app(args: ServingSettings | Mapping[str, Any]) -> Any:
     artifact: Artifact = load_artifact(settings.artifact)
     settings = settings.model_copy(update={"artifact": str(artifact.path.resolve())})
     FsspecFolder(settings.snapshots)
+    token = token_from_secrets()
+    if token is None:
+        logger.warning("no token: who reaches the port may send frames; set GAIN_SERVE_TOKEN")
     options = {name: {"num_cpus": cpus} for name, cpus in CPUS.items()}
     if settings.device != "cpu":
         options["Network"]["num_gpus"] = 1.0
@@ -619,7 +670,7 @@ def app(args: ServingSettings | Mapping[str, Any]) -> Any:
         ray_actor_options=options["Front"],
         max_ongoing_requests=1024,
     )
-    return front.bind(settings, network, *adaptations)
+    return front.bind(settings, network, *adaptations, token=token)
 
 
 def _settings(args: ServingSettings | Mapping[str, Any]) -> ServingSettings:

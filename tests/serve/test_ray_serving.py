@@ -7,13 +7,23 @@ import shutil
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from gain_apps.export import main as export
-from gain_apps.serving import Adaptation, Seen, ServingSettings, app, shard_of
+from gain_apps.serving import (
+    Adaptation,
+    Front,
+    Seen,
+    ServingSettings,
+    _front,
+    api,
+    app,
+    shard_of,
+)
 from gain_core.errors import ArtifactError, BackendUnavailableError, ConfigError
 from gain_runtime.files.state import read_state
 
@@ -87,6 +97,57 @@ def scene(key: str, frames: int, *, classes: int = 53) -> list[Seen]:
         logits[rng.integers(classes)] += 8.0
         found.append(Seen(None, logits[None].astype(np.float32)))
     return found
+
+
+TOKEN = "0123456789abcdef-token"
+
+
+@pytest.mark.parametrize(
+    ("token", "authorization", "status"),
+    [
+        pytest.param(TOKEN, f"Bearer {TOKEN}", None, id="right"),
+        pytest.param(TOKEN, f"Bearer {TOKEN}x", 401, id="wrong"),
+        pytest.param(TOKEN, f"Basic {TOKEN}", 401, id="not a bearer"),
+        pytest.param(TOKEN, None, 401, id="missing"),
+        pytest.param(None, None, None, id="none needed"),
+    ],
+)
+def test_frames_need_the_token_where_there_is_one(
+    roadsigns, monkeypatch, caplog, token, authorization, status
+):
+    front = Front(ServingSettings(artifact=str(roadsigns), snapshots="b"), None, token=token)
+    monkeypatch.setitem(api.dependency_overrides, _front, lambda: front)
+    # A key that is refused, for no frame shall reach a replica here.
+    over_http = sent(api, "http", "/cameras/-/frames", authorization)
+    assert over_http["status"] == (status or 422)
+    over_websocket = sent(api, "websocket", "/cameras/-/frames", authorization)
+    if status is None:
+        assert over_websocket["type"] == "websocket.accept"
+        assert caplog.text == ""
+        return
+    assert dict(over_http["headers"])[b"www-authenticate"] == b"Bearer"
+    assert over_websocket["type"] == "websocket.http.response.start"
+    assert over_websocket["status"] == status
+    assert "refused 192.0.2.1 without the token; 1 so far" in caplog.text
+    assert TOKEN not in caplog.text
+
+
+def sent(app: Any, kind: str, path: str, authorization: str | None) -> dict[str, Any]:
+    """The first message of an ASGI application to a request."""
+    headers = [] if authorization is None else [(b"authorization", authorization.encode())]
+    scope = {"type": kind, "method": "POST", "path": path, "query_string": b"", "headers": headers}
+    scope |= {"client": ("192.0.2.1", 1), "server": ("127.0.0.1", 1), "scheme": kind}
+    messages: list[dict[str, Any]] = []
+    first = {"type": "websocket.connect" if kind == "websocket" else "http.request"}
+
+    async def receive() -> dict[str, Any]:
+        return first
+
+    async def send(message: dict[str, Any]) -> None:
+        messages.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    return messages[0]
 
 
 @pytest.fixture
