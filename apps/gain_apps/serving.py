@@ -559,7 +559,7 @@ def _front() -> Front:
     return found
 
 
-def _admit(connection: HTTPConnection, front: Annotated[Any, Depends(_front)]) -> None:
+async def _admit(connection: HTTPConnection, front: Annotated[Any, Depends(_front)]) -> None:
     """Every request and every WebSocket passes here first."""
     front.admit(connection)
 
