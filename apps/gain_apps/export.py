@@ -128,7 +128,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--calibration": "int8-ranges=NAME",
         "--no-build": "build=false",
     }
-    never = {"build=false", "int8-ranges=NAME"}
+    never = {"build=false", "int8-ranges=NAME", "triton-backend=NAME"}
     add_old_settings(parser, SETTINGS.keys() - never, others=others)
     parser.add_argument("--version", action="version", version=f"gain-edge {__version__}")
     return parser

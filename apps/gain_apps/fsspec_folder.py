@@ -89,10 +89,10 @@ class FsspecFolder:
                 return [str(path).rsplit("/", 1)[-1] for path in found]
         return []
 
-    def remove(self, folder: str, /) -> None:
-        """Delete a folder below and all in it."""
-        with self._errors(folder, "deleted"), suppress(FileNotFoundError):
-            self._files.rm(f"{self._root}/{folder}", recursive=True)
+    def remove(self, name: str, /) -> None:
+        """Delete a file, or a folder below and all in it."""
+        with self._errors(name, "deleted"), suppress(FileNotFoundError):
+            self._files.rm(f"{self._root}/{name}", recursive=True)
 
     @contextmanager
     def _errors(self, name: str, what: str) -> Iterator[None]:

@@ -23,13 +23,17 @@ from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import Depends, FastAPI, HTTPException, Request, WebSocket
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import HTTPConnection
 
 from gain_apps.fsspec_folder import FsspecFolder
+from gain_apps.serve.access import Access, Logins, bearer_token
+from gain_apps.serve.address import token_from_secrets
 from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Gain, Prediction
 from gain_core._optional import require
 from gain_core.errors import ArtifactError, ConfigError, GainError, StreamError
@@ -46,8 +50,10 @@ logger = logging.getLogger(__name__)
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 STATE = ".safetensors"
-# Beside the cameras' own files; no key can name it.
-GROUPS = "_groups"
+# Beside the cameras' own files; no key can name them. The first has a merge for each group, the
+# second the snapshots of cameras that began from one: no merge reads these, or they would count
+# twice what the others have learned.
+GROUPS, FROM_MERGE = "_groups", "_from_merge"
 MOST_BYTES = 16 * 2**20
 # A request waits for others this long, that the network runs on them together.
 BATCH_WAIT_S = 0.005
@@ -81,7 +87,10 @@ class ServingSettings(BaseModel):
     merge_s : float or None
         Seconds between two merges of each group's snapshots; a camera's group is what its key has
         before the first dot, so that `yard.north` and `yard.south` are of one. A new camera of a
-        group begins with the merged state. None merges nothing.
+        group begins with the merged state, and is left out of later merges. None merges nothing.
+    idle_s : float
+        A camera that sends nothing for so long is written and dropped from memory; its next frame
+        restores it. One that is still in its warm-up begins anew, so this is long.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -94,6 +103,7 @@ class ServingSettings(BaseModel):
     snapshot_frames: int = Field(WARMUP_FRAMES, ge=WARMUP_FRAMES, multiple_of=UPDATE_EVERY)
     snapshot_s: float = Field(60.0, gt=0)
     merge_s: float | None = Field(None, gt=0)
+    idle_s: float = Field(3600.0, gt=0)
 
 
 class Seen(NamedTuple):
@@ -170,9 +180,11 @@ class _Camera:
     """A camera's adaptation, and what of it lies in the store."""
 
     gain: Gain
+    from_merge: bool = False
     frames: int = 0
     saved_frames: int = 0
     saved_s: float = field(default_factory=time.monotonic)
+    seen_s: float = 0.0
 
 
 class Adaptation:
@@ -193,8 +205,10 @@ class Adaptation:
         self._store = FsspecFolder(
             f"{settings.snapshots.rstrip('/')}/{self._artifact.sha256[:SHOWN]}"
         )
+        # Whoever is first has sent nothing for longest.
         self._cameras: dict[str, _Camera] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        # A lock is here while a request holds it or waits for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         if settings.merge_s is not None:
             # It ends with the replica: a merge is written whole or not at all.
             threading.Thread(target=self._merge_on, args=(settings.merge_s,), daemon=True).start()
@@ -220,11 +234,14 @@ class Adaptation:
         ArrayError, NumericsError
             As `Gain.step`.
         """
+        await self._forget_idlest(besides=key)
         # A camera's frames are taken one after the other, also while its snapshot is written.
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            if key not in self._cameras:
-                self._cameras[key] = await asyncio.to_thread(self._restored, key)
-            camera = self._cameras[key]
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            camera = self._cameras.get(key)
+            if camera is None:
+                camera = await asyncio.to_thread(self._restored, key)
+            self._touch(key, camera)
             prediction = camera.gain.step(*seen)
             camera.frames += 1
             if self._is_due(camera):
@@ -235,7 +252,9 @@ class Adaptation:
         """Merge the snapshots of every group whose hash is this deployment's.
 
         States that have learned nothing are left out: they would only make a merge wait to be
-        confirmed. Cameras that run keep their own states, which are better for them.
+        confirmed. So are those that began from a merge: what they were given counts already, and
+        cannot be taken out of a state that forgets. Cameras that run keep their own states, which
+        are better for them.
 
         Returns
         -------
@@ -277,6 +296,41 @@ class Adaptation:
             except GainError as err:
                 logger.error("merging: %s", err)
 
+    async def _forget_idlest(self, *, besides: str) -> None:
+        """Write the camera that was idle for longest and drop it, if that was too long.
+
+        One at each frame is enough, for no frame adds more than one.
+        """
+        key = next(iter(self._cameras), besides)
+        camera = self._cameras.get(key)
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        if key == besides or lock.locked() or camera is None or not self._is_idle(camera):
+            return
+        async with lock:
+            if self._cameras.get(key) is not camera or not self._is_idle(camera):
+                return
+            if await asyncio.to_thread(self._put_away, key, camera):
+                del self._cameras[key]
+            else:
+                self._touch(key, camera)
+
+    def _is_idle(self, camera: _Camera) -> bool:
+        """Whether it has sent nothing for too long."""
+        return time.monotonic() - camera.seen_s >= self._settings.idle_s
+
+    def _touch(self, key: str, camera: _Camera) -> None:
+        """Note that it was there just now."""
+        self._cameras.pop(key, None)
+        self._cameras[key] = camera
+        camera.seen_s = time.monotonic()
+
+    def _put_away(self, key: str, camera: _Camera) -> bool:
+        """Whether everything it has learned is in the store; frames that wait are learned first."""
+        # Too few frames for a first update teach nothing.
+        if camera.gain.frames:
+            camera.gain.flush()
+        return camera.gain.frames == camera.saved_frames or self._save(key, camera)
+
     def _has_learned(self, state: Any) -> bool:
         """Whether there is anything in it; the paper's methods learn from every frame."""
         return float(np.asarray(self._method.summary(state).get("draws", 1.0))) > 0
@@ -292,15 +346,16 @@ class Adaptation:
     def _restored(self, key: str) -> _Camera:
         """The camera as its last snapshot has it, else as its group has learned, or fresh."""
         camera = _Camera(Gain(self._method))
-        loaded = self._loaded(f"{key}{STATE}")
-        group = None if self._settings.merge_s is None else _group_of(key)
-        if loaded is not None:
-            camera.frames = loaded.frames
-        elif group is not None:
-            loaded = self._loaded(f"{GROUPS}/{group}{STATE}")
-        if loaded is not None:
-            camera.gain.load_state(loaded.state, frames=loaded.frames)
-            camera.saved_frames = loaded.frames
+        places = [(f"{key}{STATE}", False), (f"{FROM_MERGE}/{key}{STATE}", True)]
+        if self._settings.merge_s is not None and (group := _group_of(key)) is not None:
+            places.append((f"{GROUPS}/{group}{STATE}", True))
+        for name, from_merge in places:
+            loaded = self._loaded(name)
+            if loaded is not None:
+                camera.gain.load_state(loaded.state, frames=loaded.frames)
+                camera.frames = camera.saved_frames = loaded.frames
+                camera.from_merge = from_merge
+                break
         return camera
 
     def _loaded(self, name: str) -> LoadedState | None:
@@ -312,6 +367,7 @@ class Adaptation:
             return self._parsed(data)
         except (ArtifactError, ConfigError) as err:
             self._store.write(f"{name}.set-aside", data)
+            self._store.remove(name)
             logger.warning("%s: set aside, the camera starts anew: %s", name, err)
             return None
 
@@ -322,15 +378,17 @@ class Adaptation:
             path.write_bytes(data)
             return load_state(path, method=self._method, artifact_sha256=self._artifact.sha256)
 
-    def _save(self, key: str, camera: _Camera) -> None:
-        """Write the state. Where the store is away the camera goes on, and is tried again."""
-        data = self._as_bytes(camera.gain.state, camera.gain.frames)
+    def _save(self, key: str, camera: _Camera) -> bool:
+        """Write the state; whether that went well. If not, it is tried again later."""
+        folder = f"{FROM_MERGE}/" if camera.from_merge else ""
         try:
-            self._store.write(f"{key}{STATE}", data)
+            data = self._as_bytes(camera.gain.state, camera.gain.frames)
+            self._store.write(f"{folder}{key}{STATE}", data)
         except ArtifactError as err:
             logger.error("%s: the snapshot failed: %s", key, err)
-            return
+            return False
         camera.saved_frames, camera.saved_s = camera.gain.frames, time.monotonic()
+        return True
 
     def _as_bytes(self, state: Any, frames: int) -> bytes:
         """A state as a file."""
@@ -388,18 +446,42 @@ class Front:
         Of `Network`.
     *adaptations : handle
         Of `Adaptation`, by shard.
+    token : str, optional
+        What clients must know.
     """
 
-    def __init__(self, settings: ServingSettings, network: Any, /, *adaptations: Any) -> None:
+    def __init__(
+        self,
+        settings: ServingSettings,
+        network: Any,
+        /,
+        *adaptations: Any,
+        token: str | None = None,
+    ) -> None:
         artifact = load_artifact(settings.artifact)
         self._name, self._sha256 = artifact.path.stem, artifact.sha256
         self._network, self._adaptations = network, adaptations
-        exceptions = require("ray.exceptions", extra="ray")
-        busy = require("ray.serve.exceptions", extra="ray")
-        self._gone = (
-            exceptions.RayActorError,
-            busy.BackPressureError,
-            busy.DeploymentUnavailableError,
+        self._access = Access(token, port=0, open_paths=frozenset())
+        self._logins = Logins()
+
+    def admit(self, connection: HTTPConnection, /) -> None:
+        """Refuse who does not know the token.
+
+        Raises
+        ------
+        HTTPException
+            401.
+        """
+        access = self._access
+        if not access.needs_token or access.is_token(bearer_token(connection.headers)):
+            return
+        who = "unknown" if connection.client is None else connection.client.host
+        if self._logins.refused(who):
+            logger.warning("refused %s without the token; %d so far", who, self._logins.num_refused)
+        raise HTTPException(
+            401,
+            "token: expected in 'Authorization: Bearer TOKEN', got none or a wrong one",
+            headers={"WWW-Authenticate": "Bearer"},
         )
 
     def check(self, key: str, artifact: str | None, /) -> None:
@@ -448,7 +530,7 @@ class Front:
             if isinstance(seen, str):
                 raise HTTPException(422, seen)
             reply: dict[str, Any] = await shard.step.remote(key, seen)
-        except self._gone as err:
+        except _gone() as err:
             raise HTTPException(
                 503,
                 f"{key}: expected its replica, got one that died or is full; it comes back with "
@@ -464,13 +546,31 @@ class Front:
         return reply
 
 
+def _gone() -> tuple[type[Exception], ...]:
+    """What a call raises whose replica died or is full."""
+    died = require("ray.exceptions", extra="ray")
+    full = require("ray.serve.exceptions", extra="ray")
+    return died.RayActorError, full.BackPressureError, full.DeploymentUnavailableError
+
+
 def _front() -> Front:
     """The replica that a request has come to."""
     found: Front = require("ray.serve", extra="ray").get_replica_context().servable_object
     return found
 
 
-api = FastAPI(title="gain-edge on Ray Serve", docs_url=None, redoc_url=None)
+async def _admit(connection: HTTPConnection, front: Annotated[Any, Depends(_front)]) -> None:
+    """Every request and every WebSocket passes here first."""
+    front.admit(connection)
+
+
+api = FastAPI(
+    title="gain-edge on Ray Serve",
+    openapi_url=None,
+    docs_url=None,
+    redoc_url=None,
+    dependencies=[Depends(_admit)],
+)
 
 
 @api.post("/cameras/{key}/frames")
@@ -512,6 +612,9 @@ async def stream_frames(
 def app(args: ServingSettings | Mapping[str, Any]) -> Any:
     """The application, for `serve run` and for `import_path` of a config file.
 
+    The token that clients must know is found by `token_from_secrets` in the process that calls
+    this; Serve shows the arguments, so it is none.
+
     Parameters
     ----------
     args : ServingSettings, or mapping of its fields
@@ -528,8 +631,8 @@ def app(args: ServingSettings | Mapping[str, Any]) -> Any:
     ArtifactError
         If the artifact is missing, damaged or an adaptive file.
     ConfigError
-        If a setting is out of its range or unknown, or the store of snapshots is of no known
-        protocol.
+        If a setting is out of its range or unknown, the store of snapshots is of no known
+        protocol, or the token is short, long or not printable ASCII.
     """
     serve: Any = require("ray.serve", extra="ray")
     settings = _settings(args)
@@ -537,6 +640,9 @@ def app(args: ServingSettings | Mapping[str, Any]) -> Any:
     artifact: Artifact = load_artifact(settings.artifact)
     settings = settings.model_copy(update={"artifact": str(artifact.path.resolve())})
     FsspecFolder(settings.snapshots)
+    token = token_from_secrets()
+    if token is None:
+        logger.warning("no token: who reaches the port may send frames; set GAIN_SERVE_TOKEN")
     options = {name: {"num_cpus": cpus} for name, cpus in CPUS.items()}
     if settings.device != "cpu":
         options["Network"]["num_gpus"] = 1.0
@@ -564,7 +670,7 @@ def app(args: ServingSettings | Mapping[str, Any]) -> Any:
         ray_actor_options=options["Front"],
         max_ongoing_requests=1024,
     )
-    return front.bind(settings, network, *adaptations)
+    return front.bind(settings, network, *adaptations, token=token)
 
 
 def _settings(args: ServingSettings | Mapping[str, Any]) -> ServingSettings:

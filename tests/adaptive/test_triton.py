@@ -113,20 +113,32 @@ def pixels(rng: np.random.Generator, frames: int) -> np.ndarray:
     return rng.normal(size=(frames, 3, SIZE_PX, SIZE_PX)).astype(np.float32)
 
 
+BACKENDS = pytest.mark.parametrize(
+    ("backend", "platform"), [("onnxruntime", "onnxruntime_onnx"), ("tensorrt", "tensorrt_plan")]
+)
+
+
+@BACKENDS
 @pytest.mark.parametrize("name", ["shift", "paper-l2"])
-def test_the_config_says_of_every_tensor_what_the_file_says(tmp_path, adaptive, name):
-    folder = triton.write_triton(adaptive(name), tmp_path / "models")
+def test_the_config_says_of_every_tensor_what_the_file_says(
+    tmp_path, adaptive, name, backend, platform
+):
+    folder = triton.write_triton(adaptive(name), tmp_path / "models", backend=backend)
     config = read_config(folder)
-    graph = onnx.load(folder / "1" / "model.onnx").graph
-    assert (config.name, config.backend, config.max_batch_size) == ("net", "onnxruntime", 0)
+    model = onnx.load(folder / "1" / "model.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    graph = model.graph
+    assert (config.name, config.platform, config.backend) == ("net", platform, backend)
+    assert config.max_batch_size == 0
     file = {value.name: value.type.tensor_type for value in (*graph.input, *graph.output)}
 
     def same(item: Any, name: str) -> None:
         kind = file[name]
         assert dtype_of(item) == onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-        # Triton has no scalars: they are one number.
-        axes = [dim.dim_value or -1 for dim in kind.shape.dim] or [1]
-        assert list(item.dims) == axes, name
+        axes = [dim.dim_value or -1 for dim in kind.shape.dim]
+        # Triton has no scalars: they are one number, which only ONNX Runtime's back end reshapes.
+        assert axes or backend == "onnxruntime"
+        assert list(item.dims) == (axes or [1]), name
 
     for item in (*config.input, *config.output):
         same(item, item.name)
@@ -145,10 +157,13 @@ def test_the_config_says_of_every_tensor_what_the_file_says(tmp_path, adaptive, 
     assert {item.name for item in config.output} == {value.name for value in graph.output}
 
 
+@BACKENDS
 @pytest.mark.parametrize("name", ["shift", "paper-l2"])
-def test_interleaved_sequences_are_each_an_adaptive_session(tmp_path, adaptive, name):
+def test_interleaved_sequences_are_each_an_adaptive_session(
+    tmp_path, adaptive, name, backend, platform
+):
     path = adaptive(name)
-    server = SequenceBatcher(triton.write_triton(path, tmp_path / "models"))
+    server = SequenceBatcher(triton.write_triton(path, tmp_path / "models", backend=backend))
     rng = np.random.default_rng(3)
     cameras = {camera: AdaptiveSession(path) for camera in ("door", "yard", "roof")}
     started: set[str] = set()
@@ -179,6 +194,43 @@ def test_interleaved_sequences_are_each_an_adaptive_session(tmp_path, adaptive, 
     assert set(server.sequences) == {"yard", "roof"}
 
 
+@pytest.mark.parametrize("name", ["shift", "paper-l2"])
+def test_the_parser_of_tensorrt_reads_what_the_config_says(tmp_path, adaptive, name):
+    """TensorRT-RTX has the parser of TensorRT, and needs no GPU for it."""
+    reason = "tensorrt_rtx is not installed (Python 3.10 to 3.13 on x86-64 only)"
+    library = pytest.importorskip("tensorrt_rtx", reason=reason)
+    folder = triton.write_triton(adaptive(name), tmp_path / "models", backend="tensorrt")
+    config = read_config(folder)
+    log = library.Logger(library.Logger.ERROR)
+    flag = library.NetworkDefinitionCreationFlag.STRONGLY_TYPED
+    network = library.Builder(log).create_network(1 << int(flag))
+    assert library.OnnxParser(network, log).parse_from_file(str(folder / "1" / "model.onnx"))
+    tensors = {
+        tensor.name: tensor
+        for count, of in (
+            (network.num_inputs, network.get_input),
+            (network.num_outputs, network.get_output),
+        )
+        for tensor in map(of, range(count))
+    }
+    states = config.sequence_batching.state
+    named = [(item.name, item) for item in (*config.input, *config.output)]
+    named += [(item.input_name, item) for item in states]
+    for tensor_name, item in named:
+        tensor = tensors.pop(tensor_name)
+        assert list(tensor.shape) == list(item.dims)
+        assert library.nptype(tensor.dtype) == dtype_of(item)
+        # Triton handles tensors that shapes are read from in another way.
+        assert not tensor.is_shape_tensor
+    assert tensors == {}
+    # The command gives the range of every axis that is left open.
+    (command,) = [
+        line for line in (folder / "config.pbtxt").read_text().splitlines() if "trtexec" in line
+    ]
+    for bound, frames in (("min", 1), ("opt", 1), ("max", 8)):
+        assert f"--{bound}Shapes=pixel_values:{frames}x3x{SIZE_PX}x{SIZE_PX}" in command
+
+
 def test_the_command_writes_the_repository(tmp_path, adaptive, capsys):
     path, models = adaptive(), tmp_path / "models"
     assert main([str(path), "--triton", str(models), "--json"]) == 0
@@ -193,6 +245,16 @@ def test_the_command_writes_the_repository(tmp_path, adaptive, capsys):
     assert str(models / "net") in capsys.readouterr().err
     assert sorted(item.name for item in (models / "net").iterdir()) == ["1", "config.pbtxt"]
     assert [item.name for item in models.iterdir()] == ["net"]
+
+
+def test_the_back_end_is_a_setting(tmp_path, adaptive, capsys):
+    path = adaptive()
+    chosen = ["--set", "triton-backend=tensorrt"]
+    assert main([str(path), "--triton", str(tmp_path / "models"), *chosen]) == 0
+    assert read_config(tmp_path / "models" / "net").backend == "tensorrt"
+    capsys.readouterr()
+    assert main([str(path.with_name("tiny.onnx")), "--adaptive", *chosen]) == 1
+    assert "triton-backend: is a setting of --triton" in capsys.readouterr().err
 
 
 def test_an_artifact_becomes_adaptive_and_a_model_in_one_go(tmp_path, adaptive):

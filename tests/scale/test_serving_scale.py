@@ -21,6 +21,7 @@ PORT, CAMERAS, FRAMES, SHARDS = 8765, 8, 180, 2
 INTERVAL = 64
 # Two thirds into the second interval, when a kill costs most.
 KILL_AT = 110
+TOKEN = "0123456789abcdef-token"
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +50,31 @@ def served(cluster, roadsigns, tmp_path_factory):
     settings = ServingSettings(
         artifact=str(roadsigns), snapshots=f"file://{snapshots}", shards=SHARDS
     )
-    serve.run(app(settings), name="cameras")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GAIN_SERVE_TOKEN", TOKEN)
+        serve.run(app(settings), name="cameras")
     yield snapshots
     serve.shutdown()
 
 
-def post(key, jpeg, query=""):
+def post(key, jpeg, query="", *, token=TOKEN):
     """Status and JSON of one frame."""
     url = f"http://127.0.0.1:{PORT}/cameras/{key}/frames{query}"
-    request = urllib.request.Request(url, data=jpeg, method="POST")
+    headers = {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(url, data=jpeg, method="POST", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as reply:
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as err:
         return err.code, json.loads(err.read())
+
+
+def websocket(key, *, token=TOKEN):
+    """A connection for a camera's frames."""
+    from websockets.sync.client import connect
+
+    headers = {"Authorization": f"Bearer {token}"}
+    return connect(f"ws://127.0.0.1:{PORT}/cameras/{key}/frames", additional_headers=headers)
 
 
 @dataclass
@@ -102,9 +114,7 @@ class Camera:
                 pass
 
     def _websocket(self):
-        from websockets.sync.client import connect
-
-        with connect(f"ws://127.0.0.1:{PORT}/cameras/{self.key}/frames") as socket:
+        with websocket(self.key) as socket:
             for number in range(FRAMES):
                 while True:
                     socket.send(self.jpegs[number % len(self.jpegs)])
@@ -172,6 +182,18 @@ def test_bad_input_is_one_line(key, body, query, status, message, served, jpegs)
     assert set(reply) == {"detail"}
     assert "\n" not in reply["detail"]
     assert __import__("re").search(message, reply["detail"])
+
+
+def test_without_the_token_no_frame_is_taken_and_serve_shows_no_token(served, jpegs):
+    from ray import serve
+    from websockets.exceptions import InvalidStatus
+
+    status, reply = post("stranger", jpegs[0], token="guessed")
+    assert (status, "Authorization: Bearer" in reply["detail"]) == (401, True)
+    with pytest.raises(InvalidStatus) as refused, websocket("stranger", token="guessed"):
+        pass
+    assert refused.value.response.status_code == 401
+    assert TOKEN not in repr(serve.status())
 
 
 def test_the_reply_is_what_the_network_and_gain_say_directly(served, jpegs, roadsigns):

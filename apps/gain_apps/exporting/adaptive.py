@@ -14,6 +14,7 @@ from gain_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from gain_export.adaptive import AdaptiveReport
+    from gain_export.adaptive.triton import TritonBackend
 
 __all__ = [
     "add_adaptive_arguments",
@@ -53,10 +54,15 @@ def check_adaptive_arguments(args: argparse.Namespace) -> None:
         If the adaptive file or the repository's model exists and --force is not given, or is
         something else.
     ConfigError
-        If a flag needs --adaptive or an adaptive file, is out of its range or names no preset.
+        If a flag needs --adaptive, --triton or an adaptive file, is out of its range or names no
+        preset.
     """
     if args.triton is not None:
         _check_triton(args)
+    elif args.triton_backend is not None:
+        raise ConfigError(
+            f"{flag('triton_backend')}: is a setting of --triton; add that, or leave it out"
+        )
     if not args.adaptive:
         for name in _NEEDS_ADAPTIVE:
             if getattr(args, name) is not None:
@@ -108,7 +114,8 @@ def write_triton_model(args: argparse.Namespace, adaptive: AdaptiveReport | None
     from gain_export.adaptive import write_triton
 
     path = args.target if adaptive is None else adaptive.path
-    return write_triton(path, args.triton, force=args.force)
+    backend: TritonBackend = args.triton_backend or "onnxruntime"
+    return write_triton(path, args.triton, backend=backend, force=args.force)
 
 
 def _check_triton(args: argparse.Namespace) -> None:

@@ -27,6 +27,8 @@ SETTINGS = {
     "update-every=N": f"of --adaptive: frames between two updates (default: {UPDATE_EVERY})",
     "warm-up=FRAMES": f"of --adaptive: the first update waits for them (default: {WARMUP_FRAMES})",
     "features-only=true": "of --adaptive: leave the network out; features and logits in",
+    "triton-backend=NAME": "of --triton: onnxruntime or tensorrt, for which a plan has to be built "
+    "(default: onnxruntime)",
     "compute-capability=N,N": "of --engine: GPUs to build for, as 86 for 8.6 (default: the one "
     "here)",
     "max-batch=N": "of --engine: largest batch size (default: 8)",
@@ -53,6 +55,7 @@ class ExportSettings:
     preset : str or None
     update_every, warm_up : int or None
     features_only : bool or None
+    triton_backend : str or None
     compute_capability : tuple of int or None
     max_batch, builder_level : int or None
     hardware_compatible, version_compatible, build : bool or None
@@ -74,6 +77,7 @@ class ExportSettings:
     update_every: int | None = None
     warm_up: int | None = None
     features_only: bool | None = None
+    triton_backend: Literal["onnxruntime", "tensorrt"] | None = None
     compute_capability: tuple[int, ...] | None = None
     max_batch: int | None = None
     builder_level: int | None = None
@@ -86,6 +90,7 @@ class ExportSettings:
             ("layout", ("NCHW", "NHWC")),
             ("channel_order", ("RGB", "BGR")),
             ("int8_ranges", ("minmax", "percentile")),
+            ("triton_backend", ("onnxruntime", "tensorrt")),
         ):
             value = getattr(self, name)
             if value is not None and value not in choices:

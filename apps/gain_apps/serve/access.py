@@ -22,6 +22,7 @@ __all__ = [
     "AccessGate",
     "Logins",
     "Refusal",
+    "bearer_token",
 ]
 
 # A guessing machine shall not fill the log: one line a minute for each address.
@@ -148,8 +149,7 @@ class Access:
         """Neither the token nor the cookie."""
         if not self.needs_token or path in self._open_paths:
             return None
-        scheme, _, offered = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.is_token(offered.strip()):
+        if self.is_token(bearer_token(headers)):
             return None
         if _equal(self._cookie(headers), self.cookie_value()):
             return None
@@ -165,6 +165,12 @@ class Access:
         except CookieError:
             return ""
         return "" if morsel is None else morsel.value
+
+
+def bearer_token(headers: Mapping[str, str], /) -> str:
+    """What `Authorization: Bearer` offers; empty where it is missing."""
+    scheme, _, offered = headers.get("authorization", "").partition(" ")
+    return offered.strip() if scheme.lower() == "bearer" else ""
 
 
 def _foreign_site(method: str, headers: Mapping[str, str]) -> Refusal | None:

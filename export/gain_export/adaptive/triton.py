@@ -1,7 +1,8 @@
 """An adaptive file as a model repository of NVIDIA's Triton: one sequence for each camera.
 
 Triton keeps the state of every sequence and feeds it back by itself (its sequence batcher with
-implicit state). The ONNX file stays as it is; everything Triton has to be told is in its config.
+implicit state). Everything it has to be told is in its config. Its ONNX Runtime back end runs the
+file as it is; for its TensorRT back end a plan is built of one without scalars.
 """
 
 from __future__ import annotations
@@ -12,18 +13,25 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from gain_core.errors import ArtifactError
+from gain_export.graph import free_name, rename_value
 from gain_runtime.files.adaptive import AdaptiveArtifact, load_adaptive
 from gain_runtime.files.artifact import read_model
 from gain_runtime.files.paths import exists, is_folder, write_atomically
 
-__all__ = ["check_triton", "write_triton"]
+__all__ = ["TritonBackend", "check_triton", "write_triton"]
 
-CONFIG, MODEL = "config.pbtxt", "model.onnx"
+TritonBackend = Literal["onnxruntime", "tensorrt"]
+_PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
+CONFIG, MODEL, PLAN = "config.pbtxt", "model.onnx", "model.plan"
+# Frames of one request: what a plan takes at most. A camera sends one.
+MAX_FRAMES = 8
 # Sequences that one instance holds; more wait in a queue until one ends. A place costs nothing
 # until a camera takes it.
 MAX_SEQUENCES = 1024
@@ -68,16 +76,25 @@ def check_triton(adaptive_path: str | Path, repository: str | Path, /, *, force:
 
 
 def write_triton(
-    adaptive_path: str | Path, repository: str | Path, /, *, force: bool = False
+    adaptive_path: str | Path,
+    repository: str | Path,
+    /,
+    *,
+    backend: TritonBackend = "onnxruntime",
+    force: bool = False,
 ) -> Path:
     """Write `NAME/config.pbtxt` and `NAME/1/model.onnx` into a model repository.
 
     Parameters
     ----------
     adaptive_path : str or Path
-        The `.adaptive.onnx` file; copied byte for byte.
+        The `.adaptive.onnx` file.
     repository : str or Path
         Folder of models; made if it is missing.
+    backend : {"onnxruntime", "tensorrt"}, optional
+        With the first the file is copied byte for byte. With the second its scalar inputs and
+        outputs are written with one axis of 1, and Triton wants `NAME/1/model.plan` built of it:
+        the config begins with the command.
     force : bool, optional
         Replace the model if it is there, with all its versions.
 
@@ -96,13 +113,18 @@ def write_triton(
     artifact = load_adaptive(path)
     check_triton(path, repository, force=force)
     model, _ = read_model(path)
+    data = path.read_bytes()
+    if backend == "tensorrt":
+        _give_scalars_an_axis(model)
+        data = model.SerializeToString()
     name = _name(path)
     target, staged = repository / name, repository / f".{name}.{secrets.token_hex(4)}.tmp"
     try:
         repository.mkdir(parents=True, exist_ok=True)
         (staged / "1").mkdir(parents=True)
-        write_atomically(staged / "1" / MODEL, path.read_bytes())
-        write_atomically(staged / CONFIG, _config(name, artifact, model.graph).encode())
+        write_atomically(staged / "1" / MODEL, data)
+        config = _config(name, artifact, model.graph, backend=backend)
+        write_atomically(staged / CONFIG, config.encode())
         _put(staged, target)
     except OSError as err:
         raise ArtifactError(
@@ -136,7 +158,47 @@ def _put(staged: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _config(name: str, artifact: AdaptiveArtifact, graph: onnx.GraphProto) -> str:
+def _give_scalars_an_axis(model: onnx.ModelProto) -> None:
+    """One axis of 1 for every input and output without axes, in place.
+
+    A plan must have the axes that its config says, and a config knows no scalars; it may reshape
+    inputs and outputs, but no states.
+    """
+    graph = model.graph
+    axes = numpy_helper.from_array(np.zeros(1, np.int64), free_name(model, "axis_of_scalars"))
+    graph.initializer.append(axes)
+    for values, operator in ((graph.input, "Squeeze"), (graph.output, "Unsqueeze")):
+        for value in values:
+            if value.type.tensor_type.shape.dim:
+                continue
+            outer, inner = value.name, free_name(model, f"{value.name}.scalar")
+            rename_value(model, outer, inner)
+            value.name = outer
+            value.type.tensor_type.shape.dim.add().dim_value = 1
+            if operator == "Squeeze":
+                graph.node.insert(0, helper.make_node(operator, [outer, axes.name], [inner]))
+            else:
+                graph.node.append(helper.make_node(operator, [inner, axes.name], [outer]))
+
+
+def _plan_command(inputs: Sequence[onnx.ValueInfoProto]) -> str:
+    """What builds the plan; TF32 would round the statistics to ten bits."""
+    command = f"trtexec --onnx=1/{MODEL} --saveEngine=1/{PLAN} --stronglyTyped --noTF32"
+    axes = {value.name: value.type.tensor_type.shape.dim for value in inputs}
+    for bound, frames in (("min", 1), ("opt", 1), ("max", MAX_FRAMES)):
+        shapes = [
+            f"{name}:{'x'.join(str(dim.dim_value or frames) for dim in dims)}"
+            for name, dims in axes.items()
+            if not all(dim.dim_value for dim in dims)
+        ]
+        if shapes:
+            command += f" --{bound}Shapes={','.join(shapes)}"
+    return command
+
+
+def _config(
+    name: str, artifact: AdaptiveArtifact, graph: onnx.GraphProto, *, backend: TritonBackend
+) -> str:
     """The config as protobuf text.
 
     The state belongs to one stream and has no batch axis, so two sequences never share a call:
@@ -146,14 +208,17 @@ def _config(name: str, artifact: AdaptiveArtifact, graph: onnx.GraphProto) -> st
     """
     kinds = {value.name: value.type.tensor_type for value in (*graph.input, *graph.output)}
     states = {item.name for item in artifact.state}
-    inputs = [value.name for value in graph.input if value.name not in states]
+    inputs = [value for value in graph.input if value.name not in states]
+    title = f"# Of {_text(artifact.path.name)}, sha256 {artifact.sha256}; written by gain-export."
+    if backend == "tensorrt":
+        title += f"\n# In this folder, on the server's GPU: {_plan_command(inputs)}"
     parts = [
-        f"# Of {_text(artifact.path.name)}, sha256 {artifact.sha256}; written by gain-export.",
+        title,
         f"name: {_text(name)}",
-        'platform: "onnxruntime_onnx"',
-        'backend: "onnxruntime"',
+        f'platform: "{_PLATFORMS[backend]}"',
+        f'backend: "{backend}"',
         "max_batch_size: 0",
-        *(_block("input", _tensor(each, kinds[each])) for each in inputs),
+        *(_block("input", _tensor(each.name, kinds[each.name])) for each in inputs),
         # Triton's ONNX Runtime back end takes the shape of a scalar state from here, and a client
         # that asks for all states has what a state file holds.
         *(_block("output", _tensor(each.name, kinds[each.name])) for each in graph.output),
