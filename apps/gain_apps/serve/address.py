@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gain_apps.secret_values import find_secret
+from gain_apps.system import find_secret
 from gain_core._optional import require
 from gain_core.errors import ConfigError
 

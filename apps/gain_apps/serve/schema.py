@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from gain_apps.serve.board import LiveView, StreamIdentity
+from gain_apps.serve.board import DeviceFacts, KeptFacts, LiveView, Scalar, StreamIdentity
 from gain_apps.serve.event_log import Event, Point
-from gain_apps.serve.facts import DeviceFacts, KeptFacts, Scalar
 from gain_runtime.frames import FrameResult, Ranked
 
 __all__ = [

@@ -129,7 +129,7 @@ class StreamConfig:
     truth : str or None
         File that names the classes of frames; `none` ignores what the source knows.
     corrupt : str or None
-        Corruption schedule, see `gain_scenes.corruptions.source`.
+        Corruption schedule, see `gain_scenes.sources`.
     shuffle : bool
         Photos in an order drawn from `seed`.
     json : str or None

@@ -20,8 +20,7 @@ from gain_runtime.sources.images import (
 )
 from gain_runtime.sources.opening import open_source
 from gain_runtime.sources.reconnecting import ConnectionWatch
-from gain_scenes.corruptions.source import CorruptingSource, Stretch, parse_schedule
-from gain_scenes.sources import app_schemes
+from gain_scenes.sources import CorruptingSource, Stretch, app_schemes, parse_schedule
 
 __all__ = [
     "TruthSource",

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gain_apps.flags import STDOUT
-from gain_apps.secret_values import fill_in
 from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.settings import flag
+from gain_apps.system import fill_in
 from gain_core.errors import ConfigError
 from gain_runtime.files.paths import is_file
 from gain_runtime.sources.opening import is_picture

@@ -5,8 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from gain_apps.serve.board import LiveBoard, StreamIdentity
-from gain_apps.serve.facts import DeviceFacts, KeptFacts, Scalar, StreamFacts
+from gain_apps.serve.board import (
+    DeviceFacts,
+    KeptFacts,
+    LiveBoard,
+    Scalar,
+    StreamFacts,
+    StreamIdentity,
+)
 from gain_apps.streaming.backpressure import Backpressure
 from gain_apps.streaming.commands import CommandQueue
 from gain_apps.streaming.config import StreamConfig
