@@ -139,7 +139,7 @@ class FakeStream:
             ),
             kept=KeptFacts(written=5, failing=False, frames_not_kept=12, last_utc_s=1.5e9),
             outputs_lost=1,
-            adaptation={"mode": "watching", "drift": 0.25, "shift_nats": 0.5, "unset": None},
+            adaptation={"shift_nats": 0.5, "draws": 7.25},
         )
 
     def run(self) -> None:

@@ -23,13 +23,10 @@ __all__ = [
     "LiveBoard",
     "LiveView",
     "RunState",
-    "Scalar",
     "StreamFacts",
     "StreamIdentity",
     "changes",
 ]
-
-Scalar: TypeAlias = bool | int | float | str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +88,7 @@ class StreamFacts:
     not_learned : mapping
         Frames that were predicted but not learned from, by what was wrong with them.
     adaptation : mapping
-        Numbers and words of the adapter's status. A word that changes is an event.
+        Numbers of the adapter's status.
     device : DeviceFacts
     kept : KeptFacts or None
         None where no snapshots are taken.
@@ -105,7 +102,7 @@ class StreamFacts:
     reconnects: int = 0
     outputs_lost: int = 0
     not_learned: Mapping[str, int] = field(default_factory=dict)
-    adaptation: Mapping[str, Scalar] = field(default_factory=dict)
+    adaptation: Mapping[str, float] = field(default_factory=dict)
     device: DeviceFacts = field(default_factory=DeviceFacts)
     kept: KeptFacts | None = None
 
@@ -137,10 +134,6 @@ def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind,
     if failed != fails:
         words = ("snapshots can be written again", "no snapshot can be written")
         found.append(("state", words[fails]))
-    for name, value in after.adaptation.items():
-        old = before.adaptation.get(name)
-        if isinstance(value, str | bool) and old is not None and old != value:
-            found.append(("adaptation", f"{name}: {_word(old)} → {_word(value)}"))
     return found
 
 
@@ -154,13 +147,6 @@ def _device_changes(before: DeviceFacts, after: DeviceFacts) -> list[tuple[Event
         words = step_words(after.update_every, after.stride)
         found.append(("device", f"{after.load}: {words}"))
     return found
-
-
-def _word(value: Scalar) -> str:
-    """A value as a person reads it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)
 
 
 Scale: TypeAlias = Literal["fine", "coarse"]
@@ -348,11 +334,7 @@ class LiveBoard:
         if now - self._probed_s < PROBE_INTERVAL_S:
             return
         facts = self._probe()
-        numbers = {
-            name: value
-            for name, value in facts.adaptation.items()
-            if isinstance(value, float) and math.isfinite(value)
-        }
+        numbers = {k: value for k, value in facts.adaptation.items() if math.isfinite(value)}
         with self._lock:
             first = self._probed_s == -math.inf
             self._probed_s = now

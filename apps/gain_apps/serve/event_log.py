@@ -189,7 +189,7 @@ class History:
         return [item for item in every if item.at_s >= since_s]
 
 
-EventKind = Literal["signal", "command", "adaptation", "state", "device", "stream", "login"]
+EventKind = Literal["signal", "command", "state", "device", "stream", "login"]
 # Some years of an ordinary service, and 20 MB.
 MOST_EVENTS = 100_000
 MOST_POINTS = 1_000
