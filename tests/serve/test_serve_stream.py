@@ -19,7 +19,7 @@ import pytest
 from gain_apps.serve import EventLog
 from gain_apps.stream import main
 from gain_apps.streaming.config import StreamConfig
-from gain_apps.streaming.config_file import read_toml
+from gain_apps.streaming.config_file import read_config_file
 from gain_core.errors import ConfigError
 
 LIVE = "test://pattern?live=1&rate=20&width=64&height=48&frames=1000000"
@@ -105,10 +105,10 @@ def test_cameras_are_added_paused_and_removed_and_the_file_remembers(
     text = file.read_text()
     assert "# the yard" in text
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    kept = read_toml(file)["cameras"]
+    kept = read_config_file(file)["cameras"]
     assert kept == {
         "yard": {"input": LIVE, "paused": True},
-        "door": {"input": LIVE, "update-every": 4},
+        "door": {"input": LIVE, "update_every": 4},
     }
     again = run_inside("--config", file)
     until(lambda: again.states() == {"yard": "paused", "door": "live"})
@@ -120,7 +120,7 @@ def test_cameras_are_added_paused_and_removed_and_the_file_remembers(
     assert removed == "camera removed, kept in cameras.toml"
     assert again.states() == {"yard": "live"}
     again.stop()
-    assert list(read_toml(file)["cameras"]) == ["yard"]
+    assert list(read_config_file(file)["cameras"]) == ["yard"]
 
 
 def test_a_service_begins_without_cameras_and_keeps_them_in_a_file_of_its_own(
@@ -136,7 +136,7 @@ def test_a_service_begins_without_cameras_and_keeps_them_in_a_file_of_its_own(
     until(lambda: running.states() == {"yard": "live"})
     running.stop()
     assert running.status == 0
-    assert read_toml(cameras) == {"cameras": {"yard": {"input": LIVE}}}
+    assert read_config_file(cameras) == {"cameras": {"yard": {"input": LIVE}}}
     assert stat.S_IMODE(cameras.stat().st_mode) == 0o600
 
 

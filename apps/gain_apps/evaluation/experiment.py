@@ -199,8 +199,6 @@ class Experiment:
     severities : tuple of float
     seeds : tuple of int
     methods : tuple of MethodSpec
-    num_bins : int
-        Of the calibration error.
     diagnose : bool
         Record strength and gain of the GAIN methods.
     """
@@ -209,7 +207,6 @@ class Experiment:
     severities: tuple[float, ...]
     seeds: tuple[int, ...]
     methods: tuple[MethodSpec, ...]
-    num_bins: int = 20
     diagnose: bool = False
 
     def __post_init__(self) -> None:
@@ -224,8 +221,6 @@ class Experiment:
             repeated = sorted({key for key in keys if keys.count(key) > 1})
             if repeated:
                 raise ConfigError(f"{name}: {', '.join(repeated)} given more than once")
-        if self.num_bins < 1:
-            raise ConfigError(f"bins: expected at least 1, got {self.num_bins}")
         if len(self.seeds) > 1 and not self.plan.is_random:
             raise ConfigError(
                 f"seeds: {self.plan.kind} in list order is the same stream for every seed; "
