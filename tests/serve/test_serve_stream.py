@@ -7,11 +7,10 @@ import re
 import socket
 import sqlite3
 import stat
-import threading
 import time
 import urllib.error
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -176,7 +175,9 @@ def test_secrets_come_from_systemd(
     assert "sesame" not in out + err
 
 
-def test_events_are_posted_and_published_without_a_secret(artifact, run_inside, until, tmp_path):
+def test_events_are_posted_and_published_without_a_secret(
+    answering, artifact, run_inside, until, tmp_path
+):
     posted: list[dict] = []
 
     class Hook(BaseHTTPRequestHandler):
@@ -185,26 +186,18 @@ def test_events_are_posted_and_published_without_a_secret(artifact, run_inside, 
             self.send_response(204)
             self.end_headers()
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Keep the test's output clean."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    hook = f"http://127.0.0.1:{server.server_port}/services/T00/sesame"
-    file = tmp_path / "c.toml"
-    running = run_inside(
-        "--config", settings(file, artifact, {"camera": LIVE}, **{"event-webhook": hook})
-    )
-    until(lambda: running.camera()["camera"]["frames"] > 0)
-    running.command("freeze")
-    until(lambda: any(item["kind"] == "command" for item in posted))
+    with answering(Hook) as host:
+        hook = f"http://{host}/services/T00/sesame"
+        file = settings(tmp_path / "c.toml", artifact, {"camera": LIVE}, **{"event-webhook": hook})
+        running = run_inside("--config", file)
+        until(lambda: running.camera()["camera"]["frames"] > 0)
+        running.command("freeze")
+        until(lambda: any(item["kind"] == "command" for item in posted))
+        _, err = running.stop()
     (command,) = [item for item in posted if item["kind"] == "command"]
     assert command["stream"] == "camera"
     assert command["who"] == "API at 127.0.0.1"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", command["utc"])
-    _, err = running.stop()
-    server.shutdown()
-    server.server_close()
     assert "sesame" not in err
 
 
