@@ -238,10 +238,6 @@ def parse_schedule(text: str, /) -> tuple[Stretch, ...]:
         `NAME:SEVERITY` or `NAME:FROM-TO`, several separated by commas: `fog:0-5`,
         `fog:3,frost:1-5`.
 
-    Returns
-    -------
-    tuple of Stretch
-
     Raises
     ------
     ConfigError

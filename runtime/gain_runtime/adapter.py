@@ -180,10 +180,6 @@ class Adapter(Closing):
         learn : bool, optional
             Whether the batch may change the state; a frame of a covered lens is predicted only.
 
-        Returns
-        -------
-        AdaptedBatch
-
         Raises
         ------
         ArrayError

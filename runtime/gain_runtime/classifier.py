@@ -74,10 +74,6 @@ class Classifier(Closing):
         learn : bool, optional
             Whether the state may change.
 
-        Returns
-        -------
-        Result
-
         Raises
         ------
         ArrayError
@@ -173,10 +169,6 @@ def load(
     num_threads : int, optional
         CPU threads within one operator; None lets the library choose.
 
-    Returns
-    -------
-    Classifier
-
     Raises
     ------
     ArtifactError
@@ -229,10 +221,6 @@ def open_engine(
         Closes the session.
     allow_host_code : bool, optional
         As for `open_session`.
-
-    Returns
-    -------
-    Engine
 
     Raises
     ------

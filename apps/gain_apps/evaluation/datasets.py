@@ -93,10 +93,6 @@ def open_data(
     cache : Path, optional
         Folder; by default in the user's cache folder.
 
-    Returns
-    -------
-    ImageData
-
     Raises
     ------
     ArtifactError
@@ -139,11 +135,6 @@ def open_data(
 def open_image_folder(root: Path, names: ClassNames, /) -> ImageData:
     """Images in one folder per class (ImageFolder, ImageNet-R, V2, Sketch).
 
-    Parameters
-    ----------
-    root : Path
-    names : ClassNames
-
     Returns
     -------
     ImageData
@@ -170,11 +161,6 @@ def open_image_folder(root: Path, names: ClassNames, /) -> ImageData:
 
 def open_flat_folder(root: Path, names: ClassNames, /) -> ImageData:
     """Images named `WNID_anything.jpg` in one folder.
-
-    Parameters
-    ----------
-    root : Path
-    names : ClassNames
 
     Returns
     -------
@@ -316,10 +302,6 @@ def open_tree(
     image_list : Path, optional
         `CLASS/FILE`, one a line, in the order of the stream; what follows a space or a comma is
         ignored. By default the files of the first domain, sorted.
-
-    Returns
-    -------
-    ImageData
 
     Raises
     ------

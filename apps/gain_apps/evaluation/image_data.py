@@ -147,10 +147,6 @@ class ClassNames:
         where : str
             Of the data, for messages.
 
-        Returns
-        -------
-        dict of str to int
-
         Raises
         ------
         ArtifactError
@@ -211,10 +207,6 @@ def open_arrays(path: Path, /, *, num_classes: int) -> ImageData:
     path : Path
     num_classes : int
         K of the artifact.
-
-    Returns
-    -------
-    ImageData
 
     Raises
     ------

@@ -125,10 +125,6 @@ def run_methods(
     on_batch : callable, optional
         Called after every batch.
 
-    Returns
-    -------
-    dict of str to Trace
-
     Raises
     ------
     NumericsError

@@ -63,10 +63,6 @@ class ServeAddress:
         text : str
             `8080`, `0.0.0.0:8080`, `[::1]:8080`; without a host it is the loopback address.
 
-        Returns
-        -------
-        ServeAddress
-
         Raises
         ------
         ConfigError
@@ -110,10 +106,6 @@ def read_token(path: str | Path, /) -> str:
     ----------
     path : str or Path
         A file that holds it, white space around it ignored.
-
-    Returns
-    -------
-    str
 
     Raises
     ------

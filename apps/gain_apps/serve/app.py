@@ -116,16 +116,7 @@ class PageContext:
 
 
 def build_app(context: PageContext, /) -> AccessGate:
-    """The ASGI application, behind its gate.
-
-    Parameters
-    ----------
-    context : PageContext
-
-    Returns
-    -------
-    AccessGate
-    """
+    """The ASGI application, behind its gate."""
     app = FastAPI(
         title="gain-stream",
         summary="What the cameras of a running service see, and the commands they take.",

@@ -108,16 +108,7 @@ class StreamFacts:
 
 
 def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind, str]]:
-    """Kind and text of what is different; numbers drift all the time and are none.
-
-    Parameters
-    ----------
-    before, after : StreamFacts
-
-    Returns
-    -------
-    list of (kind, str)
-    """
+    """Kind and text of what is different; numbers drift all the time and are none."""
     found: list[tuple[EventKind, str]] = []
     if after.frames_learned < before.frames_learned:
         found.append(
@@ -406,10 +397,6 @@ class LiveBoard:
             this process began is in bins of two minutes in both.
         since_s : float
             Seconds since 1970.
-
-        Returns
-        -------
-        list of Point
         """
         with self._lock:
             points = self._histories[scale].points(since_s=since_s)

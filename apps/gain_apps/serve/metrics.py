@@ -107,13 +107,7 @@ GAUGES: tuple[tuple[str, str, Callable[[LiveView], float | None]], ...] = (
 
 
 class MetricsPage:
-    """The text of `/metrics`.
-
-    Parameters
-    ----------
-    cameras : Cameras
-    logins : Logins
-    """
+    """The text of `/metrics`."""
 
     def __init__(self, cameras: Cameras, logins: Logins, /) -> None:
         # A registry of its own: in the default one a second server would be a duplicate.

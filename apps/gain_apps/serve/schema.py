@@ -233,10 +233,6 @@ def row_of(name: str, view: LiveView, /, *, source: str, last_event: Event | Non
     source : str
         Its URI without credentials.
     last_event : Event or None
-
-    Returns
-    -------
-    CameraRow
     """
     state, since_s, reason = state_of(view)
     result = view.result
@@ -271,10 +267,6 @@ def status_of(row: CameraRow, view: LiveView, /, *, commands: list[CameraCommand
         Of the same moment.
     commands : list of str
         Those the page may send.
-
-    Returns
-    -------
-    CameraStatus
     """
     result, facts, identity = view.result, view.facts, view.identity
     recent = view.latency.recent_ms

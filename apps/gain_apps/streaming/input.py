@@ -80,10 +80,6 @@ def read_truth(path: str | Path, /, *, num_classes: int) -> ClassList | NameTabl
     num_classes : int
         K of the artifact.
 
-    Returns
-    -------
-    ClassList, or mapping of str to int
-
     Raises
     ------
     ArtifactError

@@ -67,10 +67,6 @@ def plan_streams(settings: Mapping[str, Any], /) -> StreamPlan:
         Field name of `StreamConfig` to value, flags over file; `input` and `names` are a text or
         a list of texts, `cameras` has settings for each name.
 
-    Returns
-    -------
-    StreamPlan
-
     Raises
     ------
     ConfigError
@@ -132,10 +128,6 @@ def plan_camera(name: str, own: Mapping[str, Any], /, *, shared: Mapping[str, An
         Its `input`, and settings in which it differs.
     shared : mapping
         Those of all streams.
-
-    Returns
-    -------
-    StreamConfig
 
     Raises
     ------

@@ -117,10 +117,6 @@ def load_artifact(path: str | Path, /) -> Artifact:
     path : str or Path
         The `.onnx` file.
 
-    Returns
-    -------
-    Artifact
-
     Raises
     ------
     ArtifactError
@@ -141,10 +137,6 @@ def load_artifact(path: str | Path, /) -> Artifact:
 
 def read_model(path: Path, /) -> tuple[onnx.ModelProto, str]:
     """Read an ONNX model that lies in one file, with the file's hash.
-
-    Parameters
-    ----------
-    path : Path
 
     Returns
     -------

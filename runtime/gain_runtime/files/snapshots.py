@@ -94,10 +94,6 @@ class SnapshotStore(Closing):
     def snapshots(self) -> list[Snapshot]:
         """Those that may be loaded, newest first.
 
-        Returns
-        -------
-        list of Snapshot
-
         Raises
         ------
         ArtifactError
@@ -107,14 +103,6 @@ class SnapshotStore(Closing):
 
     def write(self, adapter: Adapter, /) -> Snapshot:
         """Keep the state as it is; frames that wait to be learned from keep waiting.
-
-        Parameters
-        ----------
-        adapter : Adapter
-
-        Returns
-        -------
-        Snapshot
 
         Raises
         ------

@@ -86,10 +86,6 @@ def cuda_options(*, tf32: bool = False) -> dict[str, str]:
 def check_provider(provider: str, /) -> None:
     """Refuse a provider that this ONNX Runtime was built without.
 
-    Parameters
-    ----------
-    provider : str
-
     Raises
     ------
     BackendUnavailableError
@@ -273,10 +269,6 @@ class OnnxSession(Closing):
         pixel_values : array, (B, 3, height_px, width_px) float32
             C-contiguous, of NumPy's; B may be 0. Where the network takes one batch size only,
             batches are cut and filled up.
-
-        Returns
-        -------
-        Features
 
         Raises
         ------

@@ -117,10 +117,6 @@ class TensorRTSession(Closing):
         pixel_values : array, (B, 3, height_px, width_px) float32
             C-contiguous, of NumPy's; B may be 0, or lie within the engine's profile.
 
-        Returns
-        -------
-        Features
-
         Raises
         ------
         ArrayError
