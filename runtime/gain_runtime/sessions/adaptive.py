@@ -16,17 +16,15 @@ import onnxruntime
 
 from gain_core import Config, Method, Prediction
 from gain_core._typing import Array
-from gain_core.errors import ArrayError, ConfigError, EngineError, NumericsError
+from gain_core.errors import ArrayError, EngineError, NumericsError
 from gain_core.records import arrays_of, refuse_foreign
 from gain_runtime.files.adaptive import PENDING, AdaptiveArtifact, load_adaptive
 from gain_runtime.frames import Closing
 from gain_runtime.sessions.onnx import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
-    NATIVE_ERRORS,
-    check_provider,
+    RUN_ERRORS,
     create_native,
-    cuda_options,
     log_placement,
     one_line,
 )
@@ -203,9 +201,6 @@ class AdaptiveBinding:
         return onnxruntime.OrtValue.ortvalue_from_numpy(array, self._place, 0)
 
 
-_FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, MemoryError)
-
-
 class AdaptiveSession(Closing):
     """Network and adaptation as one call; `Gain`'s methods on the file's own inputs.
 
@@ -221,9 +216,6 @@ class AdaptiveSession(Closing):
         ONNX Runtime's name of the execution provider.
     num_threads : int, optional
         Threads within one operator; None lets ONNX Runtime choose.
-    tf32 : bool, optional
-        On CUDA: let the network's matrix products of float32, and with them those of the
-        statistics, be rounded to ten bits of mantissa.
 
     Raises
     ------
@@ -244,16 +236,11 @@ class AdaptiveSession(Closing):
         *,
         provider: str = CPU_PROVIDER,
         num_threads: int | None = None,
-        tf32: bool = False,
     ) -> None:
-        if num_threads is not None and num_threads < 1:
-            raise ConfigError(f"num_threads: expected at least 1, got {num_threads}")
         if not isinstance(artifact, AdaptiveArtifact):
             artifact = load_adaptive(artifact)
         self._artifact = artifact
-        check_provider(provider)
-        options = cuda_options(tf32=tf32) if provider == CUDA_PROVIDER else None
-        native = create_native(artifact.path, provider, num_threads, options=options)
+        native = create_native(artifact.path, provider, num_threads)
         self._provider = provider
         self._frozen = False
         # The graph counts as well; asking it would wait for the device at every batch.
@@ -427,7 +414,7 @@ class AdaptiveSession(Closing):
             return self._empty()
         try:
             values = bound.run(inputs, update=update)
-        except _FAILURES as err:
+        except RUN_ERRORS as err:
             raise EngineError(
                 f"{self._artifact.path}: {self._provider} failed on a batch of {batch_size}: "
                 f"{one_line(err)}"
