@@ -250,5 +250,5 @@ def open_engine(
     adaptive = open_adaptive_session(load_adaptive(path), device=device, num_threads=num_threads)
     engine = AdaptiveEngine(resources.enter_context(adaptive))
     if update_every is not None:
-        engine.update_every = update_every
+        engine.learner.update_every = update_every
     return engine

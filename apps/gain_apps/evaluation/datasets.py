@@ -18,7 +18,6 @@ from gain_apps.evaluation.archives import (
 )
 from gain_apps.evaluation.features import default_cache_dir
 from gain_apps.evaluation.image_data import (
-    CLASS_FILE,
     WNID,
     ClassNames,
     Image,
@@ -29,7 +28,7 @@ from gain_apps.evaluation.image_data import (
     open_test_source,
 )
 from gain_core.errors import ArtifactError, ConfigError
-from gain_runtime.files.images import IMAGE_SUFFIXES, load_image
+from gain_runtime.files.images import CLASS_FILE, IMAGE_SUFFIXES, load_image
 from gain_runtime.files.paths import exists, is_file, is_folder
 from gain_scenes.corruptions import CORRUPTIONS
 

@@ -16,7 +16,7 @@ import onnxruntime
 
 from gain_core import Config, Method, Prediction
 from gain_core._typing import Array
-from gain_core.errors import ArrayError, EngineError, NumericsError
+from gain_core.errors import ArrayError, ConfigError, EngineError, NumericsError
 from gain_core.records import arrays_of, refuse_foreign
 from gain_runtime.files.adaptive import PENDING, AdaptiveArtifact, load_adaptive
 from gain_runtime.frames import Closing
@@ -245,6 +245,9 @@ class AdaptiveSession(Closing):
         self._frozen = False
         # The graph counts as well; asking it would wait for the device at every batch.
         self._frames = self._pending_frames = 0
+        self._update_every = artifact.update_every
+        # Frames since the last batch that the graph was given to learn from.
+        self._passed = 0
         batch = native.get_inputs()[0].shape[0]
         self._fixed_batch: int | None = batch if isinstance(batch, int) else None
         self._bound: AdaptiveBinding | None = AdaptiveBinding(native, artifact, provider)
@@ -273,8 +276,28 @@ class AdaptiveSession(Closing):
 
     @property
     def update_every(self) -> int:
-        """Frames between two updates of the state."""
-        return self._artifact.update_every
+        """Frames between two updates of the state; may be raised while a stream runs.
+
+        What is baked into the file is the least, and what it starts with. A graph holds no more
+        waiting frames than it was made for, so beyond that the others are not learned from.
+
+        Raises
+        ------
+        ConfigError
+            If it is set to fewer frames than the file has baked in.
+        """
+        return self._update_every
+
+    @update_every.setter
+    def update_every(self, frames: int) -> None:
+        least = self._artifact.update_every
+        if frames < least:
+            raise ConfigError(
+                f"update_every: expected at least {least}, which is baked into "
+                f"{self._artifact.path}, got {frames}; make the file again with gain-export "
+                "--adaptive --set update-every=N"
+            )
+        self._update_every = frames
 
     @property
     def warmup_frames(self) -> int:
@@ -412,6 +435,7 @@ class AdaptiveSession(Closing):
         batch_size = check_inputs(inputs, self._artifact, fixed_batch=self._fixed_batch)
         if batch_size == 0:
             return self._empty()
+        update = update and self._is_due(batch_size)
         try:
             values = bound.run(inputs, update=update)
         except RUN_ERRORS as err:
@@ -430,10 +454,17 @@ class AdaptiveSession(Closing):
             self._count(batch_size)
         return Prediction(**values)
 
+    def _is_due(self, count: int) -> bool:
+        """Whether a batch of so many frames may be learned from, or waits in the graph."""
+        self._passed += count
+        return self._passed * self._artifact.update_every >= self._update_every
+
     def _count(self, batch_size: int) -> None:
         """Count a batch as the graph has: it waits, or everything that waits was learned from."""
+        self._passed = 0
         self._pending_frames += batch_size
-        awaited = self.update_every if self._frames else max(self.update_every, self.warmup_frames)
+        least = self._artifact.update_every
+        awaited = least if self._frames else max(least, self.warmup_frames)
         if self._pending_frames >= awaited:
             self._frames += self._pending_frames
             self._pending_frames = 0
@@ -442,6 +473,7 @@ class AdaptiveSession(Closing):
         """Put a state in the place of the present one; nothing waits then."""
         self._open().replace(arrays)
         self._frames, self._pending_frames = frames, 0
+        self._passed = 0
 
     def _read(self, fields: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
         """State tensors, copied to the host."""
