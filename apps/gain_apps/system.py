@@ -9,8 +9,8 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +23,7 @@ __all__ = [
     "find_secret",
     "finish_output",
     "hide_credentials",
+    "logging_to",
     "notify",
     "open_missing_streams",
     "peak_memory_bytes",
@@ -210,6 +211,26 @@ def _shown(argument: str) -> str:
     # The path of a webhook is its password, and nobody can tell from here what a URL is for.
     web = text.lower().startswith(("http://", "https://"))
     return f"{name}{redact_to_host(text) if web else redact(text)}"
+
+
+# Our packages only: at debug level Pillow alone would log every chunk of every image.
+PACKAGES = ("gain_apps", "gain_scenes", "gain_runtime", "gain_core")
+
+
+@contextmanager
+def logging_to(handler: logging.Handler, level: int, /) -> Iterator[None]:
+    """Our packages' log lines go to a handler, from a level on, while the block runs."""
+    loggers = [logging.getLogger(name) for name in PACKAGES]
+    previous = [each.level for each in loggers]
+    for each in loggers:
+        each.addHandler(handler)
+        each.setLevel(level)
+    try:
+        yield
+    finally:
+        for each, before in zip(loggers, previous, strict=True):
+            each.removeHandler(handler)
+            each.setLevel(before)
 
 
 NAMES = ("standard input", "standard output", "standard error")
