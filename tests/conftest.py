@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import functools
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from gain_export import write
+from gain_runtime.files.artifact import write_metadata
+from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
+
+LABELS = ("apple", "crème brûlée", "cassis", "date", "elderberry")
+NUM_CLASSES, FEATURE_DIM, SIZE_PX = len(LABELS), 16, 16
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,3 +50,160 @@ def until() -> Callable[[Callable[[], Any]], Any]:
         raise AssertionError(f"did not happen within 120 s: {happened}")
 
     return wait_until
+
+
+def write_tiny_artifact(path: Path, *, nan_on_black: bool = False, seed: int = 0) -> Path:
+    """A random convolution, pooled to D = 16, under a head of K = 5.
+
+    With `nan_on_black`, the features of an all-black image are 0/0.
+    """
+    rng = np.random.default_rng(seed)
+    weights = {
+        "patches": rng.normal(size=(FEATURE_DIM, 3, 4, 4)) / 4,
+        "offsets": rng.normal(size=FEATURE_DIM) / 2,
+        "head.weight": rng.normal(size=(NUM_CLASSES, FEATURE_DIM)),
+        "head.bias": rng.normal(size=NUM_CLASSES) / 4,
+        "one": np.ones(1),
+    }
+    pooled = "pooled" if nan_on_black else "features"
+    nodes = [
+        helper.make_node("Conv", ["pixel_values", "patches", "offsets"], ["maps"], strides=[4, 4]),
+        helper.make_node("Relu", ["maps"], ["positive"]),
+        helper.make_node("GlobalAveragePool", ["positive"], ["column"]),
+        helper.make_node("Flatten", ["column"], [pooled]),
+    ]
+    if nan_on_black:
+        nodes += [
+            helper.make_node("Add", ["pixel_values", "one"], ["light"]),
+            helper.make_node("ReduceMean", ["light"], ["mean"], axes=[2, 3], keepdims=0),
+            helper.make_node("ReduceMean", ["mean"], ["level"], axes=[1], keepdims=1),
+            helper.make_node("Div", ["level", "level"], ["unit"]),
+            helper.make_node("Mul", [pooled, "unit"], ["features"]),
+        ]
+    nodes.append(
+        helper.make_node("Gemm", ["features", "head.weight", "head.bias"], ["logits"], transB=1)
+    )
+    shapes = {
+        "pixel_values": ["B", 3, SIZE_PX, SIZE_PX],
+        "features": ["B", FEATURE_DIM],
+        "logits": ["B", NUM_CLASSES],
+    }
+    values = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in shapes.items()
+    }
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [values["pixel_values"]],
+        [values["features"], values["logits"]],
+        [numpy_helper.from_array(array.astype(np.float32), n) for n, array in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    manifest = Manifest(
+        source="tiny",
+        weights_sha256="0" * 64,
+        input_name="pixel_values",
+        features_name="features",
+        logits_name="logits",
+        num_classes=NUM_CLASSES,
+        feature_dim=FEATURE_DIM,
+        labels=LABELS,
+        head=HeadLocation(weight="head.weight", layout="KD", bias="head.bias"),
+        preprocess=Preprocess(
+            height_px=SIZE_PX, width_px=SIZE_PX, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
+        ),
+        tool_versions={"onnx": onnx.__version__},
+    )
+    write_metadata(model, manifest)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.fixture(scope="session")
+def write_artifact() -> Callable[..., Path]:
+    """`write_tiny_artifact`, for tests in other files."""
+    return write_tiny_artifact
+
+
+@pytest.fixture(scope="session")
+def artifact_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_artifact(tmp_path_factory.mktemp("artifact") / "tiny.onnx")
+
+
+@pytest.fixture(scope="session")
+def other_artifact_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same shapes, other weights."""
+    return write_tiny_artifact(tmp_path_factory.mktemp("artifact") / "other.onnx", seed=1)
+
+
+@contextmanager
+def http_server(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
+    """`HOST:PORT` of a server on the loopback; its handler writes no log."""
+    handler.log_message = lambda *args: None  # type: ignore[method-assign, assignment]
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def answering() -> Callable[..., AbstractContextManager[str]]:
+    """`http_server`, for tests in other files."""
+    return http_server
+
+
+class NetworkCamera:
+    """A network camera (MJPEG over HTTP) at a fixed port that can go away and come back."""
+
+    part = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.uri = f"http://joe:sesame@127.0.0.1:{self.port}/live?token=hush"
+        self._server: AbstractContextManager[str] | None = None
+
+    def appear(self) -> None:
+        gone, part = threading.Event(), self.part
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+                self.end_headers()
+                shade = 0
+                try:
+                    while not gone.wait(0.02):
+                        shade = (shade + 7) % 200
+                        image = np.full((48, 64, 3), shade, dtype=np.uint8)
+                        image[10:20, shade % 50 : shade % 50 + 10] = 255
+                        jpeg = cv2.imencode(".jpg", image)[1].tobytes()
+                        self.wfile.write(part % len(jpeg) + jpeg + b"\r\n")
+                    # Dies in mid-picture.
+                    self.wfile.write(part % 5000 + b"\xff\xd8")
+                except OSError:
+                    return
+
+        self._gone = gone
+        self._server = http_server(Handler, self.port)
+        self._server.__enter__()
+
+    def vanish(self) -> None:
+        """Break every connection and free the port."""
+        if self._server is not None:
+            self._gone.set()
+            self._server.__exit__(None, None, None)
+            self._server = None
+
+
+@pytest.fixture
+def network_camera() -> Iterator[NetworkCamera]:
+    camera = NetworkCamera()
+    yield camera
+    camera.vanish()

@@ -8,8 +8,7 @@ import logging
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from gain_core.errors import GainError
 
 __all__ = ["build_parser", "main"]
 
-PACKAGES = ("gain_apps", "gain_runtime", "gain_core")
 
 EPILOG = f"""\
 {settings_text(SETTINGS)}
@@ -145,11 +143,15 @@ def _run(flags: dict[str, Any], *, command: str, debug: bool) -> int:
 
     from gain_apps.benchmarking.run import print_benchmark, run_benchmark
     from gain_apps.evaluation.results import write_results
+    from gain_apps.streaming.summary import ConsoleHandler
+    from gain_apps.system import logging_to
 
     config = BenchConfig.from_flags(flags)
     console = Console(stderr=True)
     on_batch = _progress(console, frames=config.warm_up + config.frames, batch=config.batch_size)
-    with _logging_to(console, level=logging.DEBUG if debug else logging.INFO):
+    handler = ConsoleHandler(console)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    with logging_to(handler, logging.DEBUG if debug else logging.INFO):
         result = run_benchmark(config, command=command, on_batch=on_batch)
     if config.json == STDOUT:
         print(json.dumps(result, allow_nan=False))
@@ -157,26 +159,6 @@ def _run(flags: dict[str, Any], *, command: str, debug: bool) -> int:
         write_results(Path(config.json), result)
     print_benchmark(result, console if config.json == STDOUT else Console())
     return 0
-
-
-@contextmanager
-def _logging_to(console: Any, /, *, level: int) -> Iterator[None]:
-    """Our packages' log lines on a console while it lasts: which device is used, and why."""
-    from gain_apps.streaming.summary import ConsoleHandler
-
-    handler = ConsoleHandler(console)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    loggers = [logging.getLogger(name) for name in PACKAGES]
-    previous = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.setLevel(level)
-    try:
-        yield
-    finally:
-        for logger, before in zip(loggers, previous, strict=True):
-            logger.removeHandler(handler)
-            logger.setLevel(before)
 
 
 def _progress(console: Any, /, *, frames: int, batch: int) -> Callable[[], None]:

@@ -9,7 +9,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["build_parser", "main"]
 
-PACKAGES = ("gain_apps", "gain_runtime", "gain_core")
 
 # What has no flag: a key of --set, and what it is for.
 SETTINGS = {
@@ -319,7 +318,7 @@ def _evaluate(args: argparse.Namespace, given: Sequence[str]) -> int:
     )
     with ExitStack() as stack:
         executor = _executor(args, stack)
-        stack.enter_context(_Logging(console, debug=args.debug))
+        stack.enter_context(_logging(console, debug=args.debug))
         progress = stack.enter_context(Progress(console))
         results = evaluate(
             args.model,
@@ -414,7 +413,7 @@ def _suite(args: argparse.Namespace, given: Sequence[str]) -> int:
         raise ConfigError(f"{target}: expected an existing folder, found no {target.parent}")
     with ExitStack() as stack:
         executor = _executor(args, stack)
-        stack.enter_context(_Logging(console, debug=args.debug))
+        stack.enter_context(_logging(console, debug=args.debug))
         progress = stack.enter_context(Progress(console))
         report = run_suite(
             suite,
@@ -486,26 +485,14 @@ def _write_report(path: Path, results: dict[str, Any]) -> None:
     write_report(path, results)
 
 
-class _Logging:
-    """Our packages' log lines on a console while the run lasts (a context manager)."""
+def _logging(console: Any, *, debug: bool) -> AbstractContextManager[None]:
+    """Our packages' log lines on the console."""
+    from rich.logging import RichHandler
 
-    def __init__(self, console: Any, /, *, debug: bool) -> None:
-        from rich.logging import RichHandler
+    from gain_apps.system import logging_to
 
-        self._handler = RichHandler(console=console, show_time=False, show_path=False)
-        self._level = logging.DEBUG if debug else logging.WARNING
-        self._loggers = [logging.getLogger(name) for name in PACKAGES]
-        self._previous = [logger.level for logger in self._loggers]
-
-    def __enter__(self) -> None:
-        for logger in self._loggers:
-            logger.addHandler(self._handler)
-            logger.setLevel(self._level)
-
-    def __exit__(self, *exc: object) -> None:
-        for logger, level in zip(self._loggers, self._previous, strict=True):
-            logger.removeHandler(self._handler)
-            logger.setLevel(level)
+    handler = RichHandler(console=console, show_time=False, show_path=False)
+    return logging_to(handler, logging.DEBUG if debug else logging.WARNING)
 
 
 def _names(text: str) -> tuple[str, ...]:

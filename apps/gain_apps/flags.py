@@ -15,6 +15,11 @@ from typing import Any, NamedTuple
 
 from gain_core.errors import ConfigError, StreamError
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
 __all__ = [
     "STDOUT",
     "Given",
@@ -29,8 +34,10 @@ __all__ = [
     "checked_table",
     "parse_arguments",
     "read_given",
+    "read_toml",
     "settings_text",
     "spelled",
+    "toml_value",
     "typed",
     "value_of",
     "warn",
@@ -282,6 +289,32 @@ def typed(value: Any, annotation: str, /, *, where: str) -> Any:
     if isinstance(value, KINDS[kind]) and (kind == "bool") == isinstance(value, bool):
         return value
     raise ConfigError(f"{where}: expected {kind}, got {value!r}")
+
+
+def read_toml(path: str | Path, /, *, where: str) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read or is no TOML; the message begins with `where`.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            table: dict[str, Any] = tomllib.load(file)
+    except OSError as err:
+        raise ConfigError(f"{where}: cannot be read ({err.strerror}); check the path") from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise ConfigError(f"{where}: expected TOML, {err}") from err
+    return table
+
+
+def toml_value(text: str, /) -> Any:
+    """A text as TOML reads it, or as it is."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 class _Set(argparse.Action):

@@ -36,7 +36,6 @@ __all__ = ["build_parser", "main"]
 
 # Of a service with more cameras nobody reads them, and drawing them would delay its end.
 MOST_TABLES = 4
-PACKAGES = ("gain_apps", "gain_runtime", "gain_core")
 
 EPILOG = f"""\
 {settings_text(SETTINGS)}
@@ -271,7 +270,7 @@ def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) ->
     from gain_apps.streaming.service import CameraNameFormatter
     from gain_apps.streaming.stopping import StopRequest, signals_handled
     from gain_apps.streaming.summary import ConsoleHandler
-    from gain_apps.system import hide_credentials
+    from gain_apps.system import hide_credentials, logging_to
 
     if "names" in flags:
         flags["names"] = flags["names"].split(",")
@@ -293,27 +292,19 @@ def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) ->
     formatter = CameraNameFormatter()
     handler.setFormatter(formatter)
     level = LOG_LEVELS["debug" if flags["debug"] else settings.get("log_level", "note")]
-    # Our packages only: at debug level Pillow alone would log every chunk of every image.
-    loggers = [logging.getLogger(name) for name in PACKAGES]
-    previous = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.setLevel(level)
     # Libraries warn by lines of their own.
     logging.captureWarnings(True)
-    hide_credentials(arguments)
     stop = StopRequest()
     try:
-        with signals_handled(stop):
-            if plan.is_service or config is None:
-                _serve(plan, stop, console, file=file, formatter=formatter)
-            else:
-                _stream(config, stop, console)
+        with logging_to(handler, level):
+            hide_credentials(arguments)
+            with signals_handled(stop):
+                if plan.is_service or config is None:
+                    _serve(plan, stop, console, file=file, formatter=formatter)
+                else:
+                    _stream(config, stop, console)
     finally:
         logging.captureWarnings(False)
-        for logger, before in zip(loggers, previous, strict=True):
-            logger.removeHandler(handler)
-            logger.setLevel(before)
     return int(stop.exit_status)
 
 
@@ -343,7 +334,7 @@ def _reporter(
     def report(summary: dict[str, Any]) -> None:
         # A terminal that has gone takes nothing with it.
         with suppress(OSError):
-            if tables and logging.getLogger(PACKAGES[0]).level <= NOTE:
+            if tables and logging.getLogger("gain_apps").level <= NOTE:
                 print_summary(summary, console)
         if target is not None:
             records.append(summary)

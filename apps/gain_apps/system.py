@@ -1,4 +1,4 @@
-"""What is asked of the operating system: files, heat, systemd, process title, streams."""
+"""What is asked of the operating system: files, heat, systemd, secrets, process title, streams."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,8 +19,11 @@ from gain_runtime.sources.uri import redact, redact_to_host
 
 __all__ = [
     "ThermalWatch",
+    "fill_in",
+    "find_secret",
     "finish_output",
     "hide_credentials",
+    "logging_to",
     "notify",
     "open_missing_streams",
     "peak_memory_bytes",
@@ -210,6 +213,26 @@ def _shown(argument: str) -> str:
     return f"{name}{redact_to_host(text) if web else redact(text)}"
 
 
+# Our packages only: at debug level Pillow alone would log every chunk of every image.
+PACKAGES = ("gain_apps", "gain_scenes", "gain_runtime", "gain_core")
+
+
+@contextmanager
+def logging_to(handler: logging.Handler, level: int, /) -> Iterator[None]:
+    """Our packages' log lines go to a handler, from a level on, while the block runs."""
+    loggers = [logging.getLogger(name) for name in PACKAGES]
+    previous = [each.level for each in loggers]
+    for each in loggers:
+        each.addHandler(handler)
+        each.setLevel(level)
+    try:
+        yield
+    finally:
+        for each, before in zip(loggers, previous, strict=True):
+            each.removeHandler(handler)
+            each.setLevel(before)
+
+
 NAMES = ("standard input", "standard output", "standard error")
 
 
@@ -298,3 +321,66 @@ def _drop_output() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
+
+
+REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_.-]{0,127})\}")
+DOCKER_SECRETS = Path("/run/secrets")
+MOST_BYTES = 4096
+
+
+def fill_in(text: str, /, *, where: str) -> str:
+    """Replace each `${NAME}` by what systemd, Docker or the environment knows under that name.
+
+    Parameters
+    ----------
+    text : str
+    where : str
+        What messages call it.
+
+    Returns
+    -------
+    str
+        Holds secrets; never print it.
+
+    Raises
+    ------
+    ConfigError
+        If one is not known or cannot be read.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        found = find_secret(match[1])
+        if found is None:
+            raise ConfigError(
+                f"{where}: ${{{match[1]}}}: expected a systemd credential, a Docker secret or an "
+                "environment variable of that name, found none; set one"
+            )
+        return found
+
+    return REFERENCE.sub(value, text)
+
+
+def find_secret(name: str, /) -> str | None:
+    """A secret by its name; None where nobody knows it.
+
+    Looked for as a file in `$CREDENTIALS_DIRECTORY` (systemd's `LoadCredential=`), then in
+    `/run/secrets` (Docker), then as an environment variable.
+
+    Raises
+    ------
+    ConfigError
+        If it is there and cannot be read.
+    """
+    folders = [DOCKER_SECRETS]
+    if "CREDENTIALS_DIRECTORY" in os.environ:
+        folders.insert(0, Path(os.environ["CREDENTIALS_DIRECTORY"]))
+    for folder in folders:
+        path = folder / name
+        try:
+            with path.open("rb") as file:
+                return file.read(MOST_BYTES).decode().strip()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, UnicodeDecodeError) as err:
+            raise ConfigError(f"{path}: the secret cannot be read ({err})") from err
+    return os.environ.get(name)

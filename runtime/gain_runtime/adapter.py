@@ -106,6 +106,7 @@ class Adapter(Closing):
         exact_preprocess: bool = True,
     ) -> None:
         self._engine = engine
+        self._learner = engine.learner
         self._preprocessor = BatchPreprocessor(
             engine.artifact.manifest.preprocess, threads=preprocess_threads, exact=exact_preprocess
         )
@@ -113,7 +114,7 @@ class Adapter(Closing):
         on_host = engine.provider == CPU_PROVIDER
         self._worker = None if on_host else ThreadPoolExecutor(1, thread_name_prefix="adapter")
         if frozen:
-            engine.freeze()
+            self._learner.freeze()
 
     @property
     def artifact(self) -> EngineArtifact:
@@ -123,7 +124,7 @@ class Adapter(Closing):
     @property
     def config(self) -> Config:
         """The settings in use."""
-        config: Config = self._engine.method.config
+        config: Config = self._learner.method.config
         return config
 
     @property
@@ -140,21 +141,21 @@ class Adapter(Closing):
         ConfigError
             If it is set below 1, or below what an adaptive file has baked in.
         """
-        return self._engine.update_every
+        return self._learner.update_every
 
     @update_every.setter
     def update_every(self, frames: int) -> None:
-        self._engine.update_every = frames
+        self._learner.update_every = frames
 
     @property
     def frozen(self) -> bool:
         """Whether nothing is learned at present."""
-        return self._engine.frozen
+        return self._learner.frozen
 
     @property
     def frames(self) -> int:
         """Frames the state has learned from (pending ones not counted)."""
-        return self._engine.frames
+        return self._learner.frames
 
     @property
     def ahead(self) -> int:
@@ -179,10 +180,6 @@ class Adapter(Closing):
             The part of each image to classify.
         learn : bool, optional
             Whether the batch may change the state; a frame of a covered lens is predicted only.
-
-        Returns
-        -------
-        AdaptedBatch
 
         Raises
         ------
@@ -254,7 +251,7 @@ class Adapter(Closing):
 
     def status(self) -> AdaptationStatus:
         """What the adaptation is doing."""
-        summary = self._in_turn(self._engine.summary)
+        summary = self._in_turn(self._learner.summary)
         numbers = {name: float(np.asarray(value)) for name, value in summary.items()}
         return AdaptationStatus(
             frames=self.frames,
@@ -264,15 +261,15 @@ class Adapter(Closing):
 
     def reset(self) -> None:
         """Return to the source: nothing learned, nothing pending."""
-        self._in_turn(self._engine.reset)
+        self._in_turn(self._learner.reset)
 
     def freeze(self) -> None:
         """Keep predicting with the state as it is, and stop learning."""
-        self._in_turn(self._engine.freeze)
+        self._in_turn(self._learner.freeze)
 
     def unfreeze(self) -> None:
         """Learn again."""
-        self._in_turn(self._engine.unfreeze)
+        self._in_turn(self._learner.unfreeze)
 
     def save_state(self, path: str | Path, /, *, flush: bool = True) -> None:
         """Write the state, whole or not at all.
@@ -294,10 +291,10 @@ class Adapter(Closing):
 
         def save() -> None:
             if flush:
-                self._engine.flush()
+                self._learner.flush()
             save_state(
                 path,
-                self._engine.state,
+                self._learner.state,
                 config=self.config,
                 artifact_sha256=self._engine.artifact_sha256,
                 frames=self.frames,
@@ -321,9 +318,9 @@ class Adapter(Closing):
             If it was learned with another config.
         """
         loaded = load_state(
-            path, method=self._engine.method, artifact_sha256=self._engine.artifact_sha256
+            path, method=self._learner.method, artifact_sha256=self._engine.artifact_sha256
         )
-        self._in_turn(lambda: self._engine.load_state(loaded.state, frames=loaded.frames))
+        self._in_turn(lambda: self._learner.load_state(loaded.state, frames=loaded.frames))
 
     def close(self) -> None:
         """End its threads; may be called twice. The session stays open."""

@@ -74,10 +74,6 @@ class Classifier(Closing):
         learn : bool, optional
             Whether the state may change.
 
-        Returns
-        -------
-        Result
-
         Raises
         ------
         ArrayError
@@ -173,10 +169,6 @@ def load(
     num_threads : int, optional
         CPU threads within one operator; None lets the library choose.
 
-    Returns
-    -------
-    Classifier
-
     Raises
     ------
     ArtifactError
@@ -230,10 +222,6 @@ def open_engine(
     allow_host_code : bool, optional
         As for `open_session`.
 
-    Returns
-    -------
-    Engine
-
     Raises
     ------
     ArtifactError, BackendUnavailableError, ConfigError, EngineError
@@ -262,5 +250,5 @@ def open_engine(
     adaptive = open_adaptive_session(load_adaptive(path), device=device, num_threads=num_threads)
     engine = AdaptiveEngine(resources.enter_context(adaptive))
     if update_every is not None:
-        engine.update_every = update_every
+        engine.learner.update_every = update_every
     return engine

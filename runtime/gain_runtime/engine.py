@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Config, Gain, Method, Prediction, make_method
 from gain_core._typing import Array
-from gain_core.errors import ArtifactError, ConfigError
+from gain_core.errors import ArtifactError
 from gain_runtime.files.artifact import Artifact
 from gain_runtime.files.manifest import Manifest
 from gain_runtime.sessions.session import Session
@@ -20,7 +20,14 @@ from gain_runtime.sessions.session import Session
 if TYPE_CHECKING:
     from gain_runtime.sessions.adaptive import AdaptiveSession
 
-__all__ = ["AdaptiveEngine", "Engine", "EngineArtifact", "NetworkEngine", "artifact_method"]
+__all__ = [
+    "AdaptiveEngine",
+    "Engine",
+    "EngineArtifact",
+    "Learner",
+    "NetworkEngine",
+    "artifact_method",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +50,8 @@ class EngineArtifact(Protocol):
     def manifest(self) -> Manifest: ...
 
 
-class Engine(Protocol):
-    """Pixels in, adapted predictions out; the state is kept inside."""
-
-    @property
-    def artifact(self) -> EngineArtifact: ...
-
-    @property
-    def artifact_sha256(self) -> str:
-        """Of the artifact that states belong to."""
-        ...
-
-    @property
-    def provider(self) -> str: ...
+class Learner(Protocol):
+    """What keeps the state and learns: `Gain` on the host, or an adaptive file's session."""
 
     @property
     def method(self) -> Method[Any]: ...
@@ -77,14 +73,6 @@ class Engine(Protocol):
         """A copy, NumPy arrays."""
         ...
 
-    def step(self, pixel_values: Floats, /, *, learn: bool) -> tuple[Prediction, Times]:
-        """Predict a batch, learn from it where asked; nanoseconds of network and adaptation."""
-        ...
-
-    def warm_up(self, pixel_values: Floats, /) -> None:
-        """One pass from which nothing is learned."""
-        ...
-
     def summary(self) -> dict[str, Array]: ...
 
     def flush(self) -> None: ...
@@ -96,6 +84,34 @@ class Engine(Protocol):
     def unfreeze(self) -> None: ...
 
     def load_state(self, state: Any, /, *, frames: int) -> None: ...
+
+
+class Engine(Protocol):
+    """Pixels in, adapted predictions out."""
+
+    @property
+    def artifact(self) -> EngineArtifact: ...
+
+    @property
+    def artifact_sha256(self) -> str:
+        """Of the artifact that states belong to."""
+        ...
+
+    @property
+    def provider(self) -> str:
+        """The execution provider really in use."""
+        ...
+
+    @property
+    def learner(self) -> Learner: ...
+
+    def step(self, pixel_values: Floats, /, *, learn: bool) -> tuple[Prediction, Times]:
+        """Predict a batch, learn from it where asked; nanoseconds of network and adaptation."""
+        ...
+
+    def warm_up(self, pixel_values: Floats, /) -> None:
+        """One pass from which nothing is learned."""
+        ...
 
 
 def artifact_method(artifact: Artifact, config: Config | None = None, /) -> Method[Any]:
@@ -141,14 +157,16 @@ class NetworkEngine:
         update_every: int = UPDATE_EVERY,
         warmup_frames: int = WARMUP_FRAMES,
     ) -> None:
-        artifact = session.artifact
-        self._session = session
-        self._gain = Gain(
+        self.artifact = artifact = session.artifact
+        self.artifact_sha256 = artifact.sha256
+        self.provider = session.provider
+        self.learner = Gain(
             artifact_method(artifact, config),
             update_every=update_every,
             warmup_frames=warmup_frames,
         )
-        if self.method.feature_dim is None and artifact.skewness is None:
+        self._session = session
+        if self.learner.method.feature_dim is None and artifact.skewness is None:
             logger.info(
                 "%s: never measured on clean images, so adaptation begins later; "
                 "gain-export %s --calibrate DIR lets it begin sooner",
@@ -156,85 +174,17 @@ class NetworkEngine:
                 artifact.path.name,
             )
 
-    @property
-    def artifact(self) -> Artifact:
-        """The artifact in use."""
-        return self._session.artifact
-
-    @property
-    def artifact_sha256(self) -> str:
-        """See `Engine`."""
-        return self.artifact.sha256
-
-    @property
-    def provider(self) -> str:
-        """The execution provider really in use."""
-        return self._session.provider
-
-    @property
-    def method(self) -> Method[Any]:
-        """The method in use."""
-        return self._gain.method
-
-    @property
-    def update_every(self) -> int:
-        """Frames between two updates; may be changed at any time."""
-        return self._gain.update_every
-
-    @update_every.setter
-    def update_every(self, frames: int) -> None:
-        self._gain.update_every = frames
-
-    @property
-    def frozen(self) -> bool:
-        """Whether nothing is learned at present."""
-        return self._gain.frozen
-
-    @property
-    def frames(self) -> int:
-        """Frames the state has learned from (pending ones not counted)."""
-        return self._gain.frames
-
-    @property
-    def state(self) -> Any:
-        """See `Engine`."""
-        return self._gain.state
-
     def step(self, pixel_values: Floats, /, *, learn: bool) -> tuple[Prediction, Times]:
         """See `Engine`."""
         started = perf_counter_ns()
         features, logits = self._session.infer(pixel_values)
         inferred = perf_counter_ns()
-        prediction = (self._gain.step if learn else self._gain.predict)(features, logits)
+        prediction = (self.learner.step if learn else self.learner.predict)(features, logits)
         return prediction, (inferred - started, perf_counter_ns() - inferred)
 
     def warm_up(self, pixel_values: Floats, /) -> None:
         """See `Engine`."""
         self._session.infer(pixel_values)
-
-    def summary(self) -> dict[str, Array]:
-        """See `Method.summary`."""
-        return self._gain.summary()
-
-    def flush(self) -> None:
-        """Learn from the pending frames now."""
-        self._gain.flush()
-
-    def reset(self) -> None:
-        """Return to the source."""
-        self._gain.reset()
-
-    def freeze(self) -> None:
-        """Stop learning."""
-        self._gain.freeze()
-
-    def unfreeze(self) -> None:
-        """Learn again."""
-        self._gain.unfreeze()
-
-    def load_state(self, state: Any, /, *, frames: int) -> None:
-        """See `Gain.load_state`."""
-        self._gain.load_state(state, frames=frames)
 
 
 class AdaptiveEngine:
@@ -243,7 +193,8 @@ class AdaptiveEngine:
     Parameters
     ----------
     session : AdaptiveSession
-        Not owned. Config, warm-up and the least `update_every` are the file's.
+        Not owned; it is the learner, too. Config, warm-up and the least `update_every` are the
+        file's.
 
     Raises
     ------
@@ -257,110 +208,17 @@ class AdaptiveEngine:
                 f"{session.artifact.path}: expected an adaptive file that takes frames, got one "
                 "without a network; make it with gain-export --adaptive without features-only"
             )
-        self._session = session
-        self._update_every = session.update_every
-        self._passed = 0
-
-    @property
-    def artifact(self) -> EngineArtifact:
-        """The adaptive file in use."""
-        return self._session.artifact
-
-    @property
-    def artifact_sha256(self) -> str:
-        """Of the artifact it was made from."""
-        return self._session.artifact.artifact_sha256
-
-    @property
-    def provider(self) -> str:
-        """The execution provider really in use."""
-        return self._session.provider
-
-    @property
-    def method(self) -> Method[Any]:
-        """The method baked into the file."""
-        return self._session.method
-
-    @property
-    def update_every(self) -> int:
-        """Frames between two updates of the state; may be raised while the stream runs.
-
-        What is baked into the file is the least, and what it starts with. A graph holds no more
-        waiting frames than it was made for, so beyond that the others are not learned from.
-
-        Raises
-        ------
-        ConfigError
-            If it is set to fewer frames than the file has baked in.
-        """
-        return self._update_every
-
-    @update_every.setter
-    def update_every(self, frames: int) -> None:
-        least = self._session.update_every
-        if frames < least:
-            raise ConfigError(
-                f"update_every: expected at least {least}, which is baked into "
-                f"{self.artifact.path}, got {frames}; make the file again with gain-export "
-                "--adaptive --set update-every=N"
-            )
-        self._update_every = frames
-
-    @property
-    def frozen(self) -> bool:
-        """Whether nothing is learned at present."""
-        return self._session.frozen
-
-    @property
-    def frames(self) -> int:
-        """Frames the state has learned from (pending ones not counted)."""
-        return self._session.frames
-
-    @property
-    def state(self) -> Any:
-        """See `Engine`."""
-        return self._session.state
+        self.artifact = session.artifact
+        self.artifact_sha256 = session.artifact.artifact_sha256
+        self.provider = session.provider
+        self.learner = session
 
     def step(self, pixel_values: Floats, /, *, learn: bool) -> tuple[Prediction, Times]:
         """See `Engine`; everything counts as the network's time."""
         started = perf_counter_ns()
-        learn = learn and self._is_due(len(pixel_values))
-        prediction = (self._session.step if learn else self._session.predict)(pixel_values)
-        if learn:
-            self._passed = 0
+        prediction = (self.learner.step if learn else self.learner.predict)(pixel_values)
         return prediction, (perf_counter_ns() - started, 0)
 
     def warm_up(self, pixel_values: Floats, /) -> None:
         """See `Engine`."""
-        self._session.predict(pixel_values)
-
-    def summary(self) -> dict[str, Array]:
-        """See `Method.summary`; copies what it needs to the host."""
-        return self._session.summary()
-
-    def flush(self) -> None:
-        """Learn from the pending frames now, on the host."""
-        self._session.flush()
-
-    def reset(self) -> None:
-        """Return to the source."""
-        self._session.reset()
-        self._passed = 0
-
-    def freeze(self) -> None:
-        """Stop learning."""
-        self._session.freeze()
-
-    def unfreeze(self) -> None:
-        """Learn again."""
-        self._session.unfreeze()
-
-    def load_state(self, state: Any, /, *, frames: int) -> None:
-        """See `AdaptiveSession.load_state`."""
-        self._session.load_state(state, frames=frames)
-        self._passed = 0
-
-    def _is_due(self, count: int) -> bool:
-        """Whether a batch of so many frames may be learned from, or waits in the graph."""
-        self._passed += count
-        return self._passed * self._session.update_every >= self._update_every
+        self.learner.predict(pixel_values)

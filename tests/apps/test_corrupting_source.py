@@ -12,7 +12,7 @@ from gain_core.errors import ConfigError
 from gain_runtime.frames import Frame, SourceInfo
 from gain_runtime.sources.pattern import PatternParams, PatternSource
 from gain_scenes.corruptions import corrupt, image_rng
-from gain_scenes.corruptions.source import CorruptingSource, Stretch, parse_schedule
+from gain_scenes.sources import CorruptingSource, Stretch, parse_schedule
 
 
 def pattern(frames: int = 10) -> PatternSource:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -285,7 +285,7 @@ def test_a_beating_watchdog_ends_nothing_and_a_silent_one_ends_the_process(
 
 
 def test_a_live_run_loses_its_camera_for_good(
-    artifact_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answering, artifact_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = cv2.resize(noise(0), (64, 48), interpolation=cv2.INTER_CUBIC)
     image = cv2.imencode(".jpg", picture)[1].tobytes()
@@ -298,24 +298,13 @@ def test_a_live_run_loses_its_camera_for_good(
             self.end_headers()
             for _ in range(12):
                 self.wfile.write(part + image + b"\r\n")
+            # It is gone for whoever asks again.
+            Handler.do_GET = lambda self: self.send_error(404)  # type: ignore[method-assign]
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Keep the test's output clean."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-
-    def serve_once() -> None:
-        server.handle_request()
-        server.server_close()
-
-    thread = threading.Thread(target=serve_once)
-    thread.start()
-    uri = f"http://joe:secret@127.0.0.1:{server.server_port}/"
     rows = tmp_path / "rows.jsonl"
-    status = main(
-        [uri, f"--model={artifact_path}", f"--jsonl={rows}", "--set=reconnect=0.2", "--json=-"]
-    )
-    thread.join()
+    more = [f"--model={artifact_path}", f"--jsonl={rows}", "--set=reconnect=0.2", "--json=-"]
+    with answering(Handler) as host:
+        status = main([f"http://joe:secret@{host}/", *more])
     captured = capsys.readouterr()
     assert status == 3, captured.err
     summary = json.loads(captured.out)

@@ -53,9 +53,8 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
             "[gain]\nhalf_life = 100\niid_ratio = [0.5, 0.9]\n",
         )
     )
-    config = StreamConfig.resolve(
-        flags("clip.mp4", "--set=top-k=1", "--set=display=false", "--no-freeze"), file=file
-    )
+    given = flags("clip.mp4", "--set=top-k=1", "--set=display=false", "--no-freeze")
+    config = StreamConfig.resolve({**file, **given})
     assert (config.input, config.model) == ("clip.mp4", "m.onnx")
     assert (config.update_every, config.top_k, config.batch_size) == (16, 1, 1)
     assert not config.display
@@ -63,7 +62,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
     gain = config.gain_config()
     assert gain == replace(preset("shift"), half_life=100, iid_ratio=(0.5, 0.9))
     assert StreamConfig.resolve(flags("0", "--model", "m.onnx")).gain_config() is None
-    assert StreamConfig.resolve(flags(), file={**file, "input": "0"}).display
+    assert StreamConfig.resolve({**file, **flags(), "input": "0"}).display
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_a_field_of_gain_that_cannot_be_meant_is_refused(
 ) -> None:
     file = read_config_file(write_toml(tmp_path / "run.toml", f"[gain]\n{text}\n"))
     with pytest.raises(ConfigError, match=expected):
-        StreamConfig.resolve(flags("0", "--model", "m"), file=file)
+        StreamConfig.resolve({**file, **flags("0", "--model", "m")})
 
 
 def test_the_recorded_settings_hide_credentials() -> None:

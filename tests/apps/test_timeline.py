@@ -44,7 +44,7 @@ def test_rolling_mean_uses_what_there_is_at_the_start() -> None:
 @pytest.mark.parametrize("known", [pytest.param(True, id="truth"), pytest.param(False, id="none")])
 def test_picture_is_drawn_on_close(tmp_path: Path, known: bool) -> None:
     target = tmp_path / "timeline.png"
-    sink = TimelineSink(target, window_frames=10)
+    sink = TimelineSink(target)
     for index in range(60):
         truth = index % 3 if known else None
         sink.write(result(index, truth=truth, source=0, adapted=index % 3))
@@ -77,7 +77,7 @@ def test_curves_state_the_accuracies(labels: list[str], tmp_path: Path) -> None:
     timeline = Timeline()
     for index in range(60):
         timeline.append(result(index, truth=index % 3, source=0, adapted=index % 3))
-    draw_timeline(timeline, tmp_path / "t.png", window_frames=10)
+    draw_timeline(timeline, tmp_path / "t.png")
     # The source is right on a third of the frames at confidence 0.5, adapted always at 0.75.
     assert labels[:2] == ["frozen source: 33.3 %", "adapted: 100.0 %"]
     assert labels[2:4] == ["frozen source: 16.7 over the run", "adapted: 25.0 over the run"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gain_scenes.corruptions.contact_sheet import contact_sheet, main, read_photo
+from gain_scenes.corruptions.__main__ import contact_sheet, main, read_photo
 
 PHOTO = Path(__file__).parent / "photo.png"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,61 +48,66 @@ COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
 WNIDS = {"n00000001": 0, "n00000002": 1, "n00000003": 2}
 
 
-@pytest.fixture
-def artifact(tmp_path: Path) -> Path:
-    """A network that knows red, green and blue: mean colour of each quarter, linear head."""
-    names = tuple(COLOURS)
-    rows = np.array(list(COLOURS.values()), dtype=np.float32) / 255 - 0.5
-    weight = np.tile(rows, (1, 4)).astype(np.float32) * 2
-    bias = np.array([0.1, 0.0, -0.1], dtype=np.float32)
+def save_quarters(
+    path: Path, weight: np.ndarray, bias: np.ndarray, labels: Sequence[str], *, crop: float
+) -> Path:
+    """A network of 32 px: the mean colour of each quarter, (D,) = 12, and a linear head."""
     half = SIZE_PX // 2
+    window = {"kernel_shape": [half, half], "strides": [half, half]}
     nodes = [
-        helper.make_node(
-            "AveragePool",
-            ["pixel_values"],
-            ["pooled"],
-            kernel_shape=[half, half],
-            strides=[half, half],
-        ),
+        helper.make_node("AveragePool", ["pixel_values"], ["pooled"], **window),
         helper.make_node("Transpose", ["pooled"], ["last"], perm=[0, 2, 3, 1]),
         helper.make_node("Flatten", ["last"], ["features"]),
         helper.make_node("Gemm", ["features", "weight", "bias"], ["logits"], transB=1),
     ]
-    float32 = TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes,
-        "colours",
-        [helper.make_tensor_value_info("pixel_values", float32, ["B", 3, SIZE_PX, SIZE_PX])],
-        [
-            helper.make_tensor_value_info("features", float32, ["B", 12]),
-            helper.make_tensor_value_info("logits", float32, ["B", 3]),
-        ],
-        [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(bias, "bias")],
+    shapes = {
+        "pixel_values": ["B", 3, SIZE_PX, SIZE_PX],
+        "features": ["B", 12],
+        "logits": ["B", len(labels)],
+    }
+    inputs, *outputs = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in shapes.items()
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
+    arrays = [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(bias, "bias")]
+    graph = helper.make_graph(nodes, "quarters", [inputs], outputs, arrays)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     manifest = Manifest(
-        source="colours",
+        source="quarters",
         weights_sha256="0" * 64,
         input_name="pixel_values",
         features_name="features",
         logits_name="logits",
-        num_classes=3,
+        num_classes=len(labels),
         feature_dim=12,
-        labels=names,
+        labels=tuple(labels),
         head=HeadLocation(weight="weight", layout="KD", bias="bias"),
         preprocess=Preprocess(
             height_px=SIZE_PX,
             width_px=SIZE_PX,
             mean=(0.5,) * 3,
             std=(0.5,) * 3,
-            crop_fraction=0.875,
+            crop_fraction=crop,
         ),
     )
     write_metadata(model, manifest)
-    path = tmp_path / "colours.onnx"
     onnx.save(model, path)
     return path
+
+
+@pytest.fixture(scope="session")
+def write_quarters() -> Callable[..., Path]:
+    """`save_quarters`, for tests in other files."""
+    return save_quarters
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    """A network that knows red, green and blue."""
+    rows = np.array(list(COLOURS.values()), dtype=np.float32) / 255 - 0.5
+    weight = np.tile(rows, (1, 4)).astype(np.float32) * 2
+    bias = np.array([0.1, 0.0, -0.1], dtype=np.float32)
+    return save_quarters(tmp_path / "colours.onnx", weight, bias, tuple(COLOURS), crop=0.875)
 
 
 @dataclass(frozen=True)

@@ -9,26 +9,21 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from gain_apps import evaluate, export
 from gain_apps.evaluation.datasets import DOMAINS_3DCC
 from gain_apps.evaluation.methods.registry import parse_method
 from gain_apps.evaluation.suite_file import load_suite, suite_path
-from gain_runtime.files.artifact import write_metadata
-from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
 from gain_scenes.corruptions import CORRUPTIONS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "imagenet-c.md"
 SIZE_PX = 32
-NUM_CLASSES = 1000
-FEATURE_DIM = 12
 # ImageNet's indices of a handful of classes.
 WNIDS = {"n01440764": 0, "n01443537": 1, "n01484850": 2, "n02099601": 207, "n15075141": 999}
 PER_CLASS = 1
@@ -47,54 +42,6 @@ def option(command: list[str], name: str, default: str = "") -> str:
 
 
 COMMANDS = page_commands()
-
-
-def write_artifact(path: Path) -> None:
-    """A thousand classes on the mean colours of an image's quarters."""
-    rng = np.random.default_rng(3)
-    weight = rng.normal(size=(NUM_CLASSES, FEATURE_DIM)).astype(np.float32)
-    half = SIZE_PX // 2
-    window = {"kernel_shape": [half, half], "strides": [half, half]}
-    graph = helper.make_graph(
-        [
-            helper.make_node("AveragePool", ["pixel_values"], ["pooled"], **window),
-            helper.make_node("Flatten", ["pooled"], ["features"]),
-            helper.make_node("Gemm", ["features", "weight", "bias"], ["logits"], transB=1),
-        ],
-        "quarters",
-        [_value("pixel_values", 3, SIZE_PX, SIZE_PX)],
-        [_value("features", FEATURE_DIM), _value("logits", NUM_CLASSES)],
-        [
-            numpy_helper.from_array(weight, "weight"),
-            numpy_helper.from_array(np.zeros(NUM_CLASSES, dtype=np.float32), "bias"),
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    manifest = Manifest(
-        source="quarters",
-        weights_sha256="0" * 64,
-        input_name="pixel_values",
-        features_name="features",
-        logits_name="logits",
-        num_classes=NUM_CLASSES,
-        feature_dim=FEATURE_DIM,
-        labels=tuple(f"class {index}" for index in range(NUM_CLASSES)),
-        head=HeadLocation(weight="weight", layout="KD", bias="bias"),
-        preprocess=Preprocess(
-            height_px=SIZE_PX,
-            width_px=SIZE_PX,
-            mean=(0.5,) * 3,
-            std=(0.5,) * 3,
-            crop_fraction=1.0,
-        ),
-    )
-    write_metadata(model, manifest)
-    onnx.save(model, path)
-
-
-def _value(name: str, *shape: int) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", *shape])
 
 
 def save_classes(folder: Path, names: dict[str, int], *, shift: int) -> list[str]:
@@ -119,10 +66,12 @@ def save_list(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(tmp_path_factory: pytest.TempPathFactory, write_quarters: Callable[..., Path]) -> Path:
     """A folder in which the page's own paths exist."""
     root = tmp_path_factory.mktemp("reproduce")
-    write_artifact(root / "vit_b16.onnx")
+    weight = np.random.default_rng(3).normal(size=(1000, 12)).astype(np.float32)
+    labels = [f"class {index}" for index in range(1000)]
+    write_quarters(root / "vit_b16.onnx", weight, np.zeros(1000, np.float32), labels, crop=1.0)
     for tree, domains in (("imagenet-c", CORRUPTIONS), ("imagenet-3dcc", DOMAINS_3DCC)):
         for number, domain in enumerate(domains):
             for severity in range(1, 6):

@@ -17,7 +17,7 @@ from gain_apps.evaluation.scores import (
     run_methods,
     score,
 )
-from gain_core.errors import ConfigError, NumericsError
+from gain_core.errors import NumericsError
 from gain_core.metrics import (
     accuracy,
     brier_score,
@@ -43,21 +43,16 @@ def trace_of(confidence, correct, domains=None, rounds=None, gain=None):
 
 
 def test_bins_by_hand():
-    # Bin 1 of 4 holds 0.25 (its lower edge) and 0.4; bin 3 holds 0.9 and exactly 1; 0 and 2 none.
-    bins = calibration(np.array([0.25, 0.4, 0.9, 1.0]), np.array([1, 0, 1, 0], bool), num_bins=4)
-    assert_array_equal(bins.counts, [0, 2, 0, 2])
-    assert_allclose(bins.accuracy, [0, 0.5, 0, 0.5])
-    assert_allclose(bins.confidence, [0, 0.325, 0, 0.95])
-    assert bins.error == pytest.approx(0.5 * 0.175 + 0.5 * 0.45)
+    # Bin 5 of 20 holds 0.25 (its lower edge) and 0.27; the last 0.96 and exactly 1; others none.
+    bins = calibration(np.array([0.25, 0.27, 0.96, 1.0]), np.array([1, 0, 1, 0], bool))
+    assert_array_equal(np.flatnonzero(bins.counts), [5, 19])
+    assert_array_equal(bins.counts[[5, 19]], [2, 2])
+    assert_allclose(bins.accuracy[[5, 19]], [0.5, 0.5])
+    assert_allclose(bins.confidence[[5, 19]], [0.26, 0.98])
+    assert bins.error == pytest.approx(0.5 * 0.24 + 0.5 * 0.48)
 
 
-def test_no_bins_are_refused():
-    with pytest.raises(ConfigError, match="bins: expected at least 1, got 0"):
-        calibration(np.ones(1), np.ones(1, bool), num_bins=0)
-
-
-@pytest.mark.parametrize("num_bins", [15, 20])
-def test_scores_are_those_of_the_core(num_bins, world):
+def test_scores_are_those_of_the_core(world):
     class Fixed:
         cost = Cost()
 
@@ -81,11 +76,11 @@ def test_scores_are_those_of_the_core(num_bins, world):
             self.scored = True
 
     trace = run_methods({"x": Fixed()}, [Item(number) for number in range(12)], Store())["x"]
-    scores = score(trace, num_bins=num_bins)
+    scores = score(trace)
     log_probs = np.concatenate([Fixed().predict(batch) for batch in world.batches])
     labels, probs = np.concatenate(world.labels), np.exp(log_probs)
     assert scores.accuracy == pytest.approx(100 * accuracy(probs, labels))
-    error = expected_calibration_error(probs, labels, num_bins=num_bins)
+    error = expected_calibration_error(probs, labels)
     assert scores.ece == pytest.approx(100 * error, abs=1e-3)
     assert scores.nll == pytest.approx(negative_log_likelihood(log_probs, labels), rel=1e-5)
     assert scores.brier == pytest.approx(brier_score(probs, labels), rel=1e-5)

@@ -1,8 +1,7 @@
-"""The tiny artifact of the application's tests, a process to kill, and small disks."""
+"""Adapters on the tiny artifact, a process to kill, and small disks."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -18,33 +17,6 @@ from gain_runtime.engine import NetworkEngine
 from gain_runtime.sessions.session import open_session
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-APPS = Path(__file__).resolve().parents[1] / "apps" / "conftest.py"
-
-
-@pytest.fixture(scope="session")
-def write_artifact() -> Callable[..., Path]:
-    """The application tests' own builder."""
-    spec = importlib.util.spec_from_file_location("tiny_artifacts", APPS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.write_artifact
-
-
-@pytest.fixture(scope="session")
-def artifact_path(
-    tmp_path_factory: pytest.TempPathFactory, write_artifact: Callable[..., Path]
-) -> Path:
-    return write_artifact(tmp_path_factory.mktemp("artifact") / "tiny.onnx")
-
-
-@pytest.fixture(scope="session")
-def other_artifact_path(
-    tmp_path_factory: pytest.TempPathFactory, write_artifact: Callable[..., Path]
-) -> Path:
-    """The same shapes, other weights."""
-    return write_artifact(tmp_path_factory.mktemp("artifact") / "other.onnx", seed=1)
 
 
 @pytest.fixture

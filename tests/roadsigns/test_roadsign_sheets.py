@@ -7,7 +7,7 @@ from pathlib import Path
 import cv2
 import pytest
 
-from gain_scenes.roadsigns.contact_sheet import main
+from gain_scenes.roadsigns.__main__ import main
 
 
 @pytest.mark.parametrize("kind", ["designs", "samples"])

@@ -14,7 +14,6 @@ from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.files import paths
 from gain_runtime.files.artifact import (
     load_artifact,
-    require_head,
     write_metadata,
 )
 from gain_runtime.files.manifest import HeadLocation
@@ -127,13 +126,6 @@ def test_a_file_of_the_schema_before_is_read(tiny_model, tmp_path):
 def test_a_head_without_features_is_no_manifest(tiny_model):
     with pytest.raises(ConfigError, match="all of them, or none"):
         replace(tiny_model.manifest, features_name=None)
-
-
-def test_what_needs_features_is_refused_for_logits_only(tiny_model, tmp_path):
-    only = tiny_model.relabel(features_name=None, feature_dim=None, head=None)
-    artifact = load_artifact(only.write(tmp_path / "a.onnx"))
-    with pytest.raises(ConfigError, match=r"logits only, and the preset paper needs features"):
-        require_head(artifact, what="the preset paper")
 
 
 def test_other_schema_is_refused(tiny_model, tmp_path):

@@ -18,7 +18,7 @@ from gain_core.errors import (
 )
 from gain_runtime.files.artifact import load_artifact
 from gain_runtime.sessions import onnx as onnx_session
-from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession, cuda_options
+from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
 from gain_runtime.sessions.session import open_session
 from gain_runtime.sessions.shared import SharedSession
 
@@ -176,11 +176,6 @@ def test_bad_path_and_thread_count_are_refused(tiny_artifact, tmp_path):
         OnnxSession(tmp_path / "absent.onnx")
     with pytest.raises(ConfigError, match="num_threads"):
         OnnxSession(tiny_artifact, num_threads=0)
-
-
-@pytest.mark.parametrize(("tf32", "said"), [(False, "0"), (True, "1")])
-def test_cuda_rounds_to_tf32_only_where_it_is_told_to(tf32, said):
-    assert cuda_options(tf32=tf32) == {"use_tf32": said}
 
 
 @pytest.mark.parametrize("provider", ["ROCMExecutionProvider", "cuda"])

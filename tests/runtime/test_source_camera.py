@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import cv2
@@ -272,45 +271,31 @@ def test_bad_requests_are_refused(arguments: dict[str, float], named: str) -> No
         CameraRequest(**arguments)  # type: ignore[arg-type]
 
 
-@contextmanager
-def serving(num_frames: int, *, recording: bytes = b"") -> Iterator[str]:
-    """Address of a server of an MJPEG stream (`/live`) and of a file (`/clip.avi`)."""
+def camera_of(num_frames: int) -> type[BaseHTTPRequestHandler]:
+    """Serves an MJPEG stream of so many green frames."""
     green = np.zeros((48, 64, 3), dtype=np.uint8)
     green[:, :, 1] = 255
     jpeg = cv2.imencode(".jpg", green)[1].tobytes()
+    head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(jpeg)}\r\n\r\n"
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
-            if self.path.startswith("/clip"):
-                self.send_header("Content-Length", str(len(recording)))
-                self.end_headers()
-                self.wfile.write(recording)
-                return
             self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
             self.end_headers()
             for _ in range(num_frames):
-                head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(jpeg)}\r\n\r\n"
                 self.wfile.write(head.encode() + jpeg + b"\r\n")
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Keep the test's output clean."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return Handler
 
 
-def test_a_live_http_stream_is_read_and_its_end_is_a_lost_signal() -> None:
-    with serving(12) as address, open_source(f"{address}/live?token=secret") as source:
+def test_a_live_http_stream_is_read_and_its_end_is_a_lost_signal(answering) -> None:
+    with (
+        answering(camera_of(12)) as host,
+        open_source(f"http://{host}/live?token=secret") as source,
+    ):
         assert source.info.live
-        assert source.info.source_id == f"{address}/live?***"
+        assert source.info.source_id == f"http://{host}/live?***"
         frames: list[Frame] = []
         with pytest.raises(StreamError, match="signal lost after 12 frames") as caught:
             frames.extend(source)
@@ -321,7 +306,7 @@ def test_a_live_http_stream_is_read_and_its_end_is_a_lost_signal() -> None:
     assert stamps == sorted(stamps)
 
 
-def test_a_recording_behind_a_url_is_no_live_source(tmp_path: Path) -> None:
+def test_a_recording_behind_a_url_is_no_live_source(answering, tmp_path: Path) -> None:
     path = tmp_path / "clip.avi"
     writer = cv2.VideoWriter(
         str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 48)
@@ -329,19 +314,24 @@ def test_a_recording_behind_a_url_is_no_live_source(tmp_path: Path) -> None:
     for shade in range(5):
         writer.write(np.full((48, 64, 3), 20 * shade, dtype=np.uint8))
     writer.release()
-    with (
-        serving(0, recording=path.read_bytes()) as address,
-        open_source(f"{address}/clip.avi") as source,
-    ):
+
+    class Recording(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(path.stat().st_size))
+            self.end_headers()
+            self.wfile.write(path.read_bytes())
+
+    with answering(Recording) as host, open_source(f"http://{host}/clip.avi") as source:
         assert not source.info.live
         assert len(list(source)) == 5
 
 
-def test_a_stream_that_does_not_answer_hides_the_password() -> None:
-    with serving(0) as address:
-        port = int(address.rpartition(":")[2])
+def test_a_stream_that_does_not_answer_hides_the_password(answering) -> None:
+    with answering(camera_of(0)) as host:
+        pass
     with pytest.raises(StreamError, match="cannot be opened") as caught:
-        open_source(f"rtsp://joe:secret@127.0.0.1:{port}/1")
+        open_source(f"rtsp://joe:secret@{host}/1")
     assert "secret" not in str(caught.value)
     assert "127.0.0.1" in str(caught.value)
 

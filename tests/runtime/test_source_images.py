@@ -146,12 +146,6 @@ def test_floating_point_pixels_are_refused(tmp_path: Path) -> None:
         load_image(tmp_path / "f.tif")
 
 
-def test_an_animation_gives_its_first_frame(tmp_path: Path) -> None:
-    first, second = (Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE))
-    first.save(tmp_path / "a.gif", save_all=True, append_images=[second])
-    assert load_image(tmp_path / "a.gif")[4, 4].tolist() == list(RED)
-
-
 def encode(kind: str) -> bytes:
     rng = np.random.default_rng(0)
     buffer = io.BytesIO()
@@ -470,12 +464,11 @@ def exif_with(orientation: int, *, make_as_rational: bool) -> bytes:
     return b"Exif\0\0" + b"MM\0*" + struct.pack(">I", 8) + ifd + struct.pack(">I", 0) + extra
 
 
-@pytest.mark.parametrize("make_as_rational", [False, True], ids=["plain", "make-is-a-number"])
-def test_orientation_is_read_from_its_own_tag_alone(tmp_path: Path, make_as_rational: bool) -> None:
+def test_orientation_is_read_from_its_own_tag_alone(tmp_path: Path) -> None:
     """Pillow's `exif_transpose` writes all tags again, and raises on those that are broken."""
     image = Image.new("RGB", (40, 20), RED)
     image.paste(BLUE, (0, 0, 20, 20))
-    data = exif_with(6, make_as_rational=make_as_rational)
+    data = exif_with(6, make_as_rational=True)
     image.save(tmp_path / "a.jpg", exif=data, quality=95)
     pixels = load_image(tmp_path / "a.jpg")
     assert pixels.shape == (40, 20, 3)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import av
 import numpy as np
@@ -21,21 +21,6 @@ from gain_runtime.sources.opening import open_source
 from gain_runtime.sources.video import NetworkSource
 
 SHORT = Limits(open_s=1.0, read_s=1.0)
-
-
-@contextmanager
-def answering(handle: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Address of an HTTP server."""
-    handle.log_message = lambda *args: None  # type: ignore[method-assign, assignment]
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handle)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @contextmanager
@@ -70,7 +55,7 @@ def status(code: int) -> type[BaseHTTPRequestHandler]:
     ],
 )
 @pytest.mark.parametrize("name", ["live", "clip.mp4"])
-def test_what_a_server_answers_is_said(code: int, reason: str, name: str) -> None:
+def test_what_a_server_answers_is_said(answering, code: int, reason: str, name: str) -> None:
     with answering(status(code)) as host, pytest.raises(StreamError) as caught:
         open_source(f"http://joe:secret@{host}/{name}?token=hidden")
     message = str(caught.value)
@@ -89,7 +74,7 @@ def test_a_refused_connection_and_an_unknown_host_are_told_apart(scheme: str) ->
         open_source(f"{scheme}://camera.invalid/live")
 
 
-def test_garbage_is_told_from_silence() -> None:
+def test_garbage_is_told_from_silence(answering) -> None:
     class Garbage(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -124,19 +109,20 @@ def transport_stream(seconds: int) -> bytes:
 
 
 class Freezing(BaseHTTPRequestHandler):
-    """Sends two seconds of video, then nothing more."""
+    """Sends two seconds of video, then nothing more until `frozen` is set."""
+
+    frozen: threading.Event
 
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
         self.wfile.write(transport_stream(2))
         self.wfile.flush()
-        self.server.frozen.wait(240.0)  # type: ignore[attr-defined]
+        self.frozen.wait(240.0)
 
 
-def test_a_stream_that_freezes_is_lost_after_the_limit() -> None:
-    frozen = threading.Event()
-    ThreadingHTTPServer.frozen = frozen  # type: ignore[attr-defined]
+def test_a_stream_that_freezes_is_lost_after_the_limit(answering) -> None:
+    frozen = Freezing.frozen = threading.Event()
     with answering(Freezing) as host:
         source = NetworkSource(f"http://{host}/live", limits=Limits(open_s=120.0, read_s=1.0))
         frames = []
@@ -151,9 +137,8 @@ def test_a_stream_that_freezes_is_lost_after_the_limit() -> None:
     assert stamps == sorted(stamps)
 
 
-def test_close_is_not_waiting_for_a_read() -> None:
-    frozen = threading.Event()
-    ThreadingHTTPServer.frozen = frozen  # type: ignore[attr-defined]
+def test_close_is_not_waiting_for_a_read(answering) -> None:
+    frozen = Freezing.frozen = threading.Event()
     with answering(Freezing) as host:
         source = NetworkSource(f"http://{host}/live", limits=Limits(open_s=120.0, read_s=120.0))
         thread = threading.Thread(target=lambda: list(source), daemon=True)

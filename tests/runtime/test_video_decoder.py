@@ -261,8 +261,13 @@ def test_turned_and_mirrored_videos_are_upright(
     path = encode(tmp_path / "a.mp4", scene(4), "libx264", options=LOSSLESS)
     before = decode(path)
     turn(path, matrix)
-    for image, upright in zip(decode(path), before, strict=True):
-        np.testing.assert_allclose(image.astype(int), expected(upright).astype(int), atol=1)
+    with open_source(str(path)) as source:
+        size = (source.info.height_px, source.info.width_px)
+        for frame, upright in zip(source, before, strict=True):
+            assert frame.image.shape[:2] == size
+            np.testing.assert_allclose(
+                frame.image.astype(int), expected(upright).astype(int), atol=1
+            )
 
 
 def test_a_rate_that_is_a_time_base_is_not_believed(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import os
@@ -18,11 +17,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 
@@ -55,7 +51,6 @@ IDENTITY = StreamIdentity(
     labels=LABELS,
 )
 WATCHED = r"watch it at (http://\S+/)\n"
-APPS = Path(__file__).resolve().parents[1] / "apps" / "conftest.py"
 
 
 def make_result(
@@ -139,7 +134,7 @@ class FakeStream:
             ),
             kept=KeptFacts(written=5, failing=False, frames_not_kept=12, last_utc_s=1.5e9),
             outputs_lost=1,
-            adaptation={"mode": "watching", "drift": 0.25, "shift_nats": 0.5, "unset": None},
+            adaptation={"shift_nats": 0.5, "draws": 7.25},
         )
 
     def run(self) -> None:
@@ -297,13 +292,9 @@ def metrics(ask):
     return read
 
 
-@pytest.fixture(scope="session")
-def artifact(tmp_path_factory):
-    """The tiny artifact of the application's tests, by their own builder."""
-    spec = importlib.util.spec_from_file_location("tiny_artifacts", APPS)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.write_artifact(tmp_path_factory.mktemp("artifact") / "tiny.onnx")
+@pytest.fixture
+def artifact(artifact_path):
+    return artifact_path
 
 
 class Service:
@@ -428,55 +419,3 @@ def run():
         if running.process.poll() is None:
             running.process.kill()
         running.process.communicate()
-
-
-class Camera:
-    """A network camera (MJPEG over HTTP) at a fixed port that can go away and come back."""
-
-    def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self._server: ThreadingHTTPServer | None = None
-        self.uri = f"http://joe:sesame@127.0.0.1:{self.port}/live?token=hush"
-
-    def appear(self) -> None:
-        gone = self._gone = threading.Event()
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
-                self.end_headers()
-                shade = 0
-                while not gone.wait(0.03):
-                    shade = (shade + 7) % 200
-                    image = np.full((48, 64, 3), shade, dtype=np.uint8)
-                    image[10:20, shade % 50 : shade % 50 + 10] = 255
-                    jpeg = cv2.imencode(".jpg", image)[1].tobytes()
-                    head = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
-                    try:
-                        self.wfile.write(head % len(jpeg) + jpeg + b"\r\n")
-                    except OSError:
-                        return
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Keep the test's output clean."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def vanish(self) -> None:
-        if self._server is not None:
-            self._gone.set()
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
-
-
-@pytest.fixture
-def network_camera():
-    camera = Camera()
-    yield camera
-    camera.vanish()

@@ -81,7 +81,7 @@ def test_history_has_the_means_of_each_second(board, clock, result):
 
 def test_history_remembers_the_adaptations_numbers(board, clock, facts, result):
     for shift in (0.25, 0.5, float("nan")):
-        facts["adaptation"] = {"shift_nats": shift, "mode": "learning"}
+        facts["adaptation"] = {"shift_nats": shift}
         board.write(result(0))
         clock.now += 1.0
     # JSON has no NaN.
@@ -97,21 +97,6 @@ def test_history_forgets_and_keeps_gaps(result):
     for at_s in (0.0, 2.0, 4.0, 100.0):
         history.add(result(0), at_s=at_s)
     assert [point.at_s for point in history.points()] == [2.0, 4.0, 100.0]
-
-
-def test_words_that_change_are_events_and_numbers_are_not(board, clock, facts, events):
-    for adaptation in (
-        {"mode": "learning", "drift": 0.1, "held": False},
-        {"mode": "learning", "drift": 0.9, "held": False},
-        {"mode": "source only", "drift": 0.9, "held": True},
-    ):
-        facts["adaptation"] = adaptation
-        board.poll()
-        clock.now += PROBE_INTERVAL_S
-    assert told(events) == [
-        ("adaptation", "mode: learning → source only"),
-        ("adaptation", "held: no → yes"),
-    ]
 
 
 def test_forgetting_is_an_event(board, clock, facts, events):

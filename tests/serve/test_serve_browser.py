@@ -191,7 +191,7 @@ def test_page_loads_without_errors_and_asks_nobody_else(serve, page, stream, unt
     assert "moved the logits by 0.5 nats" in page.text("summary")
     until(lambda: 10.0 < float(page.text("rate")) < 30.0)
     assert page.text("agreement").endswith("%")
-    until(lambda: "watching" in page.text("adaptation"))
+    until(lambda: "7.25" in page.text("adaptation"))
     until(lambda: page.run("return document.querySelector('.chart path.adapted').getTotalLength()"))
     assert "forward6.00 ms" in page.text("stage-list")
     assert "together7.50 ms" in page.text("stage-list")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from gain_apps.streaming.commands import COMMANDS, CommandQueue, carry_out, drain_commands
-from gain_apps.streaming.running import status_words
 from gain_apps.streaming.stopping import StopRequest
 from gain_core.errors import ArtifactError, ConfigError
 
@@ -104,22 +102,3 @@ def test_a_command_that_fails_does_not_end_the_stream(adapter, caplog):
     assert requests[0] is not None
     assert requests[0].outcome.result() == noted[0][0]
     assert noted[0][0] in caplog.text
-
-
-@dataclass
-class Told:
-    drift: float
-    mode: str
-    array: tuple[int, ...]
-
-
-@pytest.mark.parametrize(
-    ("status", "shown"),
-    [
-        pytest.param(Told(0.5, "ok", (1,)), {"drift": 0.5, "mode": "ok"}, id="record"),
-        pytest.param({"held": True, "since": None}, {"held": True, "since": None}, id="mapping"),
-    ],
-)
-def test_status_is_taken_as_it_comes(status, shown):
-    assert status_words(SimpleNamespace(status=lambda: status)) == shown
-    assert status_words(SimpleNamespace()) == {}

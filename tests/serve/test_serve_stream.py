@@ -7,11 +7,10 @@ import re
 import socket
 import sqlite3
 import stat
-import threading
 import time
 import urllib.error
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ import pytest
 from gain_apps.serve import EventLog
 from gain_apps.stream import main
 from gain_apps.streaming.config import StreamConfig
-from gain_apps.streaming.config_file import read_toml
+from gain_apps.streaming.config_file import read_config_file
 from gain_core.errors import ConfigError
 
 LIVE = "test://pattern?live=1&rate=20&width=64&height=48&frames=1000000"
@@ -105,10 +104,10 @@ def test_cameras_are_added_paused_and_removed_and_the_file_remembers(
     text = file.read_text()
     assert "# the yard" in text
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    kept = read_toml(file)["cameras"]
+    kept = read_config_file(file)["cameras"]
     assert kept == {
         "yard": {"input": LIVE, "paused": True},
-        "door": {"input": LIVE, "update-every": 4},
+        "door": {"input": LIVE, "update_every": 4},
     }
     again = run_inside("--config", file)
     until(lambda: again.states() == {"yard": "paused", "door": "live"})
@@ -120,7 +119,7 @@ def test_cameras_are_added_paused_and_removed_and_the_file_remembers(
     assert removed == "camera removed, kept in cameras.toml"
     assert again.states() == {"yard": "live"}
     again.stop()
-    assert list(read_toml(file)["cameras"]) == ["yard"]
+    assert list(read_config_file(file)["cameras"]) == ["yard"]
 
 
 def test_a_service_begins_without_cameras_and_keeps_them_in_a_file_of_its_own(
@@ -136,7 +135,7 @@ def test_a_service_begins_without_cameras_and_keeps_them_in_a_file_of_its_own(
     until(lambda: running.states() == {"yard": "live"})
     running.stop()
     assert running.status == 0
-    assert read_toml(cameras) == {"cameras": {"yard": {"input": LIVE}}}
+    assert read_config_file(cameras) == {"cameras": {"yard": {"input": LIVE}}}
     assert stat.S_IMODE(cameras.stat().st_mode) == 0o600
 
 
@@ -176,7 +175,9 @@ def test_secrets_come_from_systemd(
     assert "sesame" not in out + err
 
 
-def test_events_are_posted_and_published_without_a_secret(artifact, run_inside, until, tmp_path):
+def test_events_are_posted_and_published_without_a_secret(
+    answering, artifact, run_inside, until, tmp_path
+):
     posted: list[dict] = []
 
     class Hook(BaseHTTPRequestHandler):
@@ -185,26 +186,18 @@ def test_events_are_posted_and_published_without_a_secret(artifact, run_inside, 
             self.send_response(204)
             self.end_headers()
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Keep the test's output clean."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    hook = f"http://127.0.0.1:{server.server_port}/services/T00/sesame"
-    file = tmp_path / "c.toml"
-    running = run_inside(
-        "--config", settings(file, artifact, {"camera": LIVE}, **{"event-webhook": hook})
-    )
-    until(lambda: running.camera()["camera"]["frames"] > 0)
-    running.command("freeze")
-    until(lambda: any(item["kind"] == "command" for item in posted))
+    with answering(Hook) as host:
+        hook = f"http://{host}/services/T00/sesame"
+        file = settings(tmp_path / "c.toml", artifact, {"camera": LIVE}, **{"event-webhook": hook})
+        running = run_inside("--config", file)
+        until(lambda: running.camera()["camera"]["frames"] > 0)
+        running.command("freeze")
+        until(lambda: any(item["kind"] == "command" for item in posted))
+        _, err = running.stop()
     (command,) = [item for item in posted if item["kind"] == "command"]
     assert command["stream"] == "camera"
     assert command["who"] == "API at 127.0.0.1"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", command["utc"])
-    _, err = running.stop()
-    server.shutdown()
-    server.server_close()
     assert "sesame" not in err
 
 

@@ -58,17 +58,7 @@ class Rival:
 
 
 def list_rivals(artifact: Artifact, config: BenchConfig, /) -> list[Rival]:
-    """Everything a comparison names, whether or not it is there.
-
-    Parameters
-    ----------
-    artifact : Artifact
-    config : BenchConfig
-
-    Returns
-    -------
-    list of Rival
-    """
+    """Everything a comparison names, whether or not it is there."""
     trained = config.weights is not None
     return [
         Rival(name="onnxruntime cpu", open=lambda: _session(artifact, "cpu", config)),

@@ -18,8 +18,8 @@ from gain_apps.system import ThermalWatch, read_number, read_numbers, read_text,
 from gain_core import __version__
 from gain_core._optional import require
 from gain_core.errors import BackendUnavailableError
-from gain_runtime.sessions.cuda_memory import cuda_failures
 from gain_runtime.sessions.onnx import CPU_PROVIDER
+from gain_runtime.sessions.tensorrt import cuda_failures
 
 __all__ = [
     "DevicePeak",

@@ -210,10 +210,6 @@ def open_dataset(root: Path, files: Sequence[Path], /, *, num_classes: int) -> I
     num_classes : int
         K of the artifact.
 
-    Returns
-    -------
-    ImageData
-
     Raises
     ------
     BackendUnavailableError

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.evaluation.streams import Ints, StreamBatch, StreamPlan, cut
+from gain_apps.evaluation.streams import IMBALANCE, Ints, StreamBatch, StreamPlan, cut
 from gain_core.errors import ConfigError
 
 __all__ = ["EMPTY_SCENE", "NOISE", "camera_stream", "noise_of", "recorded_stream"]
@@ -42,8 +42,6 @@ PARKED_FRAMES = 10_000
 NOISE = 0.1
 # More images are not needed for a few thousand objects.
 MAX_IMAGES = 2000
-# The first class is seen so many times as often as the last.
-IMBALANCE = 100.0
 EMPTY_SCENE = -1
 
 

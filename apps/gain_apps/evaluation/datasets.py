@@ -18,7 +18,6 @@ from gain_apps.evaluation.archives import (
 )
 from gain_apps.evaluation.features import default_cache_dir
 from gain_apps.evaluation.image_data import (
-    CLASS_FILE,
     WNID,
     ClassNames,
     Image,
@@ -29,7 +28,7 @@ from gain_apps.evaluation.image_data import (
     open_test_source,
 )
 from gain_core.errors import ArtifactError, ConfigError
-from gain_runtime.files.images import IMAGE_SUFFIXES, load_image
+from gain_runtime.files.images import CLASS_FILE, IMAGE_SUFFIXES, load_image
 from gain_runtime.files.paths import exists, is_file, is_folder
 from gain_scenes.corruptions import CORRUPTIONS
 
@@ -93,10 +92,6 @@ def open_data(
     cache : Path, optional
         Folder; by default in the user's cache folder.
 
-    Returns
-    -------
-    ImageData
-
     Raises
     ------
     ArtifactError
@@ -139,11 +134,6 @@ def open_data(
 def open_image_folder(root: Path, names: ClassNames, /) -> ImageData:
     """Images in one folder per class (ImageFolder, ImageNet-R, V2, Sketch).
 
-    Parameters
-    ----------
-    root : Path
-    names : ClassNames
-
     Returns
     -------
     ImageData
@@ -170,11 +160,6 @@ def open_image_folder(root: Path, names: ClassNames, /) -> ImageData:
 
 def open_flat_folder(root: Path, names: ClassNames, /) -> ImageData:
     """Images named `WNID_anything.jpg` in one folder.
-
-    Parameters
-    ----------
-    root : Path
-    names : ClassNames
 
     Returns
     -------
@@ -316,10 +301,6 @@ def open_tree(
     image_list : Path, optional
         `CLASS/FILE`, one a line, in the order of the stream; what follows a space or a comma is
         ignored. By default the files of the first domain, sorted.
-
-    Returns
-    -------
-    ImageData
 
     Raises
     ------

@@ -299,10 +299,6 @@ def open_input(
         Called with a title and a number of steps before each forward pass over a domain; what it
         returns is called after every step.
 
-    Returns
-    -------
-    EvalInput
-
     Raises
     ------
     ConfigError

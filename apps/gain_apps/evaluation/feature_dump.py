@@ -117,10 +117,6 @@ def measured_head(
         As the artifact has it; measured on `clean` where it is None.
     logits_only : bool
         See `Head`.
-
-    Returns
-    -------
-    Head
     """
     head = Head(weight=weight, bias=bias, skewness=skewness, logits_only=logits_only)
     if clean is None:

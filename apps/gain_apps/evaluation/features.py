@@ -363,10 +363,6 @@ class FeatureMaker:
         compute : callable, optional
             Makes rows of a cell; by default `rows`, here.
 
-        Returns
-        -------
-        Outputs
-
         Raises
         ------
         ConfigError

@@ -18,7 +18,7 @@ from gain_apps.evaluation.streams import Order
 from gain_core import __version__
 from gain_core._optional import require
 from gain_core.errors import ArtifactError, BackendUnavailableError, ConfigError, StreamError
-from gain_runtime.files.images import IMAGE_SUFFIXES
+from gain_runtime.files.images import CLASS_FILE, IMAGE_SUFFIXES
 from gain_runtime.files.paths import is_folder, write_atomically
 from gain_runtime.frames import Frame
 from gain_runtime.sources.images import ClassList, class_list_from_names, read_class_list
@@ -27,7 +27,6 @@ from gain_scenes import corruptions, roadsigns
 from gain_scenes.sources import app_schemes
 
 __all__ = [
-    "CLASS_FILE",
     "CLEAN",
     "WNID",
     "ClassNames",
@@ -45,7 +44,6 @@ Image = npt.NDArray[np.uint8]
 # The domain of uncorrupted images.
 CLEAN = "clean"
 WNID = re.compile(r"^n\d{8}$")
-CLASS_FILE = "classes.tsv"
 SHOWN = 5
 
 
@@ -147,10 +145,6 @@ class ClassNames:
         where : str
             Of the data, for messages.
 
-        Returns
-        -------
-        dict of str to int
-
         Raises
         ------
         ArtifactError
@@ -211,10 +205,6 @@ def open_arrays(path: Path, /, *, num_classes: int) -> ImageData:
     path : Path
     num_classes : int
         K of the artifact.
-
-    Returns
-    -------
-    ImageData
 
     Raises
     ------

@@ -58,10 +58,6 @@ def open_images(
     on_images : callable, optional
         See `open_input`.
 
-    Returns
-    -------
-    EvalInput
-
     Raises
     ------
     ConfigError, ArtifactError, StreamError, NumericsError, BackendUnavailableError, EngineError

@@ -18,6 +18,7 @@ from gain_apps.evaluation.eval_input import EvalInput
 from gain_apps.evaluation.experiment import Experiment, Run
 from gain_apps.evaluation.methods.registry import MethodSpec, describe_method
 from gain_apps.evaluation.scores import (
+    NUM_BINS,
     GainTrace,
     Reals,
     Scores,
@@ -94,7 +95,7 @@ def make_results(
         "seeds": list(experiment.seeds),
         "counting": counting,
         "bins": {
-            "num_bins": experiment.num_bins,
+            "num_bins": NUM_BINS,
             "kind": "equal width on the top confidence, exactly 1 in the last bin",
         },
         "versions": versions(),
@@ -157,13 +158,12 @@ def _method_record(
     experiment: Experiment, runs: Sequence[Run], spec: MethodSpec, *, domains: Sequence[str]
 ) -> dict[str, Any]:
     """Everything about one method."""
-    bins = experiment.num_bins
     traces = [run.traces[spec.text] for run in runs]
-    pooled = [score(trace, num_bins=bins) for trace in traces]
-    rounds = [round_scores(trace, num_bins=bins) for trace in traces]
+    pooled = [score(trace) for trace in traces]
+    rounds = [round_scores(trace) for trace in traces]
     over_domains = [mean_scores(each) for each in rounds]
     headline = pooled if experiment.plan.pools_domains else over_domains
-    by_domain = [domain_scores(trace, num_bins=bins) for trace in traces]
+    by_domain = [domain_scores(trace) for trace in traces]
     record: dict[str, Any] = {
         **mean_scores(headline).to_dict(),
         "std_over_runs": _spread(headline),
@@ -187,7 +187,7 @@ def _method_record(
         record["rounds"] = [mean_scores(each).to_dict() for each in zip(*rounds, strict=True)]
     if traces[0].gain is not None:
         record["gain"] = _gain_record(traces)
-    record["series"] = series_record(traces[0], runs[0].stream, num_bins=bins)
+    record["series"] = series_record(traces[0], runs[0].stream)
     return record
 
 
@@ -264,9 +264,7 @@ MAX_SEGMENTS = 400
 NUM_STRENGTH_BINS = 20
 
 
-def series_record(
-    trace: Trace, stream: Sequence[StreamBatch], /, *, num_bins: int
-) -> dict[str, Any]:
+def series_record(trace: Trace, stream: Sequence[StreamBatch], /) -> dict[str, Any]:
     """Series of one run.
 
     Parameters
@@ -274,7 +272,6 @@ def series_record(
     trace : Trace
     stream : sequence of StreamBatch
         The stream it is of.
-    num_bins : int
 
     Returns
     -------
@@ -285,9 +282,9 @@ def series_record(
         per bin. `strength`: counts per bin. `gain_pairs`: [expected, realised] of some samples.
         Strength and gains are those before a batch is learned from, see `GainTrace`.
     """
-    bins = calibration(trace.confidence, trace.correct, num_bins=num_bins)
+    bins = calibration(trace.confidence, trace.correct)
     record: dict[str, Any] = {
-        "over_time": _over_time(trace, stream, num_bins=num_bins),
+        "over_time": _over_time(trace, stream),
         "segments": _segments(trace),
         "reliability": {
             "counts": bins.counts.tolist(),
@@ -302,9 +299,7 @@ def series_record(
     return record
 
 
-def _over_time(
-    trace: Trace, stream: Sequence[StreamBatch], *, num_bins: int
-) -> dict[str, list[Any]]:
+def _over_time(trace: Trace, stream: Sequence[StreamBatch]) -> dict[str, list[Any]]:
     """Scores of consecutive windows of whole batches."""
     sizes = [len(item.images) for item in stream if item.scored]
     edges = np.cumsum([0, *sizes])
@@ -314,7 +309,7 @@ def _over_time(
         record["strength"] = []
     for first, last in zip(edges[chosen[:-1]], edges[chosen[1:]], strict=True):
         rows = slice(int(first), int(last))
-        bins = calibration(trace.confidence[rows], trace.correct[rows], num_bins=num_bins)
+        bins = calibration(trace.confidence[rows], trace.correct[rows])
         record["first"].append(int(first))
         record["accuracy"].append(round(100.0 * float(trace.correct[rows].mean()), 3))
         record["ece"].append(round(100.0 * bins.error, 3))

@@ -22,9 +22,10 @@ from gain_apps.evaluation.methods.protocol import (
     OnPixels,
 )
 from gain_apps.evaluation.streams import StreamBatch
-from gain_core.errors import ConfigError, NumericsError
+from gain_core.errors import NumericsError
 
 __all__ = [
+    "NUM_BINS",
     "Calibration",
     "GainTrace",
     "Scores",
@@ -40,6 +41,8 @@ __all__ = [
 
 # Normalised log-probabilities; single precision over a thousand classes stays well within.
 MAX_NORM_ERROR = 1e-3
+# Of the calibration error.
+NUM_BINS = 20
 
 Reals = npt.NDArray[np.float64]
 
@@ -121,10 +124,6 @@ def run_methods(
         Ask methods that can for strength and gain before each batch (not in their time).
     on_batch : callable, optional
         Called after every batch.
-
-    Returns
-    -------
-    dict of str to Trace
 
     Raises
     ------
@@ -245,7 +244,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Calibration:
-    """A reliability diagram: per equal-width bin of confidence, (num_bins,) each.
+    """A reliability diagram: per equal-width bin of confidence, (NUM_BINS,) each.
 
     Attributes
     ----------
@@ -265,42 +264,29 @@ class Calibration:
         return float(gaps.sum() / self.counts.sum())
 
 
-def calibration(confidence: Reals, correct: Mask, /, *, num_bins: int = 20) -> Calibration:
+def calibration(confidence: Reals, correct: Mask, /) -> Calibration:
     """Sort samples into bins of confidence.
 
     Parameters
     ----------
     confidence : array, (T,)
-        In [0, 1].
+        In [0, 1]; exactly 1 falls into the last bin.
     correct : array, (T,) bool
-    num_bins : int
-        Bins [i/num_bins, (i+1)/num_bins); a confidence of exactly 1 falls into the last one.
-
-    Returns
-    -------
-    Calibration
-
-    Raises
-    ------
-    ConfigError
-        If `num_bins` is below 1.
     """
-    if num_bins < 1:
-        raise ConfigError(f"bins: expected at least 1, got {num_bins}")
-    bins = np.clip((confidence * num_bins).astype(np.int64), 0, num_bins - 1)
-    counts = np.bincount(bins, minlength=num_bins)
+    bins = np.clip((confidence * NUM_BINS).astype(np.int64), 0, NUM_BINS - 1)
+    counts = np.bincount(bins, minlength=NUM_BINS)
     divisor = np.maximum(counts, 1)
     return Calibration(
         counts=counts.astype(np.int64),
-        accuracy=np.bincount(bins, weights=correct, minlength=num_bins) / divisor,
-        confidence=np.bincount(bins, weights=confidence, minlength=num_bins) / divisor,
+        accuracy=np.bincount(bins, weights=correct, minlength=NUM_BINS) / divisor,
+        confidence=np.bincount(bins, weights=confidence, minlength=NUM_BINS) / divisor,
     )
 
 
-def score(trace: Trace, mask: Mask | None = None, /, *, num_bins: int = 20) -> Scores:
+def score(trace: Trace, mask: Mask | None = None, /) -> Scores:
     """Scores of the samples in `mask` (of all of them by default), pooled."""
     chosen = np.ones(len(trace.correct), dtype=np.bool_) if mask is None else mask
-    bins = calibration(trace.confidence[chosen], trace.correct[chosen], num_bins=num_bins)
+    bins = calibration(trace.confidence[chosen], trace.correct[chosen])
     return Scores(
         accuracy=100.0 * float(trace.correct[chosen].mean()),
         ece=100.0 * bins.error,
@@ -320,18 +306,18 @@ def mean_scores(scores: Iterable[Scores], /) -> Scores:
     )
 
 
-def domain_scores(trace: Trace, /, *, num_bins: int = 20) -> dict[int, Scores]:
+def domain_scores(trace: Trace, /) -> dict[int, Scores]:
     """Scores per domain: pooled within each round, then the mean over rounds."""
-    cells = _cells(trace, num_bins=num_bins)
+    cells = _cells(trace)
     return {
         domain: mean_scores(value for (_, name), value in cells.items() if name == domain)
         for domain in _ordered(trace.domains)
     }
 
 
-def round_scores(trace: Trace, /, *, num_bins: int = 20) -> list[Scores]:
+def round_scores(trace: Trace, /) -> list[Scores]:
     """Scores per round: pooled within each domain, then the mean over domains."""
-    cells = _cells(trace, num_bins=num_bins)
+    cells = _cells(trace)
     return [
         mean_scores(value for (name, _), value in cells.items() if name == number)
         for number in _ordered(trace.rounds)
@@ -355,10 +341,10 @@ def correlations(trace: Trace, /) -> dict[str, float | None]:
     }
 
 
-def _cells(trace: Trace, *, num_bins: int) -> dict[tuple[int, int], Scores]:
+def _cells(trace: Trace) -> dict[tuple[int, int], Scores]:
     """Scores by (round, domain)."""
     return {
-        (number, domain): score(trace, mask, num_bins=num_bins)
+        (number, domain): score(trace, mask)
         for number in _ordered(trace.rounds)
         for domain in _ordered(trace.domains)
         for mask in ((trace.rounds == number) & (trace.domains == domain),)

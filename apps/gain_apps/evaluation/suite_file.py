@@ -25,7 +25,6 @@ stopped, and only what is new or named to be refreshed is run.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,12 +33,8 @@ from typing import Any, Literal, get_args
 from gain_apps.evaluation.eval_input import InputSettings
 from gain_apps.evaluation.methods.registry import parse_method
 from gain_apps.evaluation.streams import Order, parse_stream
+from gain_apps.flags import read_toml
 from gain_core.errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 __all__ = ["Bar", "Suite", "SuiteInput", "SuiteStream", "folders_of", "load_suite", "suite_path"]
 
@@ -168,13 +163,7 @@ def load_suite(path: Path, /) -> Suite:
     ConfigError
         If the file cannot be read, is no TOML, or holds an unknown key, method, stream or input.
     """
-    try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
-    except OSError as err:
-        raise ConfigError(f"{path}: cannot be read ({err.strerror}); check the path") from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
-        raise ConfigError(f"{path}: expected TOML, {err}") from err
+    table = read_toml(path, where=str(path))
     tables = {key: table.pop(key, []) for key in ("input", "stream", "bar")}
     head = _record(table, {"description": str, "methods": tuple, "seeds": int}, where=str(path))
     suite = Suite(

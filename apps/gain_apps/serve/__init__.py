@@ -4,10 +4,9 @@ Only `open_server` needs the extra; everything else imports without it.
 """
 
 from gain_apps.serve.address import ServeAddress, open_server
-from gain_apps.serve.board import LiveBoard, StreamIdentity
+from gain_apps.serve.board import DeviceFacts, KeptFacts, LiveBoard, StreamFacts, StreamIdentity
 from gain_apps.serve.cameras import Cameras, WatchedCamera
 from gain_apps.serve.event_log import Event, EventLog
-from gain_apps.serve.facts import DeviceFacts, KeptFacts, StreamFacts
 
 __all__ = [
     "Cameras",

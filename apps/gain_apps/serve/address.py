@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gain_apps.secret_values import find_secret
+from gain_apps.system import find_secret
 from gain_core._optional import require
 from gain_core.errors import ConfigError
 
@@ -63,10 +63,6 @@ class ServeAddress:
         text : str
             `8080`, `0.0.0.0:8080`, `[::1]:8080`; without a host it is the loopback address.
 
-        Returns
-        -------
-        ServeAddress
-
         Raises
         ------
         ConfigError
@@ -110,10 +106,6 @@ def read_token(path: str | Path, /) -> str:
     ----------
     path : str or Path
         A file that holds it, white space around it ignored.
-
-    Returns
-    -------
-    str
 
     Raises
     ------

@@ -116,16 +116,7 @@ class PageContext:
 
 
 def build_app(context: PageContext, /) -> AccessGate:
-    """The ASGI application, behind its gate.
-
-    Parameters
-    ----------
-    context : PageContext
-
-    Returns
-    -------
-    AccessGate
-    """
+    """The ASGI application, behind its gate."""
     app = FastAPI(
         title="gain-stream",
         summary="What the cameras of a running service see, and the commands they take.",
@@ -137,6 +128,7 @@ def build_app(context: PageContext, /) -> AccessGate:
         responses=PROBLEMS,
     )
     app.add_exception_handler(RequestValidationError, _say_what_was_expected)
+    app.add_exception_handler(ConfigError, _say_why_not)
     access = Access(context.token, port=context.port, open_paths=OPEN_PATHS)
     _add_page(app)
     _add_session(app, access, context)
@@ -156,6 +148,11 @@ async def _say_what_was_expected(request: Request, err: Exception) -> JSONRespon
         for error in err.errors()
     ]
     return JSONResponse({"detail": "; ".join(parts)}, status_code=422)
+
+
+async def _say_why_not(request: Request, err: Exception) -> JSONResponse:
+    """409: what was asked for cannot be carried out."""
+    return JSONResponse({"detail": str(err)}, status_code=409)
 
 
 def _who(request: Request) -> str:
@@ -260,22 +257,16 @@ def _add_cameras(app: FastAPI, context: PageContext) -> None:
     @app.post("/api/cameras", status_code=201, tags=["cameras"], responses=REFUSED)
     async def add(new: NewCamera, request: Request) -> Done:
         """Add a camera and start it; it is kept in the settings file where there is one."""
-        try:
-            outcome = await asyncio.to_thread(
-                cameras.add, new.name, new.input, settings_of(new.settings), who=_who(request)
-            )
-        except ConfigError as err:
-            raise HTTPException(409, str(err)) from err
+        outcome = await asyncio.to_thread(
+            cameras.add, new.name, new.input, settings_of(new.settings), who=_who(request)
+        )
         return Done(outcome=outcome, done=True)
 
     @app.delete("/api/cameras/{name}", tags=["cameras"], responses=REFUSED)
     async def remove(name: CameraName, request: Request) -> Done:
         """End a camera and forget it; its files and snapshots stay."""
         context.camera(name)
-        try:
-            outcome = await asyncio.to_thread(cameras.remove, name, who=_who(request))
-        except ConfigError as err:
-            raise HTTPException(409, str(err)) from err
+        outcome = await asyncio.to_thread(cameras.remove, name, who=_who(request))
         return Done(outcome=outcome, done=True)
 
 
@@ -324,7 +315,10 @@ def _add_commands(app: FastAPI, context: PageContext) -> None:
         """Carry a command out, and say what came of it."""
         camera = context.camera(name)
         if command in get_args(CameraAction):
-            return await _act(context, name, command, request)
+            outcome = await asyncio.to_thread(
+                context.cameras.act, name, cast(CameraAction, command), who=_who(request)
+            )
+            return Done(outcome=outcome, done=True)
         if command not in camera.commands:
             raise HTTPException(
                 409, f"{command}: this camera has no file for it (--snapshots or --state-out)"
@@ -341,20 +335,6 @@ def _add_commands(app: FastAPI, context: PageContext) -> None:
         except asyncio.TimeoutError:
             return Done(outcome=f"{command}: waits for the camera's next frame", done=False)
         return Done(outcome=outcome, done=True)
-
-
-async def _act(context: PageContext, name: str, command: str, request: Request) -> Done:
-    """Pause, resume or restart a camera."""
-    try:
-        outcome = await asyncio.to_thread(
-            context.cameras.act,
-            name,
-            command,  # type: ignore[arg-type]
-            who=_who(request),
-        )
-    except ConfigError as err:
-        raise HTTPException(409, str(err)) from err
-    return Done(outcome=outcome, done=True)
 
 
 def _add_pictures(app: FastAPI, context: PageContext) -> None:

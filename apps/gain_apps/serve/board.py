@@ -1,4 +1,4 @@
-"""The newest result of a stream and what led up to it: written by its loop, read by the server."""
+"""What a stream's page is told: written by the stream's loop, read by the server."""
 
 from __future__ import annotations
 
@@ -8,15 +8,137 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gain_apps.serve.event_log import Event, EventKind, EventLog, History, Point
-from gain_apps.serve.facts import StreamFacts, changes
+from gain_apps.streaming.backpressure import Load, step_words
 from gain_runtime.frames import FrameResult
 from gain_runtime.sources.reconnecting import Connection
 
-__all__ = ["LATENCY_BOUNDS_S", "LiveBoard", "LiveView", "RunState", "StreamIdentity"]
+__all__ = [
+    "LATENCY_BOUNDS_S",
+    "DeviceFacts",
+    "KeptFacts",
+    "LiveBoard",
+    "LiveView",
+    "RunState",
+    "StreamFacts",
+    "StreamIdentity",
+    "changes",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """Whether the device keeps up, and what gives way where it does not.
+
+    Attributes
+    ----------
+    load : {"keeping-up", "updating-less", "skipping"}
+    level : int
+        Steps taken to keep up.
+    update_every : int
+        Frames between two updates at present.
+    stride : int
+        One frame in so many is classified.
+    left_out : int
+        Frames skipped by it so far.
+    throttled : bool
+        Whether the device slows itself down.
+    celsius : float or None
+        Its hottest zone; None where none can be read.
+    """
+
+    load: Load = "keeping-up"
+    level: int = 0
+    update_every: int = 1
+    stride: int = 1
+    left_out: int = 0
+    throttled: bool = False
+    celsius: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptFacts:
+    """Snapshots: taken so far, whether the last failed, learned frames that are in none.
+
+    `last_utc_s` is when the last one was written, in seconds since 1970.
+    """
+
+    written: int = 0
+    failing: bool = False
+    frames_not_kept: int = 0
+    last_utc_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamFacts:
+    """What the loop knows beside the newest result; asked for on the loop's own thread.
+
+    Attributes
+    ----------
+    frozen : bool
+    frames_learned, dropped, rejected, skipped : int
+        Frames in the state; left out because the network was busy; not classifiable; unreadable.
+    reconnects : int
+        Times a lost source came back.
+    outputs_lost : int
+        Outputs that failed and were left out.
+    not_learned : mapping
+        Frames that were predicted but not learned from, by what was wrong with them.
+    adaptation : mapping
+        Numbers of the adapter's status.
+    device : DeviceFacts
+    kept : KeptFacts or None
+        None where no snapshots are taken.
+    """
+
+    frozen: bool = False
+    frames_learned: int = 0
+    dropped: int = 0
+    rejected: int = 0
+    skipped: int = 0
+    reconnects: int = 0
+    outputs_lost: int = 0
+    not_learned: Mapping[str, int] = field(default_factory=dict)
+    adaptation: Mapping[str, float] = field(default_factory=dict)
+    device: DeviceFacts = field(default_factory=DeviceFacts)
+    kept: KeptFacts | None = None
+
+
+def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind, str]]:
+    """Kind and text of what is different; numbers drift all the time and are none."""
+    found: list[tuple[EventKind, str]] = []
+    if after.frames_learned < before.frames_learned:
+        found.append(
+            ("state", f"from {before.frames_learned} learned frames to {after.frames_learned}")
+        )
+    if after.outputs_lost > before.outputs_lost:
+        found.append(("stream", "an output failed; the stream goes on without it"))
+    for fault in after.not_learned:
+        if fault not in before.not_learned:
+            found.append(("stream", f"broken frame ({fault}); such frames teach nothing"))
+    found += _device_changes(before.device, after.device)
+    failed = before.kept is not None and before.kept.failing
+    fails = after.kept is not None and after.kept.failing
+    if failed != fails:
+        words = ("snapshots can be written again", "no snapshot can be written")
+        found.append(("state", words[fails]))
+    return found
+
+
+def _device_changes(before: DeviceFacts, after: DeviceFacts) -> list[tuple[EventKind, str]]:
+    """The device got slower, or what it does about it has changed."""
+    found: list[tuple[EventKind, str]] = []
+    if before.throttled != after.throttled:
+        speeds = ("the device runs at full speed again", "the device slows itself down")
+        found.append(("device", speeds[after.throttled]))
+    if before.level != after.level:
+        words = step_words(after.update_every, after.stride)
+        found.append(("device", f"{after.load}: {words}"))
+    return found
+
 
 Scale: TypeAlias = Literal["fine", "coarse"]
 RunState: TypeAlias = Literal["starting", "running", "paused", "ended", "failed"]
@@ -203,11 +325,7 @@ class LiveBoard:
         if now - self._probed_s < PROBE_INTERVAL_S:
             return
         facts = self._probe()
-        numbers = {
-            name: value
-            for name, value in facts.adaptation.items()
-            if isinstance(value, float) and math.isfinite(value)
-        }
+        numbers = {k: value for k, value in facts.adaptation.items() if math.isfinite(value)}
         with self._lock:
             first = self._probed_s == -math.inf
             self._probed_s = now
@@ -279,10 +397,6 @@ class LiveBoard:
             this process began is in bins of two minutes in both.
         since_s : float
             Seconds since 1970.
-
-        Returns
-        -------
-        list of Point
         """
         with self._lock:
             points = self._histories[scale].points(since_s=since_s)

@@ -36,12 +36,7 @@ THUMBNAIL_PX = 192
 
 
 class PictureMaker:
-    """Draws the newest result of a board; any thread may ask.
-
-    Parameters
-    ----------
-    board : LiveBoard
-    """
+    """Draws the newest result of a board; any thread may ask."""
 
     def __init__(self, board: LiveBoard, /) -> None:
         self._board = board

@@ -189,7 +189,7 @@ class History:
         return [item for item in every if item.at_s >= since_s]
 
 
-EventKind = Literal["signal", "command", "adaptation", "state", "device", "stream", "login"]
+EventKind = Literal["signal", "command", "state", "device", "stream", "login"]
 # Some years of an ordinary service, and 20 MB.
 MOST_EVENTS = 100_000
 MOST_POINTS = 1_000
@@ -294,10 +294,6 @@ class EventLog(Closing):
         text : str
             Without credentials.
         who : str, optional
-
-        Returns
-        -------
-        Event
         """
         with self._lock:
             event = Event(
@@ -336,10 +332,6 @@ class EventLog(Closing):
         before : int, optional
             With lower numbers only, to read on.
         limit : int, optional
-
-        Returns
-        -------
-        list of Event
         """
         wanted = {"stream = ?": stream, "kind = ?": kind, "id < ?": before}
         given = {term: value for term, value in wanted.items() if value is not None}
@@ -359,13 +351,7 @@ class EventLog(Closing):
         return [_event(row) for row in rows]
 
     def keep(self, stream: str, point: Point, /) -> None:
-        """Keep a point of a stream's curves over a restart.
-
-        Parameters
-        ----------
-        stream : str
-        point : Point
-        """
+        """Keep a point of a stream's curves over a restart."""
         with self._lock, self._writing() as base:
             base.execute(
                 "INSERT OR REPLACE INTO history VALUES (?, ?, ?)",

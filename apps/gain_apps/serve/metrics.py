@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -30,11 +29,7 @@ from gain_apps.serve.schema import CameraState, state_of
 
 __all__ = ["MetricsPage"]
 
-NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
-STATES: tuple[CameraState, ...] = (
-    *("starting", "connecting", "live", "silent"),
-    *("reconnecting", "paused", "ended", "failed"),
-)
+STATES: tuple[CameraState, ...] = get_args(CameraState)
 
 Seen: TypeAlias = tuple[str, LiveView]
 
@@ -112,13 +107,7 @@ GAUGES: tuple[tuple[str, str, Callable[[LiveView], float | None]], ...] = (
 
 
 class MetricsPage:
-    """The text of `/metrics`.
-
-    Parameters
-    ----------
-    cameras : Cameras
-    logins : Logins
-    """
+    """The text of `/metrics`."""
 
     def __init__(self, cameras: Cameras, logins: Logins, /) -> None:
         # A registry of its own: in the default one a second server would be a duplicate.
@@ -221,28 +210,18 @@ def _latency(seen: Sequence[Seen]) -> Metric:
 
 
 def _adaptation(seen: Sequence[Seen]) -> Iterator[Metric]:
-    """The adapter's own status: each number under its own name, words as the label of a 1."""
-    words = GaugeMetricFamily(
-        "gain_adaptation_state",
-        "Words of the adaptation's status",
-        labels=["stream", "name", "value"],
-    )
-    numbers: dict[str, GaugeMetricFamily] = {}
+    """The adapter's own status: each number under its own name."""
+    families: dict[str, GaugeMetricFamily] = {}
     for stream, view in seen:
         for name, value in view.facts.adaptation.items():
-            label = NOT_A_NAME.sub("_", name)
-            if isinstance(value, str):
-                words.add_metric([stream, label, value], 1.0)
-            elif value is not None:
-                family = numbers.setdefault(
-                    label,
-                    GaugeMetricFamily(
-                        f"gain_adaptation_{label}", f"The adaptation's {name}", labels=["stream"]
-                    ),
-                )
-                family.add_metric([stream], float(value))
-    yield from numbers.values()
-    yield words
+            family = families.setdefault(
+                name,
+                GaugeMetricFamily(
+                    f"gain_adaptation_{name}", f"The adaptation's {name}", labels=["stream"]
+                ),
+            )
+            family.add_metric([stream], value)
+    yield from families.values()
 
 
 def _process(seen: Sequence[Seen], logins: Logins) -> Iterator[Metric]:

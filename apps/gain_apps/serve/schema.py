@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from gain_apps.serve.board import LiveView, StreamIdentity
+from gain_apps.serve.board import DeviceFacts, KeptFacts, LiveView, StreamIdentity
 from gain_apps.serve.event_log import Event, Point
-from gain_apps.serve.facts import DeviceFacts, KeptFacts, Scalar
 from gain_runtime.frames import FrameResult, Ranked
 
 __all__ = [
@@ -38,9 +37,7 @@ __all__ = [
 # A page shall not be able to end an appliance: "quit" is for whoever sits at it.
 PageCommand: TypeAlias = Literal["freeze", "unfreeze", "reset", "save", "roll-back"]
 CameraAction: TypeAlias = Literal["pause", "resume", "restart"]
-CameraCommand: TypeAlias = Literal[
-    "freeze", "unfreeze", "reset", "save", "roll-back", "pause", "resume", "restart"
-]
+CameraCommand: TypeAlias = Literal[PageCommand, CameraAction]
 CameraState: TypeAlias = Literal[
     "starting",
     "connecting",
@@ -173,7 +170,7 @@ class CameraStatus:
     latency_p50_ms: float | None
     latency_p95_ms: float | None
     newest: Newest | None
-    adaptation: dict[str, bool | int | float | str | None]
+    adaptation: dict[str, float | None]
     device: DeviceFacts
     kept: KeptFacts | None
     commands: list[CameraCommand]
@@ -236,10 +233,6 @@ def row_of(name: str, view: LiveView, /, *, source: str, last_event: Event | Non
     source : str
         Its URI without credentials.
     last_event : Event or None
-
-    Returns
-    -------
-    CameraRow
     """
     state, since_s, reason = state_of(view)
     result = view.result
@@ -274,10 +267,6 @@ def status_of(row: CameraRow, view: LiveView, /, *, commands: list[CameraCommand
         Of the same moment.
     commands : list of str
         Those the page may send.
-
-    Returns
-    -------
-    CameraStatus
     """
     result, facts, identity = view.result, view.facts, view.identity
     recent = view.latency.recent_ms
@@ -300,7 +289,7 @@ def status_of(row: CameraRow, view: LiveView, /, *, commands: list[CameraCommand
         latency_p50_ms=None if p50 is None else float(p50),
         latency_p95_ms=None if p95 is None else float(p95),
         newest=None if result is None else _newest(result, identity),
-        adaptation={name: _plain(value) for name, value in facts.adaptation.items()},
+        adaptation={name: _finite(value) for name, value in facts.adaptation.items()},
         device=facts.device,
         kept=facts.kept,
         commands=commands,
@@ -314,7 +303,7 @@ def _summary(view: LiveView) -> str:
     facts = view.facts
     parts = ["Learning is paused" if facts.frozen else "Adaptation is on"]
     shift = facts.adaptation.get("shift_nats")
-    if isinstance(shift, float) and math.isfinite(shift):
+    if shift is not None and math.isfinite(shift):
         parts.append(
             f"what changed in the scene has moved the logits by {shift:.1f} nats"
             if shift >= 0.05
@@ -362,10 +351,6 @@ def _share(value: float) -> float:
 def _finite(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None
-
-
-def _plain(value: Scalar) -> Scalar:
-    return _finite(value) if isinstance(value, float) else value
 
 
 def settings_of(record: Mapping[str, Any], /) -> dict[str, Any]:

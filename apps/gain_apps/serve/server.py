@@ -120,12 +120,6 @@ JOIN_S = 0.7
 class PageServer(Closing):
     """Serves cameras until it is closed (a context manager); see `open_server`.
 
-    Parameters
-    ----------
-    cameras : Cameras
-    address : ServeAddress
-    token : str or None
-
     Raises
     ------
     StreamError

@@ -157,16 +157,7 @@ class Backpressure:
 
 
 def step_words(update_every: int, stride: int, /) -> str:
-    """What is done, for logs and pages.
-
-    Parameters
-    ----------
-    update_every, stride : int
-
-    Returns
-    -------
-    str
-    """
+    """What is done, for logs and pages."""
     if stride > 1:
         return f"one frame in {stride} is classified, the others are skipped"
     return f"an update every {update_every} frames" if update_every > 1 else "an update every frame"

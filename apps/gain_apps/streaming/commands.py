@@ -87,12 +87,7 @@ class CommandQueue:
         return request
 
     def drain(self) -> list[CommandRequest]:
-        """Take every waiting command, oldest first.
-
-        Returns
-        -------
-        list of CommandRequest
-        """
+        """Take every waiting command, oldest first."""
         with self._lock:
             taken = list(self._waiting)
             self._waiting.clear()

@@ -129,7 +129,7 @@ class StreamConfig:
     truth : str or None
         File that names the classes of frames; `none` ignores what the source knows.
     corrupt : str or None
-        Corruption schedule, see `gain_scenes.corruptions.source`.
+        Corruption schedule, see `gain_scenes.sources`.
     shuffle : bool
         Photos in an order drawn from `seed`.
     json : str or None
@@ -232,28 +232,14 @@ class StreamConfig:
         self.gain_config()
 
     @classmethod
-    def resolve(
-        cls, flags: Mapping[str, Any], /, *, file: Mapping[str, Any] | None = None
-    ) -> StreamConfig:
-        """Defaults, overridden by a file's settings, overridden by the flags given.
-
-        Parameters
-        ----------
-        flags : mapping
-            Field name to value, only those given on the command line.
-        file : mapping, optional
-            Result of `gain_apps.streaming.config_file.read_config_file`.
-
-        Returns
-        -------
-        StreamConfig
+    def resolve(cls, settings: Mapping[str, Any], /) -> StreamConfig:
+        """Defaults, overridden by what was given, by field name.
 
         Raises
         ------
         ConfigError
-            If INPUT or the model is in neither, or as the class itself.
+            If INPUT or the model is missing, or as the class itself.
         """
-        settings = {**(file or {}), **flags}
         given = [settings.get("input"), settings.get("model")]
         for value, shown in zip(given, ("INPUT", "--model"), strict=True):
             if not value:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gain_apps.flags import STDOUT, Given, checked_table, read_given, typed, warn
+from gain_apps.flags import (
+    STDOUT,
+    Given,
+    checked_table,
+    read_given,
+    read_toml,
+    toml_value,
+    typed,
+    warn,
+)
 from gain_apps.streaming.config import StreamConfig
 from gain_core._optional import require
 from gain_core.errors import ConfigError
@@ -21,14 +29,7 @@ __all__ = [
     "CameraFile",
     "read_config_file",
     "read_settings",
-    "read_toml",
 ]
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
-
 
 # What keys were called in the release before.
 OLD_KEYS = {"batch": "batch-size", "threads": "num-threads"}
@@ -106,8 +107,8 @@ def read_config_file(path: str | Path, /) -> dict[str, Any]:
         If the file cannot be read, is no TOML, or holds an unknown key or a value of another
         type.
     """
-    record = read_toml(path)
     where = f"--config {path}"
+    record = read_toml(path, where=where)
     if not isinstance(record.get("names", []), list):
         raise ConfigError(f"{where}: names: expected a list of texts, got another type")
     lists = {key: record.pop(key) for key in LISTS if isinstance(record.get(key), list)}
@@ -155,17 +156,9 @@ def _given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     settings = read_given({k: v for k, v in flags.items() if k not in method}, StreamConfig)
     if method:
         settings["gain"] = {
-            value.key.removeprefix("gain."): _toml_value(value.text) for value in method.values()
+            value.key.removeprefix("gain."): toml_value(value.text) for value in method.values()
         }
     return settings
-
-
-def _toml_value(text: str) -> Any:
-    """A text as TOML reads it, or as it is."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _cameras(tables: Any, *, where: str) -> dict[str, dict[str, Any]]:
@@ -184,34 +177,6 @@ def _cameras(tables: Any, *, where: str) -> dict[str, dict[str, Any]]:
         if not found[name].get("input"):
             raise ConfigError(f"{where}: cameras.{name}: input: expected a source, got none")
     return found
-
-
-def read_toml(path: str | Path, /) -> dict[str, Any]:
-    """Read the file that `--config` names.
-
-    Parameters
-    ----------
-    path : str or Path
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read or is no TOML.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            record: dict[str, Any] = tomllib.load(file)
-    except OSError as err:
-        raise ConfigError(
-            f"--config {path}: cannot be read ({err.strerror}); check the path"
-        ) from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
-        raise ConfigError(f"--config {path}: expected TOML, {err}") from err
-    return record
 
 
 def _gain_table(table: Any, *, where: str) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from gain_runtime.sources.images import (
 )
 from gain_runtime.sources.opening import open_source
 from gain_runtime.sources.reconnecting import ConnectionWatch
-from gain_scenes.corruptions.source import CorruptingSource, Stretch, parse_schedule
-from gain_scenes.sources import app_schemes
+from gain_scenes.sources import CorruptingSource, Stretch, app_schemes, parse_schedule
 
 __all__ = [
     "TruthSource",
@@ -80,10 +79,6 @@ def read_truth(path: str | Path, /, *, num_classes: int) -> ClassList | NameTabl
         in their names, or lines of `file name<TAB>class index`.
     num_classes : int
         K of the artifact.
-
-    Returns
-    -------
-    ClassList, or mapping of str to int
 
     Raises
     ------

@@ -108,10 +108,6 @@ class StreamLoop:
     def run(self, reader: FrameReader, /) -> None:
         """Classify everything.
 
-        Parameters
-        ----------
-        reader : FrameReader
-
         Raises
         ------
         StreamError
@@ -297,10 +293,6 @@ def rank(
     labels : sequence of K str
     top_k : int
         All classes where there are fewer.
-
-    Returns
-    -------
-    tuple of Ranked
     """
     order = np.argsort(-probs, kind="stable")[:top_k]
     return tuple(

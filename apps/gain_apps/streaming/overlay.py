@@ -126,10 +126,6 @@ def describe(result: FrameResult, /, *, view: str = "both") -> CardContent:
     result : FrameResult
     view : {"both", "source", "adapted"}
         `source` and `adapted` are the halves of a side-by-side view.
-
-    Returns
-    -------
-    CardContent
     """
     truth = result.frame.truth
     source = Row(
@@ -298,10 +294,6 @@ class Overlay:
 
     def render(self, result: FrameResult, /) -> Image8:
         """Draw one result.
-
-        Parameters
-        ----------
-        result : FrameResult
 
         Returns
         -------

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gain_apps.flags import STDOUT
-from gain_apps.secret_values import fill_in
 from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.settings import flag
+from gain_apps.system import fill_in
 from gain_core.errors import ConfigError
 from gain_runtime.files.paths import is_file
 from gain_runtime.sources.opening import is_picture
@@ -67,22 +67,13 @@ def plan_streams(settings: Mapping[str, Any], /) -> StreamPlan:
         Field name of `StreamConfig` to value, flags over file; `input` and `names` are a text or
         a list of texts, `cameras` has settings for each name.
 
-    Returns
-    -------
-    StreamPlan
-
     Raises
     ------
     ConfigError
         As `StreamConfig.resolve`; if the names do not fit the inputs, or a setting cannot be meant
         for several streams.
     """
-    values: dict[str, Any] = {
-        name: fill_in(value, where=flag(name))
-        if name in WITH_SECRETS and isinstance(value, str)
-        else value
-        for name, value in settings.items()
-    }
+    values = _with_secrets(settings)
     inputs, names = _listed(values.pop("input", None)), _listed(values.pop("names", None))
     if not names and len(inputs) > 1 and all(map(_is_photo, inputs)):
         # A shell has written out *.jpg.
@@ -138,18 +129,14 @@ def plan_camera(name: str, own: Mapping[str, Any], /, *, shared: Mapping[str, An
     shared : mapping
         Those of all streams.
 
-    Returns
-    -------
-    StreamConfig
-
     Raises
     ------
     ConfigError
         As `plan_streams`.
     """
-    config = _checked(name, own, shared)
+    _check(name, own, shared)
     _make_folders(shared, own, name)
-    return StreamConfig.resolve({**_placed(shared, own, name), "name": name, "input": config.input})
+    return StreamConfig.resolve({**_placed(shared, own, name), "name": name})
 
 
 def _plan_several(
@@ -157,31 +144,35 @@ def _plan_several(
 ) -> tuple[StreamConfig, ...]:
     """All of them, or an error before a folder is made."""
     for name, own in tables.items():
-        _checked(name, own, shared)
+        _check(name, own, shared)
     return tuple(plan_camera(name, own, shared=shared) for name, own in tables.items())
 
 
-def _checked(name: str, own: Mapping[str, Any], shared: Mapping[str, Any]) -> StreamConfig:
-    """Everything that one stream would refuse, and what only one at a time can have."""
+def _check(name: str, own: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+    """Refuse what one stream would, and what only one at a time can have."""
     if NAME.fullmatch(name) is None:
         raise ConfigError(
             f"--names: expected letters, digits, '-', '_' and '.', got {name!r}; "
             "example: --names kitchen,yard"
         )
-    filled = {
-        key: fill_in(value, where=f"{name}: {flag(key)}")
-        if key in WITH_SECRETS and isinstance(value, str)
-        else value
-        for key, value in own.items()
-    }
-    config = StreamConfig.resolve({**shared, **filled})
+    config = StreamConfig.resolve({**shared, **_with_secrets(own, of=name)})
     for holds, message in (
         (config.display, "--display: a window shows one stream; use --serve for several"),
         (config.jsonl == STDOUT, "--jsonl -: the streams would mix; name a file"),
     ):
         if holds:
             raise ConfigError(message)
-    return config
+
+
+def _with_secrets(settings: Mapping[str, Any], *, of: str | None = None) -> dict[str, Any]:
+    """The settings with the secrets filled in that they name; `of` is the stream's name."""
+    stream = "" if of is None else f"{of}: "
+    return {
+        key: fill_in(value, where=f"{stream}{flag(key)}")
+        if key in WITH_SECRETS and isinstance(value, str)
+        else value
+        for key, value in settings.items()
+    }
 
 
 def _listed(value: Any) -> list[str]:
@@ -215,13 +206,7 @@ def _placed(shared: Mapping[str, Any], own: Mapping[str, Any], name: str) -> dic
     for field in FOLDERS:
         if placed.get(field) is not None:
             placed[field] = str(Path(placed[field]) / name)
-    filled = {
-        key: fill_in(value, where=f"{name}: {flag(key)}")
-        if key in WITH_SECRETS and isinstance(value, str)
-        else value
-        for key, value in own.items()
-    }
-    return {**placed, **filled}
+    return {**placed, **_with_secrets(own, of=name)}
 
 
 def _inside(path: str, name: str) -> Path:

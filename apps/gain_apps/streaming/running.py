@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 
-from gain_apps.serve.board import LiveBoard, StreamIdentity
-from gain_apps.serve.facts import DeviceFacts, KeptFacts, Scalar, StreamFacts
+from gain_apps.serve.board import (
+    DeviceFacts,
+    KeptFacts,
+    LiveBoard,
+    StreamFacts,
+    StreamIdentity,
+)
 from gain_apps.streaming.backpressure import Backpressure
 from gain_apps.streaming.commands import CommandQueue
 from gain_apps.streaming.config import StreamConfig
@@ -27,7 +31,6 @@ __all__ = [
     "StreamHost",
     "facts_of",
     "identity_of",
-    "status_words",
 ]
 
 
@@ -95,19 +98,17 @@ def identity_of(run: RunningStream, /) -> StreamIdentity:
 
 def facts_of(run: RunningStream, /) -> StreamFacts:
     """The present counts and states; on the loop's own thread."""
-    words = status_words(run.adapter)
-    # Told as frames learned already.
-    words.pop("frames", None)
+    status = run.adapter.status()
     return StreamFacts(
         frozen=run.adapter.frozen,
-        frames_learned=run.adapter.frames,
+        frames_learned=status.frames,
         dropped=run.reader.dropped,
         rejected=run.record.rejected,
         skipped=run.source.skipped,
         reconnects=int(getattr(run.source, "reconnects", 0)),
         outputs_lost=len(run.outputs.lost),
         not_learned=dict(run.record.faults),
-        adaptation=words,
+        adaptation={"shift_nats": status.shift_nats, "draws": status.draws},
         device=_device_facts(run),
         kept=_kept_facts(run),
     )
@@ -144,29 +145,3 @@ def _kept_facts(run: RunningStream) -> KeptFacts | None:
         frames_not_kept=keeper.frames_not_kept,
         last_utc_s=keeper.last_utc_s,
     )
-
-
-def status_words(adapter: object, /) -> dict[str, Scalar]:
-    """Numbers and words of an adapter's `status()`; empty where it has none.
-
-    Parameters
-    ----------
-    adapter : object
-        `status`, where there is one, returns a mapping or a dataclass.
-
-    Returns
-    -------
-    dict
-        Name to number, word or None; anything else is left out.
-    """
-    status = getattr(adapter, "status", None)
-    if status is None:
-        return {}
-    told = status()
-    if dataclasses.is_dataclass(told) and not isinstance(told, type):
-        told = {item.name: getattr(told, item.name) for item in dataclasses.fields(told)}
-    return {
-        str(name): value
-        for name, value in dict(told).items()
-        if value is None or isinstance(value, bool | int | float | str)
-    }

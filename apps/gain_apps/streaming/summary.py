@@ -53,10 +53,6 @@ def percent(part: float, whole: int, /) -> float:
     part : float
     whole : int
         At least 1.
-
-    Returns
-    -------
-    float
     """
     return 100.0 * part / whole
 

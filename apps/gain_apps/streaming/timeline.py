@@ -73,8 +73,6 @@ class TimelineSink:
     path : Path
         PNG (or any format matplotlib knows by its ending); written under a temporary name and
         renamed when complete.
-    window_frames : int or None
-        Frames per point of the rolling curves; None takes a share of the run.
 
     Raises
     ------
@@ -86,7 +84,7 @@ class TimelineSink:
         If the folder does not exist; from `close`, if the picture cannot be written.
     """
 
-    def __init__(self, path: Path, *, window_frames: int | None = None) -> None:
+    def __init__(self, path: Path, /) -> None:
         figure = require("matplotlib.figure", extra="report").Figure()
         known = sorted(figure.canvas.get_supported_filetypes())
         if path.suffix.lstrip(".").lower() not in known:
@@ -94,7 +92,6 @@ class TimelineSink:
         if not is_folder(path.parent):
             raise StreamError(f"{path}: the folder {path.parent} does not exist; create it first")
         self._path = path
-        self._window_frames = window_frames
         self._timeline: Timeline | None = Timeline()
 
     def write(self, result: FrameResult, /) -> None:
@@ -106,7 +103,7 @@ class TimelineSink:
         """Draw the picture, if there was any frame; may be called twice."""
         timeline, self._timeline = self._timeline, None
         if timeline:
-            draw_timeline(timeline, self._path, window_frames=self._window_frames)
+            draw_timeline(timeline, self._path)
 
 
 def rolling_mean(values: Floats, window: int, /) -> Floats:
@@ -118,7 +115,7 @@ def rolling_mean(values: Floats, window: int, /) -> Floats:
     return means
 
 
-def draw_timeline(timeline: Timeline, path: Path, *, window_frames: int | None = None) -> None:
+def draw_timeline(timeline: Timeline, path: Path, /) -> None:
     """Draw accuracy and ECE (or confidence, where truth is not known), strength and gain.
 
     Parameters
@@ -127,8 +124,6 @@ def draw_timeline(timeline: Timeline, path: Path, *, window_frames: int | None =
         At least one frame.
     path : Path
         Where the picture goes.
-    window_frames : int or None
-        Frames per point of the rolling curves; None takes a twentieth of the run, 30 to 240.
 
     Raises
     ------
@@ -139,8 +134,8 @@ def draw_timeline(timeline: Timeline, path: Path, *, window_frames: int | None =
     """
     figure = require("matplotlib.figure", extra="report").Figure(figsize=(13, 8), dpi=110)
     axes = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
-    wanted = window_frames or min(240, max(30, len(timeline) // 20))
-    window = max(1, min(wanted, len(timeline)))
+    # A twentieth of the run, 30 to 240 frames where there are as many.
+    window = min(240, max(30, len(timeline) // 20), len(timeline))
     known = np.asarray(timeline.truth) >= 0
     if known.any():
         _draw_accuracy(axes[0], timeline, known, window=window)

@@ -102,10 +102,6 @@ def drive_source(params: Mapping[str, str], seed: int = 0, /) -> FrameSource:
     seed : int
         Used unless `params` has a `seed`.
 
-    Returns
-    -------
-    FrameSource
-
     Raises
     ------
     ConfigError
@@ -253,10 +249,6 @@ def stills_source(params: Mapping[str, str], seed: int = 0, /) -> FrameSource:
         Query parameters of the URI: the fields of `StillsParams`.
     seed : int
         Used unless `params` has a `seed`.
-
-    Returns
-    -------
-    FrameSource
 
     Raises
     ------

@@ -172,10 +172,6 @@ def load_adaptive(path: str | Path, /) -> AdaptiveArtifact:
     path : str or Path
         The `.adaptive.onnx` file.
 
-    Returns
-    -------
-    AdaptiveArtifact
-
     Raises
     ------
     ArtifactError

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-un
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import numpy_helper
 
-from gain_core.errors import ArtifactError, ConfigError
+from gain_core.errors import ArtifactError
 from gain_runtime.files.manifest import PREFIX, Manifest
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "read_head",
     "read_model",
     "refuse_broken_text",
-    "require_head",
     "write_metadata",
 ]
 
@@ -118,10 +117,6 @@ def load_artifact(path: str | Path, /) -> Artifact:
     path : str or Path
         The `.onnx` file.
 
-    Returns
-    -------
-    Artifact
-
     Raises
     ------
     ArtifactError
@@ -140,40 +135,8 @@ def load_artifact(path: str | Path, /) -> Artifact:
     )
 
 
-def require_head(
-    artifact: Artifact, /, *, what: str
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """The head, for what cannot do without features.
-
-    Parameters
-    ----------
-    artifact : Artifact
-    what : str
-        That which needs them, for the message.
-
-    Returns
-    -------
-    weight, bias : array, (K, D) and (K,) float32, read-only
-
-    Raises
-    ------
-    ConfigError
-        If the artifact has logits only.
-    """
-    if artifact.head_weight is None or artifact.head_bias is None:
-        raise ConfigError(
-            f"{artifact.path}: has logits only, and {what} needs features; choose what needs "
-            "logits only, or export a model whose head is a linear layer"
-        )
-    return artifact.head_weight, artifact.head_bias
-
-
 def read_model(path: Path, /) -> tuple[onnx.ModelProto, str]:
     """Read an ONNX model that lies in one file, with the file's hash.
-
-    Parameters
-    ----------
-    path : Path
 
     Returns
     -------

@@ -167,10 +167,6 @@ def header_from_dict(values: object, path: Path, /) -> EngineHeader:
     path : Path
         For messages.
 
-    Returns
-    -------
-    EngineHeader
-
     Raises
     ------
     EngineError
@@ -250,17 +246,7 @@ def _runs_on(built: str, here: str) -> bool:
 
 
 def no_engine(path: Path, expected: str, got: str, /) -> EngineError:
-    """The error for a file that is no engine or a damaged one.
-
-    Parameters
-    ----------
-    path : Path
-    expected, got : str
-
-    Returns
-    -------
-    EngineError
-    """
+    """The error for a file that is no engine or a damaged one."""
     return EngineError(
         f"{path}: expected {expected}, got {got}; it is no engine or is damaged, build it again "
         f"with: gain-export {path.with_suffix('.onnx')} --engine"
@@ -286,16 +272,7 @@ class Engine:
 
 
 def engine_path(artifact_path: Path, /) -> Path:
-    """Where the engine of an ONNX file lies: beside it, with the suffix `.engine`.
-
-    Parameters
-    ----------
-    artifact_path : Path
-
-    Returns
-    -------
-    Path
-    """
+    """Where the engine of an ONNX file lies: beside it, with the suffix `.engine`."""
     return artifact_path.with_suffix(".engine")
 
 
@@ -332,14 +309,6 @@ def write_engine(path: Path, header: EngineHeader, plan: bytes, /) -> None:
 
 def read_engine(path: str | Path, /) -> Engine:
     """Read an engine file and check that it is whole.
-
-    Parameters
-    ----------
-    path : str or Path
-
-    Returns
-    -------
-    Engine
 
     Raises
     ------

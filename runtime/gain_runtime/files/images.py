@@ -269,16 +269,7 @@ class PictureList:
 
 
 def list_pictures(entries: Iterable[Path], /) -> PictureList:
-    """The pictures among paths, in natural order (`2.jpg` before `10.jpg`).
-
-    Parameters
-    ----------
-    entries : iterable of Path
-
-    Returns
-    -------
-    PictureList
-    """
+    """The pictures among paths, in natural order (`2.jpg` before `10.jpg`)."""
     found = PictureList()
     for path in entries:
         found.add(path)
@@ -287,16 +278,7 @@ def list_pictures(entries: Iterable[Path], /) -> PictureList:
 
 
 def pictures_below(root: Path, /) -> PictureList:
-    """The pictures in a folder and all folders below it, in natural order.
-
-    Parameters
-    ----------
-    root : Path
-
-    Returns
-    -------
-    PictureList
-    """
+    """The pictures in a folder and all folders below it, in natural order."""
     closed: list[str] = []
     entries: list[Path] = []
     for folder in walk(root, closed):
@@ -346,10 +328,6 @@ def matching(pattern: str, closed: list[str], /) -> list[Path]:
     pattern : str
     closed : list of str
         Gets the folders that cannot be listed.
-
-    Returns
-    -------
-    list of Path
     """
     before, stars, after = _split(pattern)
     if not stars:

@@ -50,17 +50,15 @@ MISSING = (errno.ENOENT, errno.ENOTDIR)
 
 
 def file_status(
-    path: str | Path, /, *, error: type[GainError] = ConfigError, follow: bool = True
+    path: str | Path, /, *, error: type[GainError] = ConfigError
 ) -> os.stat_result | None:
-    """What the system says of a path; None where nothing is there.
+    """What the system says of a path, links followed; None where nothing is there.
 
     Parameters
     ----------
     path : str or Path
     error : type
         Of what is raised.
-    follow : bool
-        Whether a link stands for what it points to.
 
     Raises
     ------
@@ -69,7 +67,7 @@ def file_status(
         itself, a name no file system takes.
     """
     try:
-        return Path(path).stat(follow_symlinks=follow)
+        return Path(path).stat()
     except OSError as err:
         if err.errno in MISSING:
             return None

@@ -48,28 +48,22 @@ class Snapshot:
 class SnapshotStore(Closing):
     """The snapshots of one stream (a context manager); nobody else may use the folder meanwhile.
 
-    Each snapshot is a state file of its own name, so that writing one cannot damage another.
+    Each snapshot is a state file of its own name, so that writing one cannot damage another. The
+    last three are kept.
 
     Parameters
     ----------
     folder : str or Path
         Created if it is missing.
-    kept : int, optional
-        Snapshots that are not deleted.
 
     Raises
     ------
     ArtifactError
         If the folder cannot be created or written, or another process uses it.
-    ConfigError
-        If `kept` is below 1.
     """
 
-    def __init__(self, folder: str | Path, /, *, kept: int = KEPT) -> None:
-        if kept < 1:
-            raise ConfigError(f"kept: expected at least 1 snapshot, got {kept}")
+    def __init__(self, folder: str | Path, /) -> None:
         self._folder = Path(folder)
-        self._kept = kept
         self._set_aside_lines: list[str] = []
         self._lock: IO[bytes] | None = _locked(self._folder)
         with ExitStack() as stack:
@@ -94,10 +88,6 @@ class SnapshotStore(Closing):
     def snapshots(self) -> list[Snapshot]:
         """Those that may be loaded, newest first.
 
-        Returns
-        -------
-        list of Snapshot
-
         Raises
         ------
         ArtifactError
@@ -107,14 +97,6 @@ class SnapshotStore(Closing):
 
     def write(self, adapter: Adapter, /) -> Snapshot:
         """Keep the state as it is; frames that wait to be learned from keep waiting.
-
-        Parameters
-        ----------
-        adapter : Adapter
-
-        Returns
-        -------
-        Snapshot
 
         Raises
         ------
@@ -126,7 +108,7 @@ class SnapshotStore(Closing):
         adapter.save_state(path, flush=False)
         written = Snapshot(path=path, number=self._next, frames=frames)
         self._next += 1
-        for old in self.snapshots()[self._kept :]:
+        for old in self.snapshots()[KEPT:]:
             with suppress(OSError):
                 old.path.unlink()
         return written
@@ -206,7 +188,7 @@ class SnapshotStore(Closing):
             target = snapshot.path
         logger.warning("%s: set aside: %s", target, err)
         self._set_aside_lines.append(f"{target.name}: {err}")
-        for old in self._listed(set_aside=True)[self._kept :]:
+        for old in self._listed(set_aside=True)[KEPT:]:
             with suppress(OSError):
                 old.path.unlink()
 

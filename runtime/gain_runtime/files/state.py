@@ -152,10 +152,6 @@ def load_state(
     artifact_sha256 : str
         Hash of the artifact in use.
 
-    Returns
-    -------
-    LoadedState
-
     Raises
     ------
     ArtifactError
@@ -188,10 +184,6 @@ def read_state(path: str | Path, /) -> StateFile:
     ----------
     path : str or Path
         Written by `save_state`.
-
-    Returns
-    -------
-    StateFile
 
     Raises
     ------

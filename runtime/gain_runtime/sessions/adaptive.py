@@ -23,10 +23,8 @@ from gain_runtime.frames import Closing
 from gain_runtime.sessions.onnx import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
-    NATIVE_ERRORS,
-    check_provider,
+    RUN_ERRORS,
     create_native,
-    cuda_options,
     log_placement,
     one_line,
 )
@@ -203,9 +201,6 @@ class AdaptiveBinding:
         return onnxruntime.OrtValue.ortvalue_from_numpy(array, self._place, 0)
 
 
-_FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, MemoryError)
-
-
 class AdaptiveSession(Closing):
     """Network and adaptation as one call; `Gain`'s methods on the file's own inputs.
 
@@ -221,9 +216,6 @@ class AdaptiveSession(Closing):
         ONNX Runtime's name of the execution provider.
     num_threads : int, optional
         Threads within one operator; None lets ONNX Runtime choose.
-    tf32 : bool, optional
-        On CUDA: let the network's matrix products of float32, and with them those of the
-        statistics, be rounded to ten bits of mantissa.
 
     Raises
     ------
@@ -244,20 +236,18 @@ class AdaptiveSession(Closing):
         *,
         provider: str = CPU_PROVIDER,
         num_threads: int | None = None,
-        tf32: bool = False,
     ) -> None:
-        if num_threads is not None and num_threads < 1:
-            raise ConfigError(f"num_threads: expected at least 1, got {num_threads}")
         if not isinstance(artifact, AdaptiveArtifact):
             artifact = load_adaptive(artifact)
         self._artifact = artifact
-        check_provider(provider)
-        options = cuda_options(tf32=tf32) if provider == CUDA_PROVIDER else None
-        native = create_native(artifact.path, provider, num_threads, options=options)
+        native = create_native(artifact.path, provider, num_threads)
         self._provider = provider
         self._frozen = False
         # The graph counts as well; asking it would wait for the device at every batch.
         self._frames = self._pending_frames = 0
+        self._update_every = artifact.update_every
+        # Frames since the last batch that the graph was given to learn from.
+        self._passed = 0
         batch = native.get_inputs()[0].shape[0]
         self._fixed_batch: int | None = batch if isinstance(batch, int) else None
         self._bound: AdaptiveBinding | None = AdaptiveBinding(native, artifact, provider)
@@ -286,8 +276,28 @@ class AdaptiveSession(Closing):
 
     @property
     def update_every(self) -> int:
-        """Frames between two updates of the state."""
-        return self._artifact.update_every
+        """Frames between two updates of the state; may be raised while a stream runs.
+
+        What is baked into the file is the least, and what it starts with. A graph holds no more
+        waiting frames than it was made for, so beyond that the others are not learned from.
+
+        Raises
+        ------
+        ConfigError
+            If it is set to fewer frames than the file has baked in.
+        """
+        return self._update_every
+
+    @update_every.setter
+    def update_every(self, frames: int) -> None:
+        least = self._artifact.update_every
+        if frames < least:
+            raise ConfigError(
+                f"update_every: expected at least {least}, which is baked into "
+                f"{self._artifact.path}, got {frames}; make the file again with gain-export "
+                "--adaptive --set update-every=N"
+            )
+        self._update_every = frames
 
     @property
     def warmup_frames(self) -> int:
@@ -425,9 +435,10 @@ class AdaptiveSession(Closing):
         batch_size = check_inputs(inputs, self._artifact, fixed_batch=self._fixed_batch)
         if batch_size == 0:
             return self._empty()
+        update = update and self._is_due(batch_size)
         try:
             values = bound.run(inputs, update=update)
-        except _FAILURES as err:
+        except RUN_ERRORS as err:
             raise EngineError(
                 f"{self._artifact.path}: {self._provider} failed on a batch of {batch_size}: "
                 f"{one_line(err)}"
@@ -443,10 +454,17 @@ class AdaptiveSession(Closing):
             self._count(batch_size)
         return Prediction(**values)
 
+    def _is_due(self, count: int) -> bool:
+        """Whether a batch of so many frames may be learned from, or waits in the graph."""
+        self._passed += count
+        return self._passed * self._artifact.update_every >= self._update_every
+
     def _count(self, batch_size: int) -> None:
         """Count a batch as the graph has: it waits, or everything that waits was learned from."""
+        self._passed = 0
         self._pending_frames += batch_size
-        awaited = self.update_every if self._frames else max(self.update_every, self.warmup_frames)
+        least = self._artifact.update_every
+        awaited = least if self._frames else max(least, self.warmup_frames)
         if self._pending_frames >= awaited:
             self._frames += self._pending_frames
             self._pending_frames = 0
@@ -455,6 +473,7 @@ class AdaptiveSession(Closing):
         """Put a state in the place of the present one; nothing waits then."""
         self._open().replace(arrays)
         self._frames, self._pending_frames = frames, 0
+        self._passed = 0
 
     def _read(self, fields: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
         """State tensors, copied to the host."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,10 +27,9 @@ __all__ = [
     "CPU_PROVIDER",
     "CUDA_PROVIDER",
     "NATIVE_ERRORS",
+    "RUN_ERRORS",
     "OnnxSession",
-    "check_provider",
     "create_native",
-    "cuda_options",
     "log_placement",
     "one_line",
 ]
@@ -65,63 +63,37 @@ NATIVE_ERRORS: tuple[type[Exception], ...] = (
     ),
 )
 
+# Memory may be missing in the middle of a pass, too.
+RUN_ERRORS: tuple[type[Exception], ...] = (*NATIVE_ERRORS, MemoryError)
+
 _Native: TypeAlias = "onnxruntime.InferenceSession"
 
 
-def cuda_options(*, tf32: bool = False) -> dict[str, str]:
-    """The CUDA provider's options.
-
-    Parameters
-    ----------
-    tf32 : bool, optional
-        Whether matrix products of float32 may be rounded to ten bits of mantissa.
-
-    Returns
-    -------
-    dict
-    """
-    return {"use_tf32": str(int(tf32))}
-
-
-def check_provider(provider: str, /) -> None:
-    """Refuse a provider that this ONNX Runtime was built without.
-
-    Parameters
-    ----------
-    provider : str
-
-    Raises
-    ------
-    BackendUnavailableError
-        If it is not there; one that is there may still find no driver.
-    """
-    available = onnxruntime.get_available_providers()
-    if provider not in available:
-        raise _unavailable(provider, f"this ONNX Runtime has {', '.join(available)} only")
-
-
-def create_native(
-    path: Path,
-    provider: str,
-    num_threads: int | None,
-    *,
-    options: Mapping[str, str] | None = None,
-) -> _Native:
+def create_native(path: Path, provider: str, num_threads: int | None, /) -> _Native:
     """Load the graph and make sure the provider in use is the one that was asked for.
 
     ONNX Runtime lists providers that are compiled in but cannot run here, and replaces one that
-    fails by the CPU with a mere warning (microsoft/onnxruntime#27177). `options` are the
-    provider's; on CUDA they are `cuda_options` unless others are given.
+    fails by the CPU with a mere warning (microsoft/onnxruntime#27177).
+
+    Raises
+    ------
+    ConfigError
+        If `num_threads` is below 1.
+    BackendUnavailableError, EngineError
+        If the provider cannot be used, or the graph not be loaded.
     """
-    check_provider(provider)
+    if num_threads is not None and num_threads < 1:
+        raise ConfigError(f"num_threads: expected at least 1, got {num_threads}")
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
+        raise _unavailable(provider, f"this ONNX Runtime has {', '.join(available)} only")
     if provider == CUDA_PROVIDER:
         _preload_cuda()
-        options = cuda_options() if options is None else options
     try:
         session = onnxruntime.InferenceSession(
             path,
             _session_options(num_threads),
-            providers=_providers(provider, options),
+            providers=_providers(provider),
             enable_fallback=0,
         )
     except NATIVE_ERRORS as err:
@@ -149,9 +121,10 @@ def _session_options(num_threads: int | None) -> Any:
     return options
 
 
-def _providers(provider: str, options: Mapping[str, str] | None) -> list[Any]:
+def _providers(provider: str) -> list[Any]:
     """The provider with its options; the CPU stays second, for shape arithmetic belongs there."""
-    first = (provider, dict(options)) if options else provider
+    # Otherwise matrix products of float32 are rounded to ten bits of mantissa.
+    first = (provider, {"use_tf32": "0"}) if provider == CUDA_PROVIDER else provider
     return [first] if provider == CPU_PROVIDER else [first, CPU_PROVIDER]
 
 
@@ -202,8 +175,6 @@ def one_line(err: Exception) -> str:
 
 Floats = npt.NDArray[np.float32]
 
-_FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, MemoryError)
-
 
 class OnnxSession(Closing):
     """An artifact executed by ONNX Runtime on the provider that was asked for, and on no other.
@@ -216,8 +187,6 @@ class OnnxSession(Closing):
         ONNX Runtime's name of the execution provider.
     num_threads : int, optional
         Threads within one operator; None lets ONNX Runtime choose.
-    tf32 : bool, optional
-        On CUDA: let matrix products of float32 be rounded to ten bits of mantissa.
 
     Raises
     ------
@@ -238,16 +207,11 @@ class OnnxSession(Closing):
         *,
         provider: str = CPU_PROVIDER,
         num_threads: int | None = None,
-        tf32: bool = False,
     ) -> None:
-        if num_threads is not None and num_threads < 1:
-            raise ConfigError(f"num_threads: expected at least 1, got {num_threads}")
         if not isinstance(artifact, Artifact):
             artifact = load_artifact(artifact)
         self._artifact = artifact
-        check_provider(provider)
-        options = cuda_options(tf32=tf32) if provider == CUDA_PROVIDER else None
-        native = create_native(artifact.path, provider, num_threads, options=options)
+        native = create_native(artifact.path, provider, num_threads)
         self._session: Any = native
         self._provider = provider
         batch = native.get_inputs()[0].shape[0]
@@ -274,10 +238,6 @@ class OnnxSession(Closing):
             C-contiguous, of NumPy's; B may be 0. Where the network takes one batch size only,
             batches are cut and filled up.
 
-        Returns
-        -------
-        Features
-
         Raises
         ------
         ArrayError
@@ -295,7 +255,7 @@ class OnnxSession(Closing):
             return no_features(manifest)
         try:
             outputs = self._outputs(self._session, pixel_values)
-        except _FAILURES as err:
+        except RUN_ERRORS as err:
             raise EngineError(
                 f"{self._artifact.path}: {self._provider} failed on a batch of {count}: "
                 f"{one_line(err)}"

@@ -39,11 +39,10 @@ __all__ = [
     "no_features",
     "open_adaptive_session",
     "open_session",
+    "pixel_shape",
 ]
 
 logger = logging.getLogger(__name__)
-
-__all__ += ["pixel_shape"]
 
 Floats = npt.NDArray[np.float32]
 

@@ -91,12 +91,7 @@ class SharedSession:
         return self._rows
 
     def join(self) -> StreamSession:
-        """A session for one more stream; closing it lets the others wait for one stream less.
-
-        Returns
-        -------
-        StreamSession
-        """
+        """A session for one more stream; closing it lets the others wait for one stream less."""
         with self._changed:
             self._streams += 1
         return StreamSession(self)
@@ -224,12 +219,7 @@ class SharedSession:
 
 
 class StreamSession(Closing):
-    """One stream's way into a `SharedSession`: a `Session` whose `close` only leaves it.
-
-    Parameters
-    ----------
-    shared : SharedSession
-    """
+    """One stream's way into a `SharedSession`: a `Session` whose `close` only leaves it."""
 
     def __init__(self, shared: SharedSession, /) -> None:
         self._shared: SharedSession | None = shared

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from gain_core._optional import require
 from gain_core.errors import ArrayError, BackendUnavailableError, EngineError
 from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.files.engine import Engine, engine_path, read_engine
 from gain_runtime.files.paths import write_atomically
 from gain_runtime.frames import Closing
-from gain_runtime.sessions.cuda_memory import CudaMemory, DeviceArray
 from gain_runtime.sessions.session import (
     Features,
     as_features,
@@ -34,7 +35,12 @@ from gain_runtime.sessions.tensorrt_library import (
     make_log,
 )
 
-__all__ = ["TensorRTSession"]
+__all__ = [
+    "CudaMemory",
+    "DeviceArray",
+    "TensorRTSession",
+    "cuda_failures",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -110,10 +116,6 @@ class TensorRTSession(Closing):
         ----------
         pixel_values : array, (B, 3, height_px, width_px) float32
             C-contiguous, of NumPy's; B may be 0, or lie within the engine's profile.
-
-        Returns
-        -------
-        Features
 
         Raises
         ------
@@ -286,6 +288,111 @@ def _deserialise(library: Any, engine: Engine, log: Any) -> tuple[Any, Any]:
 
 def _store(cache: Any, file: Path) -> None:
     """Write a cache; a disk that cannot take it costs time at the next start and nothing else."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, bytes(cache.serialize()))
+
+
+# A CuPy array, with what the array API's standard does not have: its address, copies to the host.
+DeviceArray: TypeAlias = Any
+
+# What CuPy raises for CUDA, its compiler and its libraries shares no base class of its own; where
+# it comes from tells it from others' exceptions.
+_CUPY_PACKAGES = ("cupy", "cupy_backends")
+
+
+@contextmanager
+def cuda_failures(cupy: Any, where: str, /) -> Iterator[None]:
+    """What CuPy raises as ours: CUDA's errors, missing memory, kernels that do not compile.
+
+    Parameters
+    ----------
+    cupy : module
+    where : str
+        Begins the message.
+
+    Raises
+    ------
+    EngineError
+        In place of any exception of CuPy's own; others pass.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError, cupy.cuda.compiler.CompileException) as err:
+        if type(err).__module__.partition(".")[0] not in _CUPY_PACKAGES:
+            raise
+        reason = " ".join(str(err).split())
+        remedy = "open the session again, in a new process if that fails"
+        if isinstance(err, MemoryError):
+            remedy = "free device memory or use smaller batches"
+        raise EngineError(f"{where}: {reason}; {remedy}") from err
+
+
+class CudaMemory:
+    """Memory of the current CUDA device, and a stream of its own.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If CuPy is not installed or finds no usable device.
+    """
+
+    def __init__(self) -> None:
+        self._cupy: Any = require("cupy", extra="cuda12")
+        cuda = self._cupy.cuda
+        try:
+            self._device = cuda.Device()
+            self.stream: Any = cuda.Stream(non_blocking=True)
+        except cuda.runtime.CUDARuntimeError as err:
+            raise BackendUnavailableError(
+                f"cupy: no usable NVIDIA driver or GPU here ({err}); install or update the driver, "
+                "or use the device cpu"
+            ) from err
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The device and the stream are the current ones.
+
+        Raises
+        ------
+        EngineError
+            If CUDA reports a failure, which may be an earlier one.
+        """
+        with cuda_failures(self._cupy, f"cuda:{self._device.id}"), self._device, self.stream:
+            yield
+
+    def empty(self, shape: tuple[int, ...], /) -> DeviceArray:
+        """A C-contiguous float32 array of any values, aligned as TensorRT wants it.
+
+        Raises
+        ------
+        EngineError
+            If the device has no room for it.
+        """
+        with self.in_use():
+            return self._cupy.empty(shape, np.float32)
+
+    def address(self, array: DeviceArray, /) -> int:
+        """Where it lies on the device."""
+        return int(array.data.ptr)
+
+    def upload(self, host: Floats, target: DeviceArray, /) -> None:
+        """Queue a copy; returns once `host` may be written again."""
+        target.set(host, stream=self.stream)
+
+    def download(self, arrays: Sequence[DeviceArray], /) -> list[Floats]:
+        """Fresh NumPy arrays of the values; returns when they have arrived."""
+        copies = [array.get(stream=self.stream) for array in arrays]
+        self.stream.synchronize()
+        return copies
+
+    def synchronize(self) -> None:
+        """Wait for everything that is queued.
+
+        Raises
+        ------
+        EngineError
+            If it failed.
+        """
+        with self.in_use():
+            self.stream.synchronize()

@@ -78,24 +78,12 @@ def class_list_from_names(names: Sequence[str], /) -> ClassList:
     ----------
     names : sequence of K str
         An artifact's labels, for example.
-
-    Returns
-    -------
-    ClassList
     """
     return ClassList(names=dict(enumerate(names)))
 
 
 def read_class_list(path: Path, /) -> ClassList:
     """Read `classes.tsv`: tab-separated, with the columns `index`, `wnid` and `name`.
-
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    ClassList
 
     Raises
     ------
@@ -278,10 +266,6 @@ def open_folder(
     shuffle_seed : int or None
         With it, the photos come in an order drawn from it instead.
 
-    Returns
-    -------
-    ImageSource
-
     Raises
     ------
     StreamError
@@ -346,10 +330,6 @@ def open_glob(
     shuffle_seed : int or None
         With it, the photos come in an order drawn from it instead.
 
-    Returns
-    -------
-    ImageSource
-
     Raises
     ------
     StreamError
@@ -404,10 +384,6 @@ def open_images(
         None.
     shuffle_seed : int or None
         With it, the photos come in an order drawn from it instead.
-
-    Returns
-    -------
-    ImageSource
 
     Raises
     ------

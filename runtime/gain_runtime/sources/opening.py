@@ -162,12 +162,7 @@ def _open_live(
 
     def open_once() -> FrameSource:
         if parsed.kind == "network":
-            return NetworkSource(
-                parsed.target,
-                shown=parsed.shown,
-                num_warm_up=(camera.num_warm_up or 0) if camera is not None else 0,
-                hwaccel=hwaccel,
-            )
+            return NetworkSource(parsed.target, shown=parsed.shown, hwaccel=hwaccel)
         return CameraSource(
             parsed.target,
             shown=parsed.shown,

@@ -161,10 +161,6 @@ def open_pattern(params: Mapping[str, str], seed: int) -> PatternSource:
         The URI's parameters, see `PatternParams`.
     seed : int
 
-    Returns
-    -------
-    PatternSource
-
     Raises
     ------
     ConfigError

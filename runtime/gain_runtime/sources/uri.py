@@ -55,10 +55,6 @@ def csi_pipeline(sensor: int, params: CsiParams, /) -> str:
     sensor : int
         Number of the connector.
     params : CsiParams
-
-    Returns
-    -------
-    str
     """
     return (
         f"nvarguscamerasrc sensor-id={sensor} ! "
@@ -138,14 +134,6 @@ def redact(uri: str, /) -> str:
     That is the scheme, the host, path segments that are short words and numbers, and parameters
     whose names are known to be harmless. The rest is `***`: a deny-list of names never ends.
     `test://`, `file://`, `v4l2://` and plain paths are returned as they are.
-
-    Parameters
-    ----------
-    uri : str
-
-    Returns
-    -------
-    str
     """
     match = SCHEME.match(uri)
     if match is None:
@@ -164,16 +152,7 @@ def redact(uri: str, /) -> str:
 
 
 def redact_to_host(uri: str, /) -> str:
-    """Scheme and host alone: the path of a webhook is its password.
-
-    Parameters
-    ----------
-    uri : str
-
-    Returns
-    -------
-    str
-    """
+    """Scheme and host alone: the path of a webhook is its password."""
     scheme, separator, rest = redact(uri).partition("://")
     return f"{scheme}://{rest.split('/')[0].split('?')[0].split('#')[0]}" if separator else HIDDEN
 
@@ -245,10 +224,6 @@ def parse_uri(uri: str, /) -> SourceUri:
     uri : str
         A path that exists is a path even if it holds glob characters; a file named like a
         camera index is reached as `./0`.
-
-    Returns
-    -------
-    SourceUri
 
     Raises
     ------

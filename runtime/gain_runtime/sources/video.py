@@ -235,8 +235,6 @@ class NetworkSource(Closing):
     url : str
     shown : str or None
         What messages call it; None makes it from the URL, without credentials.
-    num_warm_up : int
-        Frames discarded before the first one is yielded.
     hwaccel : str or None
         See `VideoDecoder`.
     limits : Limits
@@ -254,12 +252,10 @@ class NetworkSource(Closing):
         /,
         *,
         shown: str | None = None,
-        num_warm_up: int = 0,
         hwaccel: str | None = None,
         limits: Limits = LIMITS,
     ) -> None:
         self._source_id = redact(url) if shown is None else shown
-        self._num_warm_up = num_warm_up
         self._decoder = VideoDecoder(
             url,
             shown=self._source_id,
@@ -299,15 +295,13 @@ class NetworkSource(Closing):
     def __iter__(self) -> Iterator[Frame]:
         decoded, self._first = self._first, None
         while decoded is not None and not self._decoder.closed:
-            index = self._num_read - self._num_warm_up
             self._num_read += 1
-            if index >= 0:
-                yield Frame(
-                    image=decoded.image,
-                    index=index,
-                    timestamp_ns=decoded.stamp_ns,
-                    source_id=self._source_id,
-                )
+            yield Frame(
+                image=decoded.image,
+                index=self._num_read - 1,
+                timestamp_ns=decoded.stamp_ns,
+                source_id=self._source_id,
+            )
             decoded = self._decoder.read()
         if not self._decoder.closed:
             raise StreamError(

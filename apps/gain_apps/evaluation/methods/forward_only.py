@@ -160,12 +160,7 @@ class FoaShift:
 
 
 class BatchRecentring:
-    """Features about the mean of their own batch; nothing is remembered.
-
-    Parameters
-    ----------
-    head : Head
-    """
+    """Features about the mean of their own batch; nothing is remembered."""
 
     def __init__(self, head: Head, /) -> None:
         self._head = head

@@ -133,10 +133,6 @@ def make_method(
     network : callable, optional
         Makes the network in torch, for the methods that train it.
 
-    Returns
-    -------
-    Method
-
     Raises
     ------
     ConfigError

@@ -11,7 +11,6 @@ const TERMS = {
   "learning paused": "Nothing is learned while learning is paused. What was learned before is still applied.",
   "frames learned": "Frames that the state was learned from.",
   "shift": "How far the scene has moved the network's logits on average. A jump is a change of the weather or the light.",
-  "trust": "Share of the observed shift that is believed. The rest is put down to chance or to a run of one class.",
   "accuracy": "Share of frames that were classified right; known only where the source tells the truth.",
   "latency": "Time from the capture of a frame to its prediction.",
   "prediction changed": "Frames whose class the correction changed.",
@@ -50,8 +49,6 @@ export function span(seconds) {
 
 export function plain(value) {
   if (value === null) return "–";
-  if (typeof value === "boolean") return value ? "yes" : "no";
-  if (typeof value !== "number") return value;
   return Number.isInteger(value) ? whole(value) : value.toPrecision(3);
 }
 
