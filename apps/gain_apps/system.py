@@ -14,6 +14,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from gain_core._optional import install_line
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.sources.uri import redact, redact_to_host
 
@@ -190,7 +191,8 @@ def hide_credentials(arguments: Sequence[str], /) -> None:
     if find_spec("setproctitle") is None:
         logger.warning(
             "the list of processes shows the credentials of the command line to every user of "
-            "this machine; put them into a file for --config, or install gain-edge[serve]"
+            "this machine; put them into a file for --config, or %s",
+            install_line("serve"),
         )
         return
     import setproctitle

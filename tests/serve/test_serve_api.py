@@ -424,7 +424,7 @@ def test_close_is_quick_and_may_be_repeated(serve, caplog):
 
 def test_without_the_extra_one_line_says_how_to_get_it(cameras, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(BackendUnavailableError, match=r"uvicorn: .*gain-edge\[serve\]"):
+    with pytest.raises(BackendUnavailableError, match=r"uvicorn: .*'\.\[serve\]'"):
         open_server(cameras, address=ServeAddress(port=0))
 
 
