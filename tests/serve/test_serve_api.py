@@ -284,7 +284,7 @@ def test_metrics_have_every_camera_as_a_label(serve, stream, cameras, metrics, u
         ("strength_ratio", 0.75),
         ("frames_dropped_total", 3.0),
         ("reconnects_total", 1.0),
-        ("adaptation_drift", 0.25),
+        ("adaptation_shift_nats", 0.5),
         ("backpressure_level", 4.0),
         ("update_every_frames", 64.0),
         ("frame_stride", 2.0),
@@ -301,8 +301,7 @@ def test_metrics_have_every_camera_as_a_label(serve, stream, cameras, metrics, u
     assert found['gain_state{state="live",stream="yard"}'] == 1.0
     assert found['gain_state{state="live",stream="door"}'] == 0.0
     assert found['gain_state{state="starting",stream="door"}'] == 1.0
-    assert found['gain_adaptation_state{name="mode",stream="yard",value="watching"}'] == 1.0
-    assert 'gain_adaptation_unset{stream="yard"}' not in found
+    assert 'gain_adaptation_draws{stream="yard"}' not in found
     below = found['gain_latency_seconds_bucket{le="0.025",stream="yard"}']
     assert (below, found['gain_latency_seconds_bucket{le="0.05",stream="yard"}'] > 10) == (
         0.0,

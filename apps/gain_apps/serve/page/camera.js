@@ -10,7 +10,7 @@ const HISTORY_MS = 1000;
 const EVENTS_MS = 2000;
 const SPANS = { fine: 600, coarse: 86400 };
 const ROWS = 5;
-const KNOWN = { shift_nats: "shift", trust: "trust" };
+const KNOWN = { shift_nats: "shift" };
 
 const seen = { name: null, status: null, scale: "fine", view: "annotated", points: new Map(), events: [], aheadS: 0 };
 const charts = makeCharts();
@@ -236,7 +236,7 @@ function makeCharts() {
   const told = (key) => (point) => point.adaptation[key] ?? null;
   const one = (key, tone) => [{ name: "", tone, of: (point) => point[key] }];
   return new ChartGroup(at("charts"), at("cursor-time"), [
-    { title: "strength", top: 1, format: (value) => value.toFixed(2), series: [...one("strength", "adapted"), { name: "trust", tone: "source", of: told("trust") }] },
+    { title: "strength", top: 1, format: (value) => value.toFixed(2), series: one("strength", "adapted") },
     { title: "expected gain", unit: "nats", format: short, series: one("gain_nats", "changed") },
     { title: "shift", unit: "nats", format: short, series: [{ name: "", tone: "source", of: told("shift_nats") }] },
     { title: "agreement", top: 1, format: (value) => percent(value), series: one("agreement", "source") },
