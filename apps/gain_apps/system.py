@@ -155,7 +155,9 @@ class ThermalWatch:
         celsius = self._celsius
         degrees = "temperature unknown" if celsius is None else f"{celsius:.0f} °C"
         if throttled:
-            logger.warning("the device slows itself down (%s); give it air or less to do", degrees)
+            logger.warning(
+                "the device slows itself down (%s); improve its cooling or lower its load", degrees
+            )
         else:
             logger.warning("the device runs at full speed again (%s)", degrees)
 

@@ -300,7 +300,7 @@ class AdaptiveEngine:
         least = self._session.update_every
         if frames < least:
             raise ConfigError(
-                f"update_every: expected at least {least}, which is baked into "
+                f"update_every: expected at least {least}, the value fixed in "
                 f"{self.artifact.path}, got {frames}; make the file again with gain-export "
                 "--adaptive --set update-every=N"
             )
