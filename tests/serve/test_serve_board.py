@@ -99,21 +99,6 @@ def test_history_forgets_and_keeps_gaps(result):
     assert [point.at_s for point in history.points()] == [2.0, 4.0, 100.0]
 
 
-def test_words_that_change_are_events_and_numbers_are_not(board, clock, facts, events):
-    for adaptation in (
-        {"mode": "learning", "drift": 0.1, "held": False},
-        {"mode": "learning", "drift": 0.9, "held": False},
-        {"mode": "source only", "drift": 0.9, "held": True},
-    ):
-        facts["adaptation"] = adaptation
-        board.poll()
-        clock.now += PROBE_INTERVAL_S
-    assert told(events) == [
-        ("adaptation", "mode: learning → source only"),
-        ("adaptation", "held: no → yes"),
-    ]
-
-
 def test_forgetting_is_an_event(board, clock, facts, events):
     for change in ({"frames_learned": 90}, {"frames_learned": 0}):
         facts.update(change)

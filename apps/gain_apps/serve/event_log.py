@@ -189,6 +189,7 @@ class History:
         return [item for item in every if item.at_s >= since_s]
 
 
+# Files of earlier versions hold events of the kind "adaptation".
 EventKind = Literal["signal", "command", "adaptation", "state", "device", "stream", "login"]
 # Some years of an ordinary service, and 20 MB.
 MOST_EVENTS = 100_000

@@ -73,7 +73,7 @@ class StreamFacts:
     not_learned : mapping
         Frames that were predicted but not learned from, by what was wrong with them.
     adaptation : mapping
-        Numbers and words of the adapter's status. A word that changes is an event.
+        Numbers of the adapter's status.
     device : DeviceFacts
     kept : KeptFacts or None
         None where no snapshots are taken.
@@ -93,7 +93,7 @@ class StreamFacts:
 
 
 def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind, str]]:
-    """Kind and text of what is different; numbers drift all the time and are none.
+    """Kind and text of what is different; numbers that change with every frame are left out.
 
     Parameters
     ----------
@@ -119,10 +119,6 @@ def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind,
     if failed != fails:
         words = ("snapshots can be written again", "no snapshot can be written")
         found.append(("state", words[fails]))
-    for name, value in after.adaptation.items():
-        old = before.adaptation.get(name)
-        if isinstance(value, str | bool) and old is not None and old != value:
-            found.append(("adaptation", f"{name}: {_word(old)} → {_word(value)}"))
     return found
 
 
@@ -136,10 +132,3 @@ def _device_changes(before: DeviceFacts, after: DeviceFacts) -> list[tuple[Event
         words = step_words(after.update_every, after.stride)
         found.append(("device", f"{after.load}: {words}"))
     return found
-
-
-def _word(value: Scalar) -> str:
-    """A value as a person reads it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)
