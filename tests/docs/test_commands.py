@@ -275,6 +275,7 @@ def check_files(command: str, changed: list[Path]) -> None:
 
 def prepare_demo(folder: Path) -> str:
     """`make demo` of a short drive, with the programs that are installed here."""
+    (folder / "models").symlink_to(ROOT / "models")
     (folder / "venv").mkdir()
     (folder / "venv" / "bin").symlink_to(Path(sys.executable).parent)
     (folder / "pyproject.toml").touch()
