@@ -8,6 +8,22 @@ from types import ModuleType
 from gain_core.errors import BackendUnavailableError
 
 
+def install_line(*extras: str) -> str:
+    """The command that installs an extra of this project, which is not on PyPI.
+
+    Parameters
+    ----------
+    *extras : str
+        Names from `pyproject.toml`; several are alternatives.
+
+    Returns
+    -------
+    str
+    """
+    names = " or ".join(f"'.[{extra}]'" for extra in extras)
+    return f"pip install -e {names} in a checkout of gain-edge"
+
+
 def require(module: str, /, *, extra: str) -> ModuleType:
     """Import an optional library or say which extra brings it.
 
@@ -16,7 +32,7 @@ def require(module: str, /, *, extra: str) -> ModuleType:
     module : str
         Dotted module name.
     extra : str
-        Name of the extra of the `gain-edge` distribution that installs it.
+        Name of the extra of this project that installs it.
 
     Returns
     -------
@@ -32,5 +48,5 @@ def require(module: str, /, *, extra: str) -> ModuleType:
     except ImportError as err:
         raise BackendUnavailableError(
             f"{module}: needed here but cannot be imported ({err}); "
-            f"install it with: pip install 'gain-edge[{extra}]'"
+            f"install it with: {install_line(extra)}"
         ) from err

@@ -129,7 +129,7 @@ def _merge(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(f"merge: expected two states or more, got {args.files[0]} alone")
     places = [resolved(path, error=ArtifactError) for path in args.files]
     if twice := sorted({str(path) for path in places if places.count(path) > 1}):
-        raise ConfigError(f"merge: {', '.join(twice)} given twice, and would count twice")
+        raise ConfigError(f"merge: {', '.join(twice)} given twice; name each state once")
     refuse_existing(args.output, force=args.force)
     files = [read_state(path) for path in args.files]
     for other in files[1:]:
@@ -191,7 +191,7 @@ def _num_classes(file: StateFile) -> int:
     """K of a shift's state: what it takes out of the logits has one number for each class."""
     shift = file.arrays.get("shift")
     if shift is None or shift.ndim != 1:
-        raise ArtifactError(f"{file.path}: expected the state of a shift, found none of its arrays")
+        raise ArtifactError(f"{file.path}: expected a state of the method shift, got another")
     return int(shift.shape[0])
 
 

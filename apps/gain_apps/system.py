@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from gain_core._optional import install_line
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.sources.uri import redact, redact_to_host
 
@@ -157,7 +158,9 @@ class ThermalWatch:
         celsius = self._celsius
         degrees = "temperature unknown" if celsius is None else f"{celsius:.0f} °C"
         if throttled:
-            logger.warning("the device slows itself down (%s); give it air or less to do", degrees)
+            logger.warning(
+                "the device slows itself down (%s); improve its cooling or lower its load", degrees
+            )
         else:
             logger.warning("the device runs at full speed again (%s)", degrees)
 
@@ -193,7 +196,8 @@ def hide_credentials(arguments: Sequence[str], /) -> None:
     if find_spec("setproctitle") is None:
         logger.warning(
             "the list of processes shows the credentials of the command line to every user of "
-            "this machine; put them into a file for --config, or install gain-edge[serve]"
+            "this machine; put them into a file for --config, or %s",
+            install_line("serve"),
         )
         return
     import setproctitle

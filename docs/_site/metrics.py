@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 MARK = "<!-- metrics -->"
@@ -34,7 +34,7 @@ def _exported() -> str:
     from gain_apps.serve import EventLog, KeptFacts, LiveBoard, StreamFacts, StreamIdentity
     from gain_apps.serve.access import Logins
     from gain_apps.serve.metrics import MetricsPage
-    from gain_core import Gain
+    from gain_runtime.adapter import AdaptationStatus
 
     @dataclass
     class Camera:
@@ -50,7 +50,7 @@ def _exported() -> str:
     )
     facts = StreamFacts(
         kept=KeptFacts(last_utc_s=1.0),
-        adaptation=dict.fromkeys(Gain(3).summary(), 0.5),
+        adaptation=asdict(AdaptationStatus(frames=1, shift_nats=0.5, draws=8.0)),
         not_learned={"black": 1},
     )
     with EventLog() as events:

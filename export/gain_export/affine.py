@@ -138,7 +138,7 @@ class Rules:
         """A constant operand with the value's number of axes, the same for every image."""
         shape = self._shape(value)
         if shape != self._shape(term.value) or array.ndim > len(shape):
-            raise StopError(f"comes from {describe(node)}, which spreads out a computed value")
+            raise StopError(f"comes from {describe(node)}, which expands a computed value")
         array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
         if array.shape[term.batch_axis] != 1:
             if not (array == array.take([0], axis=term.batch_axis)).all():
@@ -168,7 +168,9 @@ class Rules:
         assert term.columns is not None
         along = factor.shape[term.class_axis]
         if factor.size != along:
-            raise StopError(f"comes from {describe(node)}, which weighs the places of a map")
+            raise StopError(
+                f"comes from {describe(node)}, which weights the positions of a feature map"
+            )
         column = np.broadcast_to(factor.reshape(-1), (self._shape(value)[term.class_axis],))
         return replaced(term, value, scale=term.scale * column[term.columns])
 
@@ -183,7 +185,7 @@ class Rules:
             constant = self._constant(name)
             if constant is None:
                 if self._shape(name) != self._shape(term.value):
-                    raise StopError(f"comes from {describe(node)}, which spreads out a value")
+                    raise StopError(f"comes from {describe(node)}, which expands a value")
                 made.append(replaced(term, name))
         for name in node.input:
             constant = self._constant(name)
@@ -198,12 +200,12 @@ class Rules:
             self._add_constant(-self._aligned(node, second, term, left), term)
             return [replaced(term, left)]
         if self._shape(right) != self._shape(term.value):
-            raise StopError(f"comes from {describe(node)}, which spreads out a value")
+            raise StopError(f"comes from {describe(node)}, which expands a value")
         if first is not None:
             self._add_constant(self._aligned(node, first, term, right), term)
             return [negated(term, right)]
         if self._shape(left) != self._shape(term.value):
-            raise StopError(f"comes from {describe(node)}, which spreads out a value")
+            raise StopError(f"comes from {describe(node)}, which expands a value")
         return [replaced(term, left), negated(term, right)]
 
     def _mean_of_values(self, node: onnx.NodeProto, term: Term) -> list[Term]:
@@ -250,7 +252,7 @@ class Rules:
     ) -> Term:
         """Before a product along one axis by `matrix`, (entries after, entries before)."""
         if axis == term.batch_axis:
-            raise StopError(f"comes from {describe(node)}, which mixes images")
+            raise StopError(f"comes from {describe(node)}, which combines several images")
         if term.weight is None:
             assert term.scale is not None
             assert term.columns is not None
@@ -266,7 +268,7 @@ class Rules:
 
     def _gemm(self, node: onnx.NodeProto, term: Term) -> list[Term]:
         if attribute(node, "transA", 0) or term.batch_axis != 0:
-            raise StopError(f"comes from {describe(node)}, which mixes images")
+            raise StopError(f"comes from {describe(node)}, which combines several images")
         matrix = self._needed(node, 1) * _number(node, "alpha")
         if not attribute(node, "transB", 0):
             matrix = matrix.T
@@ -305,7 +307,7 @@ class Rules:
         assert constant is not None
         image = result[term.batch_axis]
         if image in theirs or image not in ours or any(len(set(x)) < len(x) for x in letters):
-            raise StopError(f"comes from {describe(node)}, which mixes images")
+            raise StopError(f"comes from {describe(node)}, which combines several images")
         weight = self._spelt_out(term)
         full = np.broadcast_to(
             weight,
@@ -330,7 +332,7 @@ class Rules:
         assert term.columns is not None
         width = self._shape(term.value)[term.class_axis]
         if len(term.scale) * width > _MAX_ENTRIES:
-            raise StopError("has too many classes to be spelt out")
+            raise StopError("has too many classes to be folded")
         rows = np.zeros((len(term.scale), width))
         rows[np.arange(len(rows)), term.columns] = term.scale
         shape = [1] * len(self._shape(term.value))
@@ -448,7 +450,7 @@ class Rules:
         shape = self._shape(value)
         axes = self._ints(node, 1, "axes")
         if axes is None:
-            raise StopError(f"comes from {describe(node)}, which mixes images")
+            raise StopError(f"comes from {describe(node)}, which combines several images")
         reduced = {axis % len(shape) for axis in axes}
         if not attribute(node, "keepdims", 1):
             term = self._with_axes(term, value, reduced)
@@ -464,7 +466,9 @@ class Rules:
         if node.op_type == "AveragePool":
             whole = tuple(_integers(node, "kernel_shape")) == before
             if not whole or set(after) != {1} or any(_integers(node, "pads")):
-                raise StopError(f"comes from {describe(node)}, which averages parts of a map")
+                raise StopError(
+                    f"comes from {describe(node)}, which averages parts of a feature map"
+                )
         count = int(np.prod(before))
         return [times(replaced(term, node.input[0]), 1.0 / count)]
 
@@ -474,7 +478,7 @@ class Rules:
         assert isinstance(axis, int)
         axis %= rank
         if axis == term.batch_axis:
-            raise StopError(f"comes from {describe(node)}, which mixes images")
+            raise StopError(f"comes from {describe(node)}, which combines several images")
         # Where the classes lie along another axis, each of the values adds to all of them.
         stacked = term.weight is None and term.class_axis != axis
         weight = None if stacked else self._spelt_out(term)
@@ -493,7 +497,7 @@ class Rules:
             if constant is None:
                 made.append(part)
             else:
-                raise StopError(f"comes from {describe(node)}, which puts a constant beside it")
+                raise StopError(f"comes from {describe(node)}, which concatenates a constant to it")
         return made
 
     def _chosen(
@@ -501,7 +505,7 @@ class Rules:
     ) -> list[Term]:
         """Some of the classes: 1001 with one for the background, of which 1000 are kept."""
         if term.weight is not None or axis != term.class_axis:
-            raise StopError(f"comes from {describe(node)}, which picks a part of a map")
+            raise StopError(f"comes from {describe(node)}, which selects a part of a feature map")
         assert term.columns is not None
         return [replaced(term, node.input[0], columns=indices[term.columns])]
 
@@ -510,7 +514,7 @@ class Rules:
         starts, ends = self._ints(node, 1, "starts"), self._ints(node, 2, "ends")
         axes, steps = self._ints(node, 3, "axes"), self._ints(node, 4, "steps")
         if starts is None or ends is None or len(starts) != 1:
-            raise StopError(f"comes from {describe(node)}, which picks a part of a map")
+            raise StopError(f"comes from {describe(node)}, which selects a part of a feature map")
         axis = (axes or [0])[0] % len(shape)
         step = (steps or [1])[0]
         indices = np.arange(shape[axis])[slice(starts[0], ends[0], step)]
@@ -522,7 +526,7 @@ class Rules:
         indices = self._graph.constant(node.input[1])
         assert isinstance(axis, int)
         if indices is None or indices.ndim != 1:
-            raise StopError(f"comes from {describe(node)}, which picks a part of a map")
+            raise StopError(f"comes from {describe(node)}, which selects a part of a feature map")
         axis %= len(shape)
         return self._chosen(node, term, axis, np.asarray(indices, dtype=np.int64) % shape[axis])
 

@@ -284,7 +284,7 @@ def _logits_of(chosen: Candidate, run: Run) -> tuple[str, Activation]:
             return ending.logits, ending.activation
         if ending.activation == "class_number":
             raise ArtifactError(
-                f"output '{chosen.name}' is the number of a class, and the scores it is chosen "
-                "from are no vector; export the model with its scores as output"
+                f"output '{chosen.name}' is a class index, and the graph has no vector of scores "
+                "behind it; export the model with its scores as output"
             )
     return chosen.name, "probabilities" if chosen.sums_to_one else "none"

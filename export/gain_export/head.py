@@ -288,9 +288,9 @@ def choose_layer(
         said.append(f"'{candidate.name}' has the same class on {_agreement(flat, candidate):.0%}")
     if said:
         raise ConfigError(
-            f"--head {name}: {path} makes something else of it than its own output: "
-            f"{'; '.join(said)} of the images; leave --head out, what follows the layer is folded "
-            "in or kept as it is"
+            f"--head {name}: expected scores that agree with the output of {path}: "
+            f"{'; '.join(said)} of the images; leave --head out, and what follows the layer is "
+            "folded into the head or kept in the graph"
         )
     return value, "none", None
 

@@ -100,7 +100,7 @@ def _parse(path: Path) -> onnx.ModelProto:
         model = onnx.ModelProto.FromString(path.read_bytes())
     except DecodeError as err:
         raise ArtifactError(
-            f"{path}: expected an ONNX model, got a file that is none or is truncated; "
+            f"{path}: expected an ONNX model, got another file or a truncated one; "
             "copy it again or export the model again"
         ) from err
     except ArtifactError:

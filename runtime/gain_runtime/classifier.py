@@ -244,7 +244,7 @@ def open_engine(
     for name, value in given.items():
         if value is not None:
             raise ConfigError(
-                f"{name}: baked into {path}, an adaptive file; leave it out, or make the file "
+                f"{name}: fixed in {path}, an adaptive file; leave it out, or make the file "
                 "again with gain-export --adaptive"
             )
     adaptive = open_adaptive_session(load_adaptive(path), device=device, num_threads=num_threads)

@@ -1,11 +1,10 @@
-"""The contract's page and the examples' README against the files that are written."""
+"""The contract's page against the files that are written."""
 
 from __future__ import annotations
 
 import json
 import re
 import runpy
-import shlex
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import numpy as np
 import onnx
 import pytest
 
-from gain_apps.export import main
 from gain_core import PRESETS
 from gain_export.adaptive import add_adaptation
 from gain_runtime.files.adaptive import ADAPTIVE_PREFIX, load_adaptive
@@ -96,18 +94,6 @@ def test_the_short_program_reads_outputs_that_exist(make_artifact, tmp_path):
     lines = program.splitlines()
     first_use = next(i for i, line in enumerate(lines) if "use outputs" in line)
     assert any("if not outputs.finite: continue" in line for line in lines[:first_use])
-
-
-def test_the_readmes_command_makes_the_file(tmp_path, monkeypatch):
-    text = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    command = re.search(r"^    (gain-export .*?)\n\n", text, flags=re.MULTILINE | re.DOTALL)
-    assert command is not None
-    words = shlex.split(command[1].replace("\\\n", " "))[1:]
-    monkeypatch.chdir(ROOT)
-    words[words.index("--output") + 1] = str(tmp_path / "signs.onnx")
-    assert main(words) == 0
-    metadata = onnx.load(tmp_path / "signs.adaptive.onnx").metadata_props
-    assert "stop" in {item.key: item.value for item in metadata}["gain.labels"].lower()
 
 
 def test_the_exactness_is_that_of_the_tests():

@@ -268,10 +268,12 @@ def test_an_artifact_becomes_adaptive_and_a_model_in_one_go(tmp_path, adaptive):
 @pytest.mark.parametrize(
     ("target", "flags", "message"),
     [
-        pytest.param("tiny.onnx", [], "takes an adaptive file, ", id="artifact"),
+        pytest.param("tiny.onnx", [], "expected an adaptive file, got ", id="artifact"),
         pytest.param("none.onnx", [], "no such file", id="missing"),
-        pytest.param("net.adaptive.onnx", ["--engine"], "--engine: is for what", id="engine"),
-        pytest.param("net.adaptive.onnx", ["--output", "a"], "--output: is for", id="output"),
+        pytest.param("net.adaptive.onnx", ["--engine"], "--engine: has no effect", id="engine"),
+        pytest.param(
+            "net.adaptive.onnx", ["--output", "a"], "--output: has no effect", id="output"
+        ),
     ],
 )
 def test_what_is_no_adaptive_file_is_refused_in_one_line(

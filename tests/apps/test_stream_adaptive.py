@@ -67,8 +67,8 @@ def test_its_snapshots_are_continued(
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        pytest.param(["--preset", "paper"], "config: baked into", id="preset"),
-        pytest.param(["--set=warm-up=9"], "warmup_frames: baked into", id="warm-up"),
+        pytest.param(["--preset", "paper"], "config: fixed in", id="preset"),
+        pytest.param(["--set=warm-up=9"], "warmup_frames: fixed in", id="warm-up"),
         pytest.param(["--update-every", "1"], "update_every: expected at least 2", id="update"),
     ],
 )

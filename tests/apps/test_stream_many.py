@@ -111,7 +111,7 @@ def test_a_stream_that_fails_is_said_and_the_others_go_on(
     assert done.returncode == 1
     (summary,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert (summary["name"], summary["frames"]) == ("there", 40)
-    assert re.search(r"^ERROR: gone: .*; the other cameras go on$", done.stderr, re.MULTILINE)
+    assert re.search(r"^ERROR: gone: .*; the other cameras continue$", done.stderr, re.MULTILINE)
     assert "Traceback" not in done.stderr
 
 
@@ -171,7 +171,7 @@ def test_the_exit_status_is_that_of_the_stream_that_failed(
     status = main([uri, uri, "--model", str(artifact_path), "--num-threads", "1", "--json=-"])
     captured = capsys.readouterr()
     assert status == 3
-    assert "ERROR: stream-1: cam: lost for 300 s; the other cameras go on" in captured.err
+    assert "ERROR: stream-1: cam: lost for 300 s; the other cameras continue" in captured.err
     assert json.loads(captured.out)["frames"] == 6
     assert issubclass(SignalLostError, StreamError)
 

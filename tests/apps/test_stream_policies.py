@@ -246,7 +246,7 @@ def test_a_failing_output_is_dropped_said_once_and_an_error_at_the_end(
     assert (bad.indices, bad.closed, len(polled)) == ([0, 1], 1, 2)
     assert outputs.lost == ["--bad: no room"]
     assert [record.message for record in caplog.records] == [
-        "--bad: no room; the stream goes on without it"
+        "--bad: no room; the stream continues without it"
     ]
     with pytest.raises(StreamError, match="--bad: no room"):
         outputs.close()

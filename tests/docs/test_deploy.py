@@ -177,6 +177,17 @@ def test_images_run_as_a_user_and_name_what_exists(path):
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_the_commands_at_the_head_of_an_image_fit_it(path):
+    """They are parsed only: no container registry is at hand."""
+    text = re.sub(r"\\\n#", "", path.read_text())
+    (build,) = re.findall(r"^#   docker build -f (\S+) -t (\S+) \.$", text, re.MULTILINE)
+    assert (DEPLOY.parent / build[0]).samefile(path)
+    (run,) = re.findall(rf"^#   docker run .* {build[1]} +(.+)$", text, re.MULTILINE)
+    args = build_parser().parse_args(run.split())
+    assert args.serve_token_file == "/data/token"
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
 def test_hadolint_finds_nothing(path):
     tool = shutil.which("hadolint")
     if tool is None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from gain_apps import bench, evaluate, export, stream
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -130,43 +127,5 @@ def test_the_cost_in_the_readme_is_the_committed_one():
     assert f"{whole:.3f} of the frozen throughput, {rest:.3f} without decoding" in text
 
 
-def test_make_has_the_targets_that_the_readme_names():
-    named = set(re.findall(r"`make (\w+)`|^make (\w+)", README.read_text("utf-8"), re.MULTILINE))
-    makefile = (ROOT / "Makefile").read_text("utf-8")
-    targets = set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
-    assert {first or second for first, second in named} <= targets
-
-
 def test_the_readme_is_short():
     assert len(README.read_text("utf-8").splitlines()) <= 110
-
-
-PROGRAMS = {
-    "gain-export": export.build_parser,
-    "gain-stream": stream.build_parser,
-    "gain-eval": evaluate.build_parser,
-    "gain-bench": bench.build_parser,
-}
-
-
-def shown_commands():
-    """Every command of the project in a block of shell of the README and the pages."""
-    for path in (README, *sorted((ROOT / "docs").rglob("*.md"))):
-        blocks = re.findall(r"```(?:bash|sh)?\n(.*?)```", path.read_text("utf-8"), flags=re.DOTALL)
-        for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
-            words = line.partition("| ")[2] if "| gain-" in line else line
-            words = re.sub(r"^[A-Z_]+=\S+ ", "", words)
-            if words.startswith(tuple(PROGRAMS)) and words.count("'") % 2 == 0:
-                yield pytest.param(
-                    shlex.split(words, comments=True), id=f"{path.stem}-{words[:50]}"
-                )
-
-
-@pytest.mark.parametrize("words", tuple(shown_commands()))
-def test_a_shown_command_is_one_the_parsers_take(words):
-    program, *arguments = words
-    if program == "gain-eval" and arguments[0] in ("suite", "compare", "report"):
-        parser = getattr(evaluate, f"_{arguments.pop(0)}_parser")()
-    else:
-        parser = PROGRAMS[program]()
-    assert parser.parse_args(arguments) is not None

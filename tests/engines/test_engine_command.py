@@ -127,7 +127,7 @@ def test_without_a_library_one_line_says_what_to_install(artifact_path):
     )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "gain-edge[tensorrt-rtx]" in done.stderr
+    assert "pip install -e '.[tensorrt]' or '.[tensorrt-rtx]'" in done.stderr
 
 
 def test_fp32_builds_the_artifacts_own_engine(artifact_path, rtx, capsys):

@@ -92,7 +92,7 @@ def test_ray_that_is_not_installed_says_how_to_get_it(colour_dump, monkeypatch, 
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     assert main([str(colour_dump), "--ray", "auto"]) == 1
     said = capsys.readouterr().err
-    assert "pip install 'gain-edge[ray]'" in said
+    assert "pip install -e '.[ray]'" in said
     assert said.count("\n") == 1
 
 

@@ -397,4 +397,4 @@ def test_help_and_dumps_need_no_optional_library(colour_dump):
 def test_report_without_matplotlib_says_what_to_install(colour_dump, tmp_path):
     ran = blocked(colour_dump, "--methods", "neo", "--report", tmp_path / "r.html")
     assert ran.returncode == 1
-    assert "pip install 'gain-edge[eval]'" in ran.stderr
+    assert "pip install -e '.[eval]'" in ran.stderr

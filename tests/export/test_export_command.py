@@ -234,7 +234,7 @@ def test_without_torch_the_extra_is_named(classifier, saved, arguments):
     arguments = [item.format(path=path) for item in arguments]
     result = run_blocked(f"from gain_apps.export import main\nsys.exit(main({arguments!r}))")
     assert result.returncode == 1
-    assert "pip install 'gain-edge[export]'" in result.stderr
+    assert "pip install -e '.[export]'" in result.stderr
     assert result.stderr.count("\n") == 1
 
 

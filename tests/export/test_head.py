@@ -353,7 +353,7 @@ def test_the_nodes_it_stands_for_are_named_in_their_order(classifier):
                 node("Transpose", ["hidden"], ["turned"], perm=[1, 0]),
                 node("Gemm", ["turned", "w", "b"], ["out"], transA=1, transB=1),
             ],
-            "mixes images",
+            "combines several images",
             id="turned-features",
         ),
         pytest.param(

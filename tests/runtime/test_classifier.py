@@ -68,7 +68,7 @@ def test_what_was_learned_is_saved_and_continued(file, tmp_path):
 def test_what_is_baked_in_cannot_be_given(path):
     adaptive = path.with_name("baked.adaptive.onnx")
     add_adaptation(path, adaptive, config=preset("shift"))
-    with pytest.raises(ConfigError, match="config: baked into"):
+    with pytest.raises(ConfigError, match="config: fixed in"):
         load(adaptive, config=preset("shift"))
 
 

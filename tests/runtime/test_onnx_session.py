@@ -240,7 +240,7 @@ def test_remedy_is_the_pages_and_leaves_the_wheel_with_cuda(tiny_artifact, with_
     with pytest.raises(BackendUnavailableError) as caught:
         OnnxSession(tiny_artifact, provider=CUDA_PROVIDER)
     commands = [
-        "pip install 'gain-edge[gpu",
+        "pip install -e '.[gpu]'",
         "pip uninstall -y onnxruntime",
         "pip install --force-reinstall --no-deps onnxruntime-gpu",
     ]
@@ -271,7 +271,7 @@ def test_unknown_and_unavailable_devices_are_refused(tiny_artifact):
     with pytest.raises(ConfigError, match="device: expected cpu, cuda, auto"):
         open_session(tiny_artifact, device="gpu")
     if CUDA_PROVIDER not in onnx_session.native.get_available_providers():
-        with pytest.raises(BackendUnavailableError, match=r"gain-edge\[gpu\]"):
+        with pytest.raises(BackendUnavailableError, match=r"'\.\[gpu\]'"):
             open_session(tiny_artifact, device="cuda")
 
 

@@ -64,7 +64,7 @@ def test_the_config_file_has_arguments_the_application_takes():
 def test_without_ray_the_module_imports_and_the_application_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setitem(sys.modules, "ray.serve", None)
-    with pytest.raises(BackendUnavailableError, match=r"gain-edge\[ray\]"):
+    with pytest.raises(BackendUnavailableError, match=r"'\.\[ray\]'"):
         app(ServingSettings(artifact="a", snapshots="b"))
 
 

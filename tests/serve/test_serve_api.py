@@ -285,6 +285,7 @@ def test_metrics_have_every_camera_as_a_label(serve, stream, cameras, metrics, u
         ("frames_dropped_total", 3.0),
         ("reconnects_total", 1.0),
         ("adaptation_draws", 7.25),
+        ("adaptation_shift_nats", 0.5),
         ("backpressure_level", 4.0),
         ("update_every_frames", 64.0),
         ("frame_stride", 2.0),
@@ -422,7 +423,7 @@ def test_close_is_quick_and_may_be_repeated(serve, caplog):
 
 def test_without_the_extra_one_line_says_how_to_get_it(cameras, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(BackendUnavailableError, match=r"uvicorn: .*gain-edge\[serve\]"):
+    with pytest.raises(BackendUnavailableError, match=r"uvicorn: .*'\.\[serve\]'"):
         open_server(cameras, address=ServeAddress(port=0))
 
 

@@ -112,7 +112,7 @@ def test_broken_frames_are_events_once(board, clock, facts, events):
         facts.update(change)
         board.poll()
         clock.now += PROBE_INTERVAL_S
-    assert told(events) == [("stream", "broken frame (black); such frames teach nothing")]
+    assert told(events) == [("stream", "broken frame (black); such frames are not learned from")]
 
 
 def test_a_signal_that_goes_and_comes_back_is_two_events(board, events):
@@ -217,7 +217,7 @@ def test_snapshots_and_outputs_that_fail_are_events(board, clock, facts, events)
         clock.now += PROBE_INTERVAL_S
     assert told(events) == [
         ("state", "no snapshot can be written"),
-        ("stream", "an output failed; the stream goes on without it"),
+        ("stream", "an output failed; the stream continues without it"),
         ("state", "snapshots can be written again"),
     ]
 

@@ -95,7 +95,9 @@ class BenchConfig:
                 )
         for name, needed in (("timm", "compare"), ("weights", "timm")):
             if getattr(self, name) is not None and not getattr(self, needed):
-                raise ConfigError(f"--{name}: expected --{needed}, for which it is used; add it")
+                raise ConfigError(
+                    f"--{name}: expected --{needed} beside it; add that or leave --{name} out"
+                )
         if self.weights is not None and not is_file(self.weights):
             raise ConfigError(f"--weights: expected a file, found no {self.weights}")
         self.gain_config()

@@ -127,13 +127,11 @@ def _check_triton(args: argparse.Namespace) -> None:
     if args.adaptive:
         path = _target(args.output or args.target)
     elif not is_adaptive(path):
-        raise ConfigError(f"--triton: takes an adaptive file, {path} is none; add --adaptive")
+        raise ConfigError(f"--triton: expected an adaptive file, got {path}; add --adaptive")
     else:
         for name in _NEEDS_ARTIFACT:
             if getattr(args, name):
-                raise ConfigError(
-                    f"--{name}: is for what an adaptive file is made from; leave it out"
-                )
+                raise ConfigError(f"--{name}: has no effect on an adaptive file; leave it out")
     check_triton(path, args.triton, force=args.force)
 
 

@@ -108,17 +108,17 @@ class StreamFacts:
 
 
 def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind, str]]:
-    """Kind and text of what is different; numbers drift all the time and are none."""
+    """Kind and text of what is different; numbers that change with every frame are left out."""
     found: list[tuple[EventKind, str]] = []
     if after.frames_learned < before.frames_learned:
         found.append(
             ("state", f"from {before.frames_learned} learned frames to {after.frames_learned}")
         )
     if after.outputs_lost > before.outputs_lost:
-        found.append(("stream", "an output failed; the stream goes on without it"))
+        found.append(("stream", "an output failed; the stream continues without it"))
     for fault in after.not_learned:
         if fault not in before.not_learned:
-            found.append(("stream", f"broken frame ({fault}); such frames teach nothing"))
+            found.append(("stream", f"broken frame ({fault}); such frames are not learned from"))
     found += _device_changes(before.device, after.device)
     failed = before.kept is not None and before.kept.failing
     fails = after.kept is not None and after.kept.failing

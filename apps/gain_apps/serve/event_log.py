@@ -189,7 +189,8 @@ class History:
         return [item for item in every if item.at_s >= since_s]
 
 
-EventKind = Literal["signal", "command", "state", "device", "stream", "login"]
+# Files of earlier versions hold events of the kind "adaptation".
+EventKind = Literal["signal", "command", "adaptation", "state", "device", "stream", "login"]
 # Some years of an ordinary service, and 20 MB.
 MOST_EVENTS = 100_000
 MOST_POINTS = 1_000

@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 from gain_apps.serve.access import Logins
 from gain_apps.serve.board import LATENCY_BOUNDS_S, LiveView
 from gain_apps.serve.cameras import Cameras
+from gain_apps.serve.facts import Scalar
 from gain_apps.serve.schema import CameraState, state_of
 
 __all__ = ["MetricsPage"]
@@ -33,74 +34,136 @@ STATES: tuple[CameraState, ...] = get_args(CameraState)
 
 Seen: TypeAlias = tuple[str, LiveView]
 
+# What is counted or measured, in which unit, and when it changes: the lines HELP of the page, and
+# the table of the documentation.
 COUNTERS: tuple[tuple[str, str, Callable[[LiveView], float]], ...] = (
-    ("frames", "Frames classified", lambda view: view.frames),
-    ("frames_changed", "Frames whose class adaptation changed", lambda view: view.changed),
-    ("frames_dropped", "Left out because the network was busy", lambda view: view.facts.dropped),
-    ("frames_rejected", "Frames that could not be classified", lambda view: view.facts.rejected),
-    ("frames_skipped", "Frames that could not be read", lambda view: view.facts.skipped),
+    (
+        "frames",
+        "Frames that the network has classified since the camera was added.",
+        lambda view: view.frames,
+    ),
+    (
+        "frames_changed",
+        "Classified frames whose class differs between the source and the adapted prediction.",
+        lambda view: view.changed,
+    ),
+    (
+        "frames_dropped",
+        "Frames of a live source that were replaced by newer ones before the network was free.",
+        lambda view: view.facts.dropped,
+    ),
+    (
+        "frames_rejected",
+        "Frames that could not be classified because the network's output was not finite or their "
+        "region was empty.",
+        lambda view: view.facts.rejected,
+    ),
+    (
+        "frames_skipped",
+        "Frames that the source delivered and that could not be decoded.",
+        lambda view: view.facts.skipped,
+    ),
     (
         "frames_left_out",
-        "Frames skipped to keep up with the camera",
+        "Frames that were not classified because the stride is above one.",
         lambda view: view.facts.device.left_out,
     ),
-    ("reconnects", "Times a lost source came back", lambda view: view.facts.reconnects),
+    (
+        "reconnects",
+        "Times that the source was opened again after its signal was lost.",
+        lambda view: view.facts.reconnects,
+    ),
 )
 GAUGES: tuple[tuple[str, str, Callable[[LiveView], float | None]], ...] = (
-    ("uptime_seconds", "Seconds since the camera was added", lambda view: view.uptime_s),
-    ("result_age_seconds", "Seconds since the newest result", lambda view: view.age_s),
-    ("learning_paused", "1 while nothing is learned", lambda view: float(view.facts.frozen)),
-    ("frames_learned", "Frames in the state", lambda view: view.facts.frames_learned),
-    ("outputs_lost", "Outputs that failed and were left out", lambda view: view.facts.outputs_lost),
-    ("rate_hz", "Frames per second over the last five seconds", lambda view: view.rate_hz),
+    (
+        "uptime_seconds",
+        "Seconds since the camera was added or the service was started.",
+        lambda view: view.uptime_s,
+    ),
+    (
+        "result_age_seconds",
+        "Seconds since the newest frame was classified.",
+        lambda view: view.age_s,
+    ),
+    (
+        "learning_paused",
+        "1 while the state does not learn because a person paused it, else 0.",
+        lambda view: float(view.facts.frozen),
+    ),
+    (
+        "frames_learned",
+        "Frames that the state has learned from; a reset sets it to 0, a snapshot restores it.",
+        lambda view: view.facts.frames_learned,
+    ),
+    (
+        "outputs_lost",
+        "Outputs such as files and webhooks that failed and are left out until the next start.",
+        lambda view: view.facts.outputs_lost,
+    ),
+    (
+        "rate_hz",
+        "Classified frames per second, over the last five seconds.",
+        lambda view: view.rate_hz,
+    ),
     (
         "reconnect_attempts",
-        "Tries since the signal was lost; 0 while it is there",
+        "Attempts to open the source since the signal was lost; 0 while it is connected.",
         lambda view: view.connection.attempt,
     ),
     (
         "strength_ratio",
-        "Intervention strength of the newest frame, 0 to 1",
+        "Share of the correction that the newest frame got, from 0 (the source) to 1 (all of it).",
         lambda view: None if view.result is None else view.result.strength,
     ),
     (
         "expected_gain_nats",
-        "Expected gain of the newest frame",
+        "Gain in log-likelihood that is expected of the correction of the newest frame, in nats.",
         lambda view: None if view.result is None else view.result.gain,
     ),
     (
         "agreement_ratio",
-        "Share of the last 256 frames whose class adaptation left as it was",
+        "Share of the last 256 frames with one class in the source and the adapted prediction.",
         lambda view: view.agreement,
     ),
     (
+        "adaptation_shift_nats",
+        "Root mean square over the classes of the shift of the logits that predictions subtract, "
+        "in nats; changes with every update.",
+        lambda view: _number(view.facts.adaptation.get("shift_nats")),
+    ),
+    (
+        "adaptation_draws",
+        "Effective number of draws of each class behind the shift; changes with every update.",
+        lambda view: _number(view.facts.adaptation.get("draws")),
+    ),
+    (
         "backpressure_level",
-        "Steps taken to keep up; 0 while it does",
+        "Steps by which the stream has reduced its workload; 0 while the device keeps up.",
         lambda view: view.facts.device.level,
     ),
     (
         "update_every_frames",
-        "Frames between two updates at present",
+        "Frames between two updates of the state; grows when the device does not keep up.",
         lambda view: view.facts.device.update_every,
     ),
     (
         "frame_stride",
-        "One frame in so many is classified",
+        "One frame in this many is classified; above 1 when the device does not keep up.",
         lambda view: view.facts.device.stride,
     ),
     (
         "snapshot_failing",
-        "1 while no snapshot can be written",
+        "1 from a snapshot that could not be written until the next that could, else 0.",
         lambda view: None if view.facts.kept is None else float(view.facts.kept.failing),
     ),
     (
         "frames_not_kept",
-        "Learned frames that are in no snapshot",
+        "Learned frames that are in no snapshot yet, and would be lost in a power cut.",
         lambda view: None if view.facts.kept is None else view.facts.kept.frames_not_kept,
     ),
     (
         "snapshot_timestamp_seconds",
-        "When the last snapshot was written, in seconds since 1970",
+        "Time at which the newest snapshot was written, in seconds since 1970 (UTC).",
         lambda view: None if view.facts.kept is None else view.facts.kept.last_utc_s,
     ),
 )
@@ -138,13 +201,20 @@ class _CameraCollector(Collector):
             yield _family(GaugeMetricFamily, name, text, seen, read_gauge)
         kept = [(name, view) for name, view in seen if view.facts.kept is not None]
         yield _family(
-            *(CounterMetricFamily, "snapshots", "Snapshots taken", kept),
+            CounterMetricFamily,
+            "snapshots",
+            "Snapshots of the state that were written since the camera was started.",
+            kept,
             lambda view: view.facts.kept.written if view.facts.kept else None,
         )
         yield from _labelled(seen)
         yield _latency(seen)
-        yield from _adaptation(seen)
         yield from _process(seen, self._logins)
+
+
+def _number(value: Scalar) -> float | None:
+    """A number of the adaptation's status; None where the method has no such number."""
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _family(
@@ -165,16 +235,26 @@ def _family(
 
 def _labelled(seen: Sequence[Seen]) -> Iterator[Metric]:
     """What has a second label."""
-    states = GaugeMetricFamily("gain_state", "1 for what it does", labels=["stream", "state"])
+    states = GaugeMetricFamily(
+        "gain_state",
+        "1 for the state that the camera is in, 0 for the others.",
+        labels=["stream", "state"],
+    )
     stages = CounterMetricFamily(
-        "gain_stage_seconds", "Seconds spent in each stage", labels=["stream", "stage"]
+        "gain_stage_seconds",
+        "Seconds that frames have spent in each stage of the processing, summed over all frames.",
+        labels=["stream", "stage"],
     )
     reasons = CounterMetricFamily(
         "gain_frames_not_learned",
-        "Frames predicted but not learned from",
+        "Frames that were classified and not learned from, by what was wrong with the picture.",
         labels=["stream", "reason"],
     )
-    info = InfoMetricFamily("gain_stream", "What is running", labels=["stream"])
+    info = InfoMetricFamily(
+        "gain_stream",
+        "Always 1; the labels name the source, the artifact, the provider and the version in use.",
+        labels=["stream"],
+    )
     for stream, view in seen:
         present = state_of(view)[0]
         for state in STATES:
@@ -199,7 +279,9 @@ def _labelled(seen: Sequence[Seen]) -> Iterator[Metric]:
 def _latency(seen: Sequence[Seen]) -> Metric:
     """From the capture of a live frame to its prediction."""
     family = HistogramMetricFamily(
-        "gain_latency_seconds", "From the capture of a frame to its prediction", labels=["stream"]
+        "gain_latency_seconds",
+        "Seconds from the capture of a live frame to its prediction, one observation per frame.",
+        labels=["stream"],
     )
     bounds = [*(str(bound) for bound in LATENCY_BOUNDS_S), "+Inf"]
     for stream, view in seen:
@@ -209,24 +291,13 @@ def _latency(seen: Sequence[Seen]) -> Metric:
     return family
 
 
-def _adaptation(seen: Sequence[Seen]) -> Iterator[Metric]:
-    """The adapter's own status: each number under its own name."""
-    families: dict[str, GaugeMetricFamily] = {}
-    for stream, view in seen:
-        for name, value in view.facts.adaptation.items():
-            family = families.setdefault(
-                name,
-                GaugeMetricFamily(
-                    f"gain_adaptation_{name}", f"The adaptation's {name}", labels=["stream"]
-                ),
-            )
-            family.add_metric([stream], value)
-    yield from families.values()
-
-
 def _process(seen: Sequence[Seen], logins: Logins) -> Iterator[Metric]:
     """What the whole process has once."""
-    family = CounterMetricFamily("gain_logins", "Tokens that viewers sent", labels=["outcome"])
+    family = CounterMetricFamily(
+        "gain_logins",
+        "Tokens that were sent to this server, accepted and refused.",
+        labels=["outcome"],
+    )
     family.add_metric(["accepted"], logins.num_accepted)
     family.add_metric(["refused"], logins.num_refused)
     yield family
@@ -235,10 +306,13 @@ def _process(seen: Sequence[Seen], logins: Logins) -> Iterator[Metric]:
     device = seen[0][1].facts.device
     yield GaugeMetricFamily(
         "gain_device_throttled",
-        "1 while the device slows itself down",
+        "1 while the device lowers its clock because of heat or power, else 0; read every ten "
+        "seconds.",
         value=float(device.throttled),
     )
     if device.celsius is not None:
         yield GaugeMetricFamily(
-            "gain_device_celsius", "Hottest zone of the device", value=device.celsius
+            "gain_device_celsius",
+            "Temperature of the hottest thermal zone in degrees Celsius, read every ten seconds.",
+            value=device.celsius,
         )

@@ -169,7 +169,7 @@ class PageServer(Closing):
         try:
             asyncio.run(self._run())
         except Exception:
-            logger.exception("the page's server failed; the stream goes on without it")
+            logger.exception("the page's server failed; the stream continues without it")
 
     async def _run(self) -> None:
         """Serve, then cut the connections that did not end by themselves."""

@@ -182,7 +182,7 @@ class Camera:
                     return
             except BaseException as err:
                 self.failure = err
-                logger.exception("a bug ended this camera; the others go on")
+                logger.exception("a bug ended this camera; the others continue")
                 self._fail(err)
                 return
             else:
@@ -236,6 +236,6 @@ class Camera:
         """Say it now: the others may run for months."""
         reason = " ".join(str(err).split()) or type(err).__name__
         if isinstance(err, GainError):
-            logger.error("%s; the other cameras go on", reason)
+            logger.error("%s; the other cameras continue", reason)
         self.board.enter("failed", reason)
         self.board.note("stream", f"failed: {reason}")

@@ -201,7 +201,9 @@ class StreamLoop:
             fault = self._health.check(frame.image)
             if fault is not None:
                 if self._record.note_fault(fault):
-                    logger.warning("frame %d: %s; such frames teach nothing", frame.index, fault)
+                    logger.warning(
+                        "frame %d: %s; such frames are not learned from", frame.index, fault
+                    )
                 return False
         return True
 

@@ -92,7 +92,7 @@ class Outputs:
                 try:
                     reopen()
                 except (GainError, OSError) as err:
-                    logger.error("%s: %s; rows go on into the old file", name, err)
+                    logger.error("%s: %s; rows are still written to the old file", name, err)
 
     def close(self) -> None:
         """Close every sink; may be called twice.
@@ -121,7 +121,7 @@ class Outputs:
 
     def _drop(self, name: str, err: StreamError) -> None:
         """Close a sink and go on without it."""
-        logger.error("%s; the stream goes on without it", err)
+        logger.error("%s; the stream continues without it", err)
         self._dropped.append(err)
         for known, sink in self._sinks:
             if known == name:

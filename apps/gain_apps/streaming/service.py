@@ -225,7 +225,7 @@ class Service:
         end_s = time.monotonic() + 10.0
         for camera in self.cameras:
             if not camera.join(end_s=end_s):
-                logger.error("%s: hangs and is left behind", camera.name)
+                logger.error("%s: hangs and is abandoned", camera.name)
         if self._shared is not None and self._shared.passes:
             logger.info(
                 "%d forward passes for %d frames, %.2f a pass",
@@ -302,7 +302,7 @@ class Service:
             self._mqtt.forget(name)
         outcome = f"camera removed, {_kept_words(kept)}"
         if not ended:
-            outcome += "; it hangs in a driver and is left behind"
+            outcome += "; it hangs in a driver and is abandoned"
         self.events.add(name, "stream", outcome, who=who)
         return outcome
 

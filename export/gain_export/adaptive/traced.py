@@ -91,7 +91,7 @@ class Array:
         return namespace
 
     def __bool__(self) -> bool:
-        raise TypeError("what a graph computes is not known while it is traced; use xp.where")
+        raise TypeError("the value of a traced array is not known; use xp.where")
 
     def __getitem__(self, key: Any) -> Array:
         keys = key if isinstance(key, tuple) else (key,)

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from gain_core._optional import install_line
 from gain_core.errors import ConfigError, EngineError, GainError
 from gain_export.engine.options import EngineOptions
 from gain_runtime.files.engine import EngineHeader
@@ -41,10 +42,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _MAX_PARSER_ERRORS = 3
-_ASKING = (
-    "that needs the NVIDIA driver and CuPy: pip install 'gain-edge[cuda12]', or "
-    "'gain-edge[cuda13]' for CUDA 13"
-)
+_ASKING = f"that needs the NVIDIA driver and CuPy: {install_line('cuda12', 'cuda13')}"
 
 # The name of a phase of the build, the step it is at and how many it has.
 OnPhase = Callable[[str, int, int], None]

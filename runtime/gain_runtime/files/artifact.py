@@ -198,8 +198,8 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
         model = onnx.ModelProto.FromString(data)
     except DecodeError as err:
         raise ArtifactError(
-            f"{path}: expected an ONNX model, got {len(data)} bytes that are none or are "
-            "truncated; copy the file again or export the model again"
+            f"{path}: expected an ONNX model, got {len(data)} bytes of something else or of "
+            "a truncated one; copy the file again or export the model again"
         ) from err
     # Protobuf accepts an empty file and some text files as messages of unknown fields.
     if not model.ir_version or not model.graph.output:

@@ -234,7 +234,7 @@ LEFT_OUT = {
     "raw": "raw camera files (develop them first)",
     "video": "videos (give each as an INPUT of its own)",
     "pipe": "named pipes (read one with: gain-stream - < PIPE)",
-    "unreadable": "that cannot be looked at",
+    "unreadable": "that cannot be accessed",
     "other": "other files",
 }
 

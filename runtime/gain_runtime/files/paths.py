@@ -71,7 +71,7 @@ def file_status(
     except OSError as err:
         if err.errno in MISSING:
             return None
-        raise error(f"{_shown(path)}: cannot be looked at ({_why(err)})") from err
+        raise error(f"{_shown(path)}: cannot be accessed ({_why(err)})") from err
     except ValueError as err:
         raise error(f"{_shown(path)}: expected a file name, got a NUL character in it") from err
 
@@ -99,7 +99,7 @@ def resolved(path: str | Path, /, *, error: type[GainError] = ConfigError) -> Pa
     try:
         return Path(path).resolve()
     except (OSError, RuntimeError) as err:
-        raise error(f"{_shown(path)}: cannot be looked at ({_why(err)})") from err
+        raise error(f"{_shown(path)}: cannot be accessed ({_why(err)})") from err
 
 
 def regular_file(path: Path, /) -> None:

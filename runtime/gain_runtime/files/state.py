@@ -219,7 +219,7 @@ def _read(path: Path) -> tuple[dict[str, str], HostArrays]:
             entries = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, TypeError, ValueError) as err:
-        raise _corrupt(path, f"no whole safetensors file, {err}") from err
+        raise _corrupt(path, f"not a complete safetensors file, {err}") from err
     except FileNotFoundError as err:
         raise ArtifactError(
             f"{path}: expected a state file, found no such file; check the path or start without it"

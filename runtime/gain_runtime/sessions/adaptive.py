@@ -293,7 +293,7 @@ class AdaptiveSession(Closing):
         least = self._artifact.update_every
         if frames < least:
             raise ConfigError(
-                f"update_every: expected at least {least}, which is baked into "
+                f"update_every: expected at least {least}, the value fixed in "
                 f"{self._artifact.path}, got {frames}; make the file again with gain-export "
                 "--adaptive --set update-every=N"
             )

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from gain_core._optional import install_line
 from gain_core.errors import BackendUnavailableError, ConfigError, EngineError
 from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.frames import Closing
@@ -134,8 +135,8 @@ def _unavailable(provider: str, reason: str) -> BackendUnavailableError:
     if provider == CUDA_PROVIDER:
         # The wheel without CUDA holds the same files, and may be the one that was written last.
         remedy = (
-            "install CUDA, and then: pip install 'gain-edge[gpu]' && pip uninstall -y onnxruntime "
-            "&& pip install --force-reinstall --no-deps onnxruntime-gpu; or use the device cpu"
+            f"install CUDA, and then: {install_line('gpu')}; pip uninstall -y onnxruntime; "
+            "pip install --force-reinstall --no-deps onnxruntime-gpu; or use the device cpu"
         )
     return BackendUnavailableError(f"{provider}: cannot be used here ({reason}); {remedy}")
 

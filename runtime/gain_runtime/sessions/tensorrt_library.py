@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gain_core._optional import require
+from gain_core._optional import install_line, require
 from gain_core.errors import BackendUnavailableError, ConfigError
 
 __all__ = [
@@ -59,8 +59,7 @@ def installed_library() -> str:
             return name
     raise BackendUnavailableError(
         "tensorrt: neither tensorrt nor tensorrt_rtx is installed; on a Jetson use the vendor's "
-        "image, elsewhere: pip install 'gain-edge[tensorrt]', or 'gain-edge[tensorrt-rtx]' for an "
-        "RTX card"
+        f"image, elsewhere {install_line('tensorrt', 'tensorrt-rtx')}, the second for an RTX card"
     )
 
 

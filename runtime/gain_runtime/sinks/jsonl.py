@@ -224,7 +224,7 @@ def _cut_torn_row(fd: int, path: str | Path) -> None:
     # A torn row is JSON: anything else is a file of somebody's that was named by mistake.
     if (kept == 0 and start > 0) or not tail[kept:].startswith(b"{"):
         raise StreamError(
-            f"{path}: expected JSON lines to append to, got a file whose last line is none; "
+            f"{path}: expected JSON lines to append to, got a file whose last line is not JSON; "
             "name another file"
         )
     os.ftruncate(fd, start + kept)

@@ -207,7 +207,7 @@ class DisplaySink(Closing):
 
     def _give_up(self, reason: str) -> None:
         self._works = False
-        logger.warning("no window: %s; going on without one", reason)
+        logger.warning("no window: %s; continuing without one", reason)
 
 
 def _no_window_reason() -> str | None:

@@ -341,7 +341,7 @@ def open_glob(
     try:
         matches = matching(pattern, closed)
     except OSError as err:
-        raise StreamError(f"{pattern}: cannot be looked for ({err.strerror})") from err
+        raise StreamError(f"{pattern}: cannot be searched ({err.strerror})") from err
     found = list_pictures(matches)
     found.closed += closed
     if not found.paths:

@@ -141,7 +141,7 @@ class FrameReader(Closing):
         self._thread.join(JOIN_S)
         if self._thread.is_alive():
             logger.warning(
-                "%s: still blocked in a read after %g s; left behind",
+                "%s: still blocked in a read after %g s; its thread is abandoned",
                 self._source.info.source_id,
                 JOIN_S,
             )

@@ -11,6 +11,7 @@ const TERMS = {
   "learning paused": "Nothing is learned while learning is paused. What was learned before is still applied.",
   "frames learned": "Frames that the state was learned from.",
   "shift": "How far the scene has moved the network's logits on average. A jump is a change of the weather or the light.",
+  "draws": "How many independent frames of each class stand behind the shift. The more, the surer it is.",
   "accuracy": "Share of frames that were classified right; known only where the source tells the truth.",
   "latency": "Time from the capture of a frame to its prediction.",
   "prediction changed": "Frames whose class the correction changed.",
