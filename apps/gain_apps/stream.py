@@ -262,14 +262,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) -> int:
     """Resolve the settings and run the streams."""
     # Imported late, so that --help and wrong usage do not wait for OpenCV and ONNX Runtime.
-    from rich.console import Console
-
     from gain_apps.streaming.config import LOG_LEVELS
     from gain_apps.streaming.config_file import read_settings
     from gain_apps.streaming.plan import plan_streams
     from gain_apps.streaming.service import CameraNameFormatter
     from gain_apps.streaming.stopping import StopRequest, signals_handled
-    from gain_apps.streaming.summary import ConsoleHandler
+    from gain_apps.streaming.summary import ConsoleHandler, ErrorConsole
     from gain_apps.system import hide_credentials, logging_to
 
     if "names" in flags:
@@ -287,7 +285,7 @@ def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) ->
     plan = plan_streams(settings)
     config = plan.configs[0] if plan.configs else None
     flags["debug"] = settings.get("debug", False)
-    console = Console(stderr=True)
+    console = ErrorConsole()
     handler = ConsoleHandler(console)
     formatter = CameraNameFormatter()
     handler.setFormatter(formatter)

@@ -124,6 +124,8 @@ def test_streams_share_a_connection_and_are_announced_and_forgotten(until) -> No
         assert config["unique_id"] == "gain_site_yard_class"
         signal = broker.retained["homeassistant/binary_sensor/gain_site_door/signal/config"]
         assert json.loads(signal)["device_class"] == "connectivity"
+        # Whatever else the topic says is no connection.
+        assert "'ON' if value == 'connected' else 'OFF'" in json.loads(signal)["value_template"]
         publisher.forget("yard")
         until(lambda: broker.retained["site/yard/state"] == "")
         until(lambda: broker.retained["homeassistant/sensor/gain_site_yard/class/config"] == "")

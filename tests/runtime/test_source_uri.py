@@ -104,11 +104,25 @@ def test_an_unknown_scheme_lists_the_known_ones_and_hides_credentials() -> None:
         pytest.param(
             "https://c/x/T0A1B2C3D/clip.mp4", "https://c/x/***/clip.mp4", id="token-in-path"
         ),
+        pytest.param("rtsp://c/joe/secret/ch1/main", "rtsp://c/***/***/ch1/main", id="bare-word"),
+        # As some recorders make them: letters alone, nothing but the stream's password.
+        pytest.param("rtsps://c/kLxnTqsecretVvdX", "rtsps://c/***", id="letters"),
+        pytest.param("rtsp://c/12345678/1", "rtsp://c/***/1", id="digits"),
+        pytest.param(
+            "rtsp://c/h264Preview_01_main", "rtsp://c/h264Preview_01_main", id="camera-words"
+        ),
+        pytest.param("rtsp://c/axis-media/media.amp", "rtsp://c/axis-media/media.amp", id="axis"),
+        pytest.param("rtsp://c/unicast/c1/s0/live", "rtsp://c/unicast/c1/s0/live", id="letter"),
         pytest.param(
             "rtspsrc location='rtsp://a:secret@c/1' user-pw=secret latency=0 "
             "! video/x-raw,width=(int)64 ! appsink",
             "rtspsrc location=rtsp://***@c/1 *** latency=0 ! video/x-raw,width=(int)64 ! appsink",
             id="pipeline",
+        ),
+        pytest.param(
+            "rtspsrc location=rtsp://c/1 user-id = joe user-pw= secret ! appsink",
+            "rtspsrc location=rtsp://c/1 *** *** ! appsink",
+            id="pipeline-with-spaces",
         ),
         pytest.param("http://cam/v?fps=3", "http://cam/v?fps=3", id="nothing-to-hide"),
         pytest.param("a@b.mp4", "a@b.mp4", id="path"),

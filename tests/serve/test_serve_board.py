@@ -11,6 +11,7 @@ from numpy.testing import assert_array_equal
 from gain_apps.serve import DeviceFacts, EventLog, KeptFacts, LiveBoard, StreamFacts
 from gain_apps.serve.board import PROBE_INTERVAL_S
 from gain_apps.serve.event_log import History
+from gain_apps.serve.schema import state_of
 from gain_runtime.sources.reconnecting import Connection
 
 
@@ -121,7 +122,7 @@ def test_a_signal_that_goes_and_comes_back_is_two_events(board, events):
         ("connecting", 90.0, "connection refused", 1),
         ("connecting", 90.0, "connection refused", 2),
         ("connected", 100.0, None, 0),
-        ("reconnecting", 110.0, "401 Unauthorized", 0),
+        ("reconnecting", 110.0, "signal lost after 9 frames: no data for 10 s", 0),
         ("reconnecting", 110.0, "connection refused", 3),
         ("connected", 145.0, None, 0),
     ):
@@ -129,8 +130,32 @@ def test_a_signal_that_goes_and_comes_back_is_two_events(board, events):
     assert told(events) == [
         ("signal", "no signal: connection refused"),
         ("signal", "signal is there"),
-        ("signal", "signal lost: 401 Unauthorized"),
+        ("signal", "signal lost: after 9 frames: no data for 10 s"),
         ("signal", "signal is back after 35 s"),
+    ]
+
+
+def test_a_stream_that_fails_says_since_when_and_when_it_is_tried_again(clock, events, result):
+    heard = []
+    board = LiveBoard("yard", events, clock=clock, wall_clock=clock, on_connection=heard.append)
+    board.connect(Connection(state="connected"))
+    for attempt in (2, 3):
+        board.enter("failed", "no disk", attempt=attempt, next_try_s=clock.now + 5.0)
+        clock.now += 5.0
+    board.enter("failed", "no disk", attempt=3)
+    view = board.view()
+    assert state_of(view) == ("failed", 100.0, "no disk")
+    assert (view.connection.attempt, view.connection.next_try_s) == (3, None)
+    # One that lost its camera meanwhile says that instead.
+    board.connect(Connection(state="connecting", since_s=111.0, reason="connection refused"))
+    assert state_of(board.view()) == ("connecting", 111.0, "connection refused")
+    board.enter("paused", "by me")
+    assert state_of(board.view())[0] == "paused"
+    board.connect(Connection(state="connected"))
+    board.write(result(0))
+    assert state_of(board.view())[0] == "live"
+    assert [item.state for item in heard] == [
+        *("connecting", "connected", "closed", "connecting", "closed", "connected")
     ]
 
 

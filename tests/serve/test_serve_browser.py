@@ -253,6 +253,37 @@ def test_a_camera_that_is_away_says_since_when_why_and_when_it_is_tried_again(
     assert page.text("veil-next").startswith("next try in ")
     assert page.text("veil-next").endswith("attempt 2")
     assert page.text("veil-reason") == "connection refused"
+    fifty.streams["camera-05"].board.enter("failed", "no disk", attempt=2, next_try_s=4e9)
+    page.run("location.hash = '#/camera/camera-05'")
+    page.shows("state", "failed")
+    until(lambda: page.text("veil-title").startswith("Failed since "))
+    assert page.text("veil-next").endswith("attempt 2")
+
+
+def test_nothing_of_a_camera_stands_on_the_page_of_the_next(serve, page, stream, cameras, until):
+    cameras.add("away", "rtsp://cam/1", {}, who="test")
+    page.open(serve())
+    texts = "return {}.map((id) => document.getElementById(id).textContent)"
+    filled = texts.format("['source-top', 'index', 'strength', 'stage-list', 'camera-events']")
+    cameras.events.add("yard", "command", "something", who="me")
+    until(lambda: "something" in page.run(filled)[-1] and "\N{EN DASH}" not in page.run(filled))
+    height = "return document.querySelector('.classes').offsetHeight"
+    before = page.run(height)
+    for other in ("away", "nowhere"):
+        page.run(f"location.hash = '#/camera/{other}'")
+        page.shows("name", other)
+        until(
+            lambda: (
+                page.run(filled)
+                == ["\N{EN DASH}", "\N{EN DASH}", "\N{EN DASH}", "", "Nothing has happened yet."]
+            )
+        )
+        assert page.run("return document.querySelectorAll('#classes tr').length") == 5
+        assert page.run(height) == before
+    until(lambda: "there is no camera" in page.text("summary"))
+    assert page.text("state") == page.text("source") == ""
+    enabled = "return document.querySelectorAll('#camera .buttons button:enabled').length"
+    assert page.run(enabled) == 0
 
 
 def test_cameras_are_added_and_removed_on_the_page(serve, page, cameras, stream, until):

@@ -222,17 +222,34 @@ def _bound(listener: socket.socket, port: int) -> bool:
     return True
 
 
-def test_a_log_that_cannot_be_written_stops_no_stream(artifact, until, tmp_path):
-    rows = tmp_path / "rows.jsonl"
+@contextmanager
+def full_disk():
+    """A file that takes nothing."""
     with Path("/dev/full").open("w") as full:
+        yield full
+
+
+@contextmanager
+def pipe_without_reader():
+    """The writing end of a pipe that nobody reads any more."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        yield pipe
+
+
+@pytest.mark.parametrize("log", [full_disk, pipe_without_reader])
+def test_a_log_that_cannot_be_written_stops_no_stream(artifact, until, tmp_path, log):
+    rows, summary = tmp_path / "rows.jsonl", tmp_path / "summary.json"
+    with log() as stderr:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "gain_apps.stream", FAST, "rtsp://127.0.0.1:9/x"),
                 *("--names", "here,away", "--model", artifact, "--jsonl", rows),
-                *("--num-threads", "1", "--debug"),
+                *("--num-threads", "1", "--debug", "--json", summary),
             ],
             stdout=subprocess.DEVNULL,
-            stderr=full,
+            stderr=stderr,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         written = tmp_path / "here" / "rows.jsonl"
@@ -243,6 +260,43 @@ def test_a_log_that_cannot_be_written_stops_no_stream(artifact, until, tmp_path)
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=120)
     assert process.returncode == 143
+    assert json.loads(summary.read_text())["name"] == "here"
+
+
+def test_a_port_that_is_taken_costs_the_page_and_no_row(artifact, until, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "gain_apps.stream", FAST, "--model", artifact),
+                *("--serve", str(port), "--jsonl", rows, "--num-threads", "1"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            until(lambda: rows.exists() and rows.read_bytes().count(b"\n") > 20)
+            other.close()
+            until(lambda: _healthy(port))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=120)
+    assert process.returncode == 143, err
+    assert err.count(f"--serve 127.0.0.1:{port}: cannot be listened on") == 1
+    assert err.count("watch it at") == 1
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=60) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,27 @@ def test_cameras_away_at_the_start_and_later_never_touch_the_others(
         assert secret.encode() not in (tmp_path / "events.sqlite").read_bytes()
 
 
+def test_a_recording_that_is_away_is_in_trouble_and_tried_again(
+    artifact, run_inside, until, tmp_path
+):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        gone = f"http://127.0.0.1:{free.getsockname()[1]}/clip.mp4"
+    file = settings(tmp_path / "cameras.toml", artifact, {"near": LIVE, "clip": gone})
+    running = run_inside("--config", file)
+    until(lambda: running.states() == {"near": "live", "clip": "failed"})
+    row = running.camera("clip")["camera"]
+    assert "connection refused" in row["reason"]
+    assert row["attempt"] >= 2
+    until(lambda: running.camera("clip")["camera"]["next_try_s"])
+    until(lambda: running.camera("clip")["camera"]["attempt"] > row["attempt"])
+    assert running.camera("clip")["camera"]["since_s"] == row["since_s"]
+    assert 'gain_state{state="failed",stream="clip"} 1.0' in running.ask("metrics")
+    running.stop()
+    # It would have been tried again: asked to end, the service ends well.
+    assert running.status == 0
+
+
 def test_cameras_are_added_paused_and_removed_and_the_file_remembers(
     artifact, run_inside, until, tmp_path
 ):

@@ -144,7 +144,9 @@ async def _say_what_was_expected(request: Request, err: Exception) -> JSONRespon
     """422 in one line: the field and what it has to be, never what was sent: a token, maybe."""
     assert isinstance(err, RequestValidationError)
     parts = [
-        f"{'.'.join(str(item) for item in error['loc'] if item != 'body')}: {error['msg']}"
+        "body: expected JSON"
+        if error["type"] == "json_invalid"
+        else f"{'.'.join(str(item) for item in error['loc'] if item != 'body')}: {error['msg']}"
         for error in err.errors()
     ]
     return JSONResponse({"detail": "; ".join(parts)}, status_code=422)

@@ -216,7 +216,7 @@ class LiveBoard:
     events : EventLog
         Not owned.
     on_connection : callable, optional
-        Receives a connection whose state is a new one.
+        Receives the first connection and each whose state is a new one.
     clock : callable, optional
         Monotonic seconds.
     wall_clock : callable, optional
@@ -263,6 +263,7 @@ class LiveBoard:
             "fine": History(width_s=BINS["fine"][0], length=BINS["fine"][1]),
             "coarse": History(width_s=width_s, length=length, earlier=earlier),
         }
+        on_connection(self._connection)
 
     @property
     def sequence(self) -> int:
@@ -282,10 +283,32 @@ class LiveBoard:
             self._identity, self._probe = identity, probe
             self._probed_s = -math.inf
 
-    def enter(self, state: RunState, why: str | None = None, /) -> None:
-        """Note what the stream does from now on, and why; any thread may."""
+    def enter(
+        self,
+        state: RunState,
+        why: str | None = None,
+        /,
+        *,
+        attempt: int = 0,
+        next_try_s: float | None = None,
+    ) -> None:
+        """Note what the stream does from now on, and why; any thread may.
+
+        Parameters
+        ----------
+        state : str
+        why : str, optional
+        attempt : int, optional
+            Which try is next, or going on, of a stream that failed and begins again.
+        next_try_s : float, optional
+            When it begins, in seconds since 1970.
+        """
         with self._lock:
-            self._state, self._why, self._since_s = state, why, self._wall_clock()
+            if state != self._state:
+                self._state, self._since_s = state, self._wall_clock()
+            self._why = why
+        if state in ("paused", "ended", "failed"):
+            self.connect(Connection(state="closed", attempt=attempt, next_try_s=next_try_s))
 
     def connect(self, connection: Connection, /) -> None:
         """Note how the connection to the source stands; any thread may."""
@@ -421,7 +444,8 @@ def _rate(times_s: deque[float], now: float) -> float:
 def _signal_changes(before: Connection, after: Connection) -> list[str]:
     """What is worth telling when a connection changes."""
     if before.state != "reconnecting" and after.state == "reconnecting":
-        return [f"signal lost: {after.reason}"]
+        # As sources say it: "signal lost after 12 frames: no data for 10 s".
+        return [f"signal lost: {(after.reason or '').removeprefix('signal lost ')}"]
     if before.state == "reconnecting" and after.state == "connected":
         return [f"signal is back after {after.since_s - before.since_s:.0f} s"]
     if after.state == "connecting" and after.reason is not None and before.reason is None:

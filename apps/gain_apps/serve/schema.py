@@ -201,12 +201,13 @@ class EventList:
 
 def state_of(view: LiveView, /) -> tuple[CameraState, float, str | None]:
     """What a camera does, since when in seconds since 1970, and why."""
-    if view.state in ("paused", "ended", "failed"):
-        return view.state, view.since_s, view.why
     connection = view.connection
+    # Where a stream that failed begins again, its camera may be away.
+    if view.state in ("paused", "ended", "failed") and connection.reason is None:
+        return view.state, view.since_s, view.why
     if connection.state == "reconnecting":
         return "reconnecting", connection.since_s, connection.reason
-    if connection.state == "connecting" and view.state == "starting":
+    if connection.state == "connecting" and view.state in ("starting", "failed"):
         if connection.reason is None:
             return "starting", view.since_s, view.why
         return "connecting", connection.since_s, connection.reason

@@ -167,9 +167,11 @@ class Camera:
     def _run(self) -> None:
         """Thread: the stream, again and again where it is a camera."""
         pause_s = FIRST_RESTART_S
+        attempt = 1
         stop = self._stop
         while True:
             began_s = time.monotonic()
+            self.failure = None
             try:
                 self._run_once(stop)
             except GainError as err:
@@ -177,7 +179,7 @@ class Camera:
                     # It was waiting for its camera; there is nothing to be finished.
                     return
                 self.failure = err
-                if not self._comes_back(err):
+                if stop or not self._comes_back(err):
                     self._fail(err)
                     return
             except BaseException as err:
@@ -191,10 +193,13 @@ class Camera:
                     self.board.note("stream", "the source ended")
                 return
             if time.monotonic() - began_s > LONGEST_RESTART_S:
-                pause_s = FIRST_RESTART_S
-            self._wait_to_restart(stop, pause_s)
+                pause_s, attempt = FIRST_RESTART_S, 1
+            attempt += 1
+            self._wait_to_restart(stop, pause_s, attempt)
             pause_s = min(2.0 * pause_s, LONGEST_RESTART_S)
             if stop:
+                # It would have begun again: no failure of the service that is to end.
+                self.failure = None
                 return
 
     def _run_once(self, stop: StopRequest) -> None:
@@ -222,20 +227,28 @@ class Camera:
             and not isinstance(err, ConfigError)
         )
 
-    def _wait_to_restart(self, stop: StopRequest, seconds: float) -> None:
+    def _wait_to_restart(self, stop: StopRequest, seconds: float, attempt: int) -> None:
         """Say why, and when it begins again."""
-        reason = " ".join(str(self.failure).split())
-        logger.error("%s; starting again in %.0f s", reason, seconds)
+        logger.error("%s; starting again in %.0f s", _reason(self.failure), seconds)
+        reason = _reason(self.failure).removeprefix(f"{self._source}: ")
         self.board.note("stream", f"failed: {reason}; starting again in {seconds:.0f} s")
-        self.board.enter("starting", f"{reason}; starting again in {seconds:.0f} s")
+        self.board.enter("failed", reason, attempt=attempt, next_try_s=time.time() + seconds)
         end_s = time.monotonic() + seconds
         while not stop and time.monotonic() < end_s:
             time.sleep(POLL_S)
+        self.board.enter("failed", reason, attempt=attempt)
 
     def _fail(self, err: BaseException) -> None:
         """Say it now: the others may run for months."""
-        reason = " ".join(str(err).split()) or type(err).__name__
+        reason = _reason(err)
         if isinstance(err, GainError):
             logger.error("%s; the other cameras continue", reason)
+        # Whoever reads it knows the source.
+        reason = reason.removeprefix(f"{self._source}: ")
         self.board.enter("failed", reason)
         self.board.note("stream", f"failed: {reason}")
+
+
+def _reason(err: BaseException | None) -> str:
+    """What went wrong, in one line."""
+    return " ".join(str(err).split()) or type(err).__name__

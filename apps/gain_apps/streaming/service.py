@@ -26,7 +26,7 @@ from gain_apps.streaming.running import StreamHost
 from gain_apps.streaming.settings import flag
 from gain_apps.streaming.stopping import StopRequest, Watchdog
 from gain_apps.system import notify
-from gain_core.errors import ConfigError
+from gain_core.errors import ConfigError, StreamError
 from gain_runtime.files.adaptive import is_adaptive
 from gain_runtime.sessions.session import open_session
 from gain_runtime.sessions.shared import SharedSession
@@ -46,6 +46,9 @@ logger = logging.getLogger(__name__)
 # Longest time until a signal is noticed.
 POLL_S = 0.1
 STATUS_EVERY_S = 10.0
+# The page's address is tried again after this long; the pause doubles up to a bound.
+FIRST_PAGE_PAUSE_S = 1.0
+LONGEST_PAGE_PAUSE_S = 60.0
 # A process with a single stream calls it so on its page and in its metrics.
 ONLY_NAME = "camera"
 # What the page may set of a camera: nothing that names a file, a command or an address.
@@ -102,8 +105,8 @@ def run_service(
     Raises
     ------
     GainError
-        The first camera's that failed, once all have ended; or if the network or the page cannot
-        be opened.
+        The first camera's that failed, once all have ended; or if the network cannot be opened, or
+        the page needs a token or a library.
     """
     stop.nothing_to_lose = True
     with ExitStack() as stack:
@@ -170,13 +173,11 @@ class Service:
         self._ready = False
         for config in plan.configs:
             self._enlist(config)
-        # Before the network, which may take a while: an address in use is found out now, and the
-        # page says what is being waited for.
-        self._server = None
+        # Before the network, which may take a while: the page says what is being waited for.
+        self._page = None
         if first.serve is not None:
-            self._server = stack.enter_context(
-                open_server(self, address=ServeAddress.parse(first.serve), token=_token_of(first))
-            )
+            self._page = _Page(self, stack, ServeAddress.parse(first.serve), _token_of(first))
+            self._page.tick()
         # An adaptive file keeps one stream's state: each camera opens its own.
         if not is_adaptive(first.model or ""):
             session = stack.enter_context(
@@ -217,6 +218,8 @@ class Service:
         notify("READY=1")
         next_status_s = 0.0
         while not self._stop and not self._all_done():
+            if self._page is not None:
+                self._page.tick()
             if time.monotonic() >= next_status_s:
                 next_status_s = time.monotonic() + STATUS_EVERY_S
                 notify(f"STATUS={self._status_line()}")
@@ -374,6 +377,43 @@ class Service:
             self._webhook.post(record)
         if self._mqtt is not None:
             self._mqtt.publish(f"{event.stream}/event".lstrip("/"), json.dumps(record))
+
+
+class _Page:
+    """Opens the page; where its address cannot be had, again and again: the cameras go on."""
+
+    def __init__(
+        self, service: Service, stack: ExitStack, address: ServeAddress, token: str | None
+    ) -> None:
+        self._service, self._stack = service, stack
+        self._address, self._token = address, token
+        self._pause_s = FIRST_PAGE_PAUSE_S
+        # None once it is open.
+        self._next_s: float | None = 0.0
+
+    def tick(self) -> None:
+        """Try to open it, if it is time to.
+
+        Raises
+        ------
+        ConfigError
+            If other machines can reach the address and there is no token.
+        BackendUnavailableError
+            If the extra `serve` is not installed.
+        """
+        if self._next_s is None or time.monotonic() < self._next_s:
+            return
+        try:
+            server = open_server(self._service, address=self._address, token=self._token)
+        except StreamError as err:
+            if self._next_s == 0.0:
+                logger.warning("%s; the cameras go on, and it is tried again", err)
+                self._service.events.add("", "stream", f"no page: {err}")
+            self._next_s = time.monotonic() + self._pause_s
+            self._pause_s = min(2.0 * self._pause_s, LONGEST_PAGE_PAUSE_S)
+        else:
+            self._stack.enter_context(server)
+            self._next_s = None
 
 
 def _settings_alone(plan: StreamPlan) -> StreamConfig:

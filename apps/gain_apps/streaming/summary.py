@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
+from rich.control import strip_control_codes
 from rich.status import Status
 from rich.table import Table
 
@@ -26,6 +29,7 @@ __all__ = [
     "NUM_BINS",
     "RUN_STAGES",
     "ConsoleHandler",
+    "ErrorConsole",
     "RunProgress",
     "RunRecord",
     "Score",
@@ -407,6 +411,20 @@ class RunProgress(Closing):
         )
 
 
+class ErrorConsole(Console):
+    """Standard error, where a reader that has gone is an OSError.
+
+    Rich itself would end the process then, and put the null device where standard output was.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def on_broken_pipe(self) -> None:
+        """Say so, and do nothing else."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 class ConsoleHandler(logging.Handler):
     """Logs one unwrapped line per record, above a progress line where there is one."""
 
@@ -417,4 +435,9 @@ class ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record; a reader that has gone, or a full disk, stops no stream."""
         with suppress(OSError, ValueError):
-            self._console.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
+            line = self.format(record)
+            if self._console.is_terminal:
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            else:
+                # Not by rich, which keeps every line that a full disk did not take.
+                print(strip_control_codes(line), file=self._console.file, flush=True)

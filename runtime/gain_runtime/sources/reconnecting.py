@@ -41,19 +41,19 @@ class Connection:
 
     Attributes
     ----------
-    state : {"connecting", "connected", "reconnecting"}
-        `connecting` before the first connection only.
+    state : {"connecting", "connected", "reconnecting", "closed"}
+        `connecting` before the first connection only; `closed` while no source is wanted.
     since_s : float
         Since when, in seconds since 1970.
     reason : str or None
         Why the last try failed or the signal was lost, without credentials.
     attempt : int
-        Tries since the signal was lost or the stream began; 0 while connected.
+        Tries since the signal was lost or the stream began or failed; 0 while connected.
     next_try_s : float or None
         When the next try begins, in seconds since 1970; None during a try and while connected.
     """
 
-    state: Literal["connecting", "connected", "reconnecting"] = "connecting"
+    state: Literal["connecting", "connected", "reconnecting", "closed"] = "connecting"
     since_s: float = dataclasses.field(default_factory=time.time)
     reason: str | None = None
     attempt: int = 0

@@ -79,9 +79,22 @@ SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
 # What of a URI may be shown. Everything else may be a secret: cameras and chat services put them
 # into user names, paths, parameters of any name and fragments.
 SHOWN_HOST = re.compile(r"(?:[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{0,5})?")
-# Up to six short words and numbers, as in `h264Preview_01_main` and `axis-media`.
-SHOWN_WORD = r"(?:[A-Za-z]{1,16}[0-9]{0,4}[A-Za-z]{0,12}|[0-9]{1,4})"
-SHOWN_SEGMENT = re.compile(rf"{SHOWN_WORD}(?:[-_.]{SHOWN_WORD}){{0,5}}")
+# Words of which cameras make their paths, as in `h264Preview_01_main` and `axis-media`, and short
+# numbers: any other word may be a password.
+PATH_WORDS = (
+    *("av", "avi", "axis", "bin", "cam", "camera", "cgi", "ch", "channel", "channels", "clip"),
+    *("clips", "feed", "flv", "h264", "h265", "hevc", "high", "hls", "image", "img", "index"),
+    *("isapi", "jpeg", "jpg", "live", "low", "m3u8", "main", "media", "mjpeg", "mjpg", "mkv"),
+    *("motion", "mov", "mp4", "mpeg", "multicast", "nph", "onvif", "picture", "play", "playlist"),
+    *("preview", "profile", "realmonitor", "rtsp", "sdp", "smp", "amp", "snapshot", "stream"),
+    *("streaming", "streams", "sub", "track", "ts", "unicast", "video", "videos", "webm"),
+)
+SHOWN_SEGMENT = re.compile(
+    # One letter and a number, as in `c1`.
+    r"[a-z][0-9]{0,2}|"
+    rf"(?:{'|'.join(PATH_WORDS)}|(?<![0-9])[0-9]{{1,3}}(?![0-9])|[-_.]){{1,10}}",
+    re.IGNORECASE,
+)
 SHOWN_VALUE = re.compile(r"[A-Za-z0-9]{1,12}(?:[x.,_/-][A-Za-z0-9]{1,12}){0,3}")
 SHOWN_KEYS = frozenset(
     (
@@ -131,8 +144,8 @@ class SourceUri:
 def redact(uri: str, /) -> str:
     """What of a URI may be shown to anybody.
 
-    That is the scheme, the host, path segments that are short words and numbers, and parameters
-    whose names are known to be harmless. The rest is `***`: a deny-list of names never ends.
+    That is the scheme, the host, path segments of short numbers and words that cameras use, and
+    parameters whose names are known to be harmless. The rest is `***`: a deny-list never ends.
     `test://`, `file://`, `v4l2://` and plain paths are returned as they are.
     """
     match = SCHEME.match(uri)
@@ -186,7 +199,8 @@ def _shown_pipeline(text: str) -> str:
     if text.count('"') % 2 or text.count("'") % 2:
         return HIDDEN
     parts = []
-    for token in PIPELINE_TOKEN.findall(text):
+    # GStreamer takes `user-pw = word`, too, whose word alone would look like an element.
+    for token in PIPELINE_TOKEN.findall(re.sub(r"\s*=\s*", "=", text)):
         key, equals, value = token.partition("=")
         if equals and key.lower() in ("location", "uri"):
             parts.append(f"{key}={redact(value.strip(chr(34) + chr(39)))}")

@@ -27,10 +27,20 @@ export function showCamera(name) {
   askEvents().catch(() => {});
 }
 
+// Nothing of a camera may stand on the page of the next one, which may be away or unknown.
 export function hideCamera() {
   Object.assign(seen, { name: null, status: null, points: new Map(), events: [] });
   at("picture").removeAttribute("src");
-  at("summary").textContent = "";
+  for (const id of ["summary", "source"]) at(id).textContent = "";
+  for (const id of ["rate", "agreement"]) at(id).textContent = "–";
+  chip(at("state"), "", "");
+  at("learning").hidden = true;
+  showVeil(null);
+  clearNewest();
+  for (const id of ["counts", "adaptation"]) facts(at(id), []);
+  listEvents(at("camera-events"), []);
+  charts.draw([], { end: Date.now() / 1000, span: SPANS[seen.scale], marks: [] });
+  for (const button of document.querySelectorAll("#camera .buttons button")) button.disabled = true;
 }
 
 function say(problem) {
@@ -87,7 +97,8 @@ function show(status) {
   at("rate").textContent = camera.rate_hz.toFixed(1);
   at("agreement").textContent = camera.agreement === null ? "–" : percent(camera.agreement, 1);
   showButtons(status);
-  if (newest !== null) showNewest(newest);
+  if (newest === null) clearNewest();
+  else showNewest(newest);
   showCounts(status);
   showAdaptation(status);
 }
@@ -134,6 +145,17 @@ function showNewest(newest) {
   at("gain").textContent = newest.gain_nats === null ? "∞" : decimals(newest.gain_nats, newest.gain_nats < 100 ? 3 : 0);
   showClasses(newest);
   showStages(newest.stage_ms);
+}
+
+function clearNewest() {
+  for (const id of ["source-top", "adapted-top", "index", "taken", "strength", "gain"]) at(id).textContent = "–";
+  for (const id of ["source-top", "adapted-top"]) at(id).className = "";
+  for (const id of ["truth", "condition"]) at(id).textContent = "";
+  document.querySelector(".now").classList.remove("changed");
+  at("strength-meter").value = 0;
+  showClasses({ source: [], adapted: [] });
+  at("stage-bar").replaceChildren();
+  facts(at("stage-list"), []);
 }
 
 function showClasses({ source, adapted }) {

@@ -62,7 +62,8 @@ class Chart {
     this.plot.setAttribute("aria-label", `${title} over time`);
     this.plot.setAttribute("aria-valuemin", "0");
     this.svg = this.plot.appendChild(document.createElementNS(NS, "svg"));
-    this.svg.setAttribute("viewBox", `0 0 1000 ${HEIGHT}`);
+    // With room for half a line at both ends.
+    this.svg.setAttribute("viewBox", `0 -2 1000 ${HEIGHT + 4}`);
     this.svg.setAttribute("preserveAspectRatio", "none");
     this.svg.setAttribute("aria-hidden", "true");
     for (const y of [0, HEIGHT / 2, HEIGHT]) this.#line({ x1: 0, x2: 1000, y1: y, y2: y });

@@ -92,7 +92,7 @@ export function veilOf(row, now) {
     case "ended":
       return { title: `Ended ${since}`, next: "", reason: row.reason ?? "" };
     case "failed":
-      return { title: `Failed ${since}`, next: "", reason: row.reason ?? "" };
+      return { title: `Failed ${since}`, next: row.attempt > 0 ? `${next}${tries}` : "", reason: row.reason ?? "" };
     case "starting":
       return row.sequence === 0 || row.reason !== null ? { title: "Starting", next: "", reason: row.reason ?? "" } : null;
     default:
