@@ -1,6 +1,7 @@
 """What gain-export makes of the classifiers of five libraries: exported, refused or failed.
 
     python benchmarks/export_table.py --minutes 40 --output benchmarks/results/export_table.json
+    python benchmarks/export_table.py --times          # on an idle machine
 
 One model at a time in a child process with a limit of memory and time; the table is saved after
 each, and a model that is in it already is not run again. The weights are random, and batch norms
@@ -110,23 +111,24 @@ def settle(model: Any, size: tuple[int, int]) -> Any:
 
 
 def torch_file(model: Any, size: tuple[int, int], path: Path) -> Path:
-    """What most people have: a file of torch's exporter for TorchScript."""
+    """What most people have: a file of torch's older exporter, or else of its newer one."""
     import torch
 
-    axes = {"x": {0: "batch"}, "y": {0: "batch"}}
+    example = (torch.randn(2, 3, *size),)
+    settings: dict[str, Any] = {
+        "opset_version": 18,
+        "input_names": ["x"],
+        "output_names": ["y"],
+    }
     # Its fused attention is nothing that the exporter knows.
     torch.backends.mha.set_fastpath_enabled(False)
     with torch.no_grad():
-        torch.onnx.export(
-            model,
-            (torch.randn(2, 3, *size),),
-            path,
-            dynamo=False,
-            opset_version=18,
-            input_names=["x"],
-            output_names=["y"],
-            dynamic_axes=axes,
-        )
+        try:
+            axes = {"x": {0: "batch"}, "y": {0: "batch"}}
+            torch.onnx.export(model, example, path, dynamo=False, dynamic_axes=axes, **settings)
+        except (RuntimeError, TypeError):
+            shapes = ({0: torch.export.Dim("batch")},)
+            torch.onnx.export(model, example, path, dynamo=True, dynamic_shapes=shapes, **settings)
     return path
 
 
@@ -214,9 +216,12 @@ def timm_model(name: str) -> tuple[Any, tuple[int, int]]:
 
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     size = tuple(config.input_size[1:]) if config else (224, 224)
+    model = timm.create_model(name, num_classes=CLASSES)
     if config and not config.fixed_input_size and min(size) > SMALL_PX:
-        size = (SMALL_PX, SMALL_PX)
-    return settle(timm.create_model(name, num_classes=CLASSES), size), size
+        # Attention within blocks takes only sizes that they divide.
+        with contextlib.suppress(AssertionError):
+            return settle(model, (SMALL_PX, SMALL_PX)), (SMALL_PX, SMALL_PX)
+    return settle(model, size), size
 
 
 def timm_file(name: str, folder: Path) -> tuple[Any, float | None]:
@@ -430,6 +435,19 @@ def measured(group: str, name: str) -> dict[str, object]:
     return {"group": group, "model": name, **row, "seconds": spent}
 
 
+def times(folder: Path) -> dict[str, Any]:
+    """Seconds of an export by name, random weights, and the machine they were measured on."""
+    from gain_apps.benchmarking.machine import Machine
+    from gain_export import export_timm
+
+    found: dict[str, float] = {}
+    for name in ("vit_base_patch16_224.augreg_in21k_ft_in1k", "mobilenetv3_large_100.ra_in1k"):
+        began = time.monotonic()
+        export_timm(name, folder / f"{name}.onnx", random_seed=0)
+        found[name] = round(time.monotonic() - began, 1)
+    return {"seconds": found, "machine": Machine().facts()}
+
+
 def pending(table: dict[str, Any], smallest: Path, groups: list[str]) -> Iterator[tuple[str, str]]:
     """What is not in the table yet."""
     done = {(row["group"], row["model"]) for row in table["rows"]}
@@ -454,6 +472,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--minutes", type=float, default=40.0)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--times", action="store_true", help="only measure what an export takes")
     args = parser.parse_args()
     import onnx
     import onnxruntime
@@ -473,6 +492,11 @@ def main() -> None:
     table["versions"] = {
         module.__name__: module.__version__ for module in (torch, timm, onnx, onnxruntime)
     }
+    if args.times:
+        with tempfile.TemporaryDirectory() as folder:
+            table["times"] = times(Path(folder))
+        args.output.write_text(json.dumps(table, indent=1) + "\n")
+        return
     for group, name in pending(table, smallest, args.groups):
         if time.monotonic() > ends:
             break
