@@ -146,14 +146,13 @@ def export_file(path: Path, *, normalised: bool = True) -> Any:
 def right(
     report: Any,
     run: Callable[[np.ndarray], np.ndarray],
-    size: tuple[int, int],
+    pixels: np.ndarray,
     *,
     after: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> float:
     """Largest difference from the library's own forward pass, relative to its largest value."""
     from gain_runtime.sessions.onnx import OnnxSession
 
-    pixels = pictures(size)[:2]
     with OnnxSession(report.path) as session:
         found = after(np.asarray(session.infer(pixels).logits))
     expected = run(pixels)
@@ -207,7 +206,7 @@ def torchvision(name: str, folder: Path) -> tuple[Any, float | None]:
         extra["init_weights"] = False
     model = settle(getattr(models, name)(weights=None, num_classes=CLASSES, **extra), size)
     report = export_file(torch_file(model, size, folder / "net.onnx"))
-    return report, right(report, torch_run(model), size)
+    return report, right(report, torch_run(model), pictures(size)[:2])
 
 
 def timm_model(name: str) -> tuple[Any, tuple[int, int]]:
@@ -231,7 +230,7 @@ def timm_file(name: str, folder: Path) -> tuple[Any, float | None]:
     timm.layers.set_fused_attn(False)
     model, size = timm_model(name)
     report = export_file(torch_file(model, size, folder / "net.onnx"))
-    return report, right(report, torch_run(model), size)
+    return report, right(report, torch_run(model), pictures(size)[:2])
 
 
 def timm_name(name: str, folder: Path) -> tuple[Any, float | None]:
@@ -250,7 +249,7 @@ def timm_name(name: str, folder: Path) -> tuple[Any, float | None]:
         weights=folder / "weights.pth",
         preprocess=PreprocessOverrides(img_size=size),
     )
-    return report, right(report, torch_run(model), size)
+    return report, right(report, torch_run(model), pictures(size)[:2])
 
 
 def huggingface(name: str, folder: Path) -> tuple[Any, float | None]:
@@ -278,27 +277,39 @@ def huggingface(name: str, folder: Path) -> tuple[Any, float | None]:
     size = tuple(size) if isinstance(size, list | tuple) else (size, size)
     model = settle(Logits(), size)
     report = export_file(torch_file(model, size, folder / "net.onnx"))
-    return report, right(report, torch_run(model), size)
+    return report, right(report, torch_run(model), pictures(size)[:2])
 
 
 def keras(name: str, folder: Path) -> tuple[Any, float | None]:
     """A Keras application on torch, exported as its own documentation says."""
     import keras as library
+    import torch
 
+    layers = library.layers
+    # Some leave their size open otherwise.
+    size = (224, 224)
     make = getattr(library.applications, name)
-    model = make(weights=None, classes=CLASSES)
-    # Keras exports what was called once.
-    model(np.zeros((1, *model.input_shape[1:]), dtype=np.float32))
+    model = make(weights=None, classes=CLASSES, input_shape=(*size, 3))
+    pixels = pictures(size)
+    if any(isinstance(layer, layers.Rescaling) for layer in model.layers):
+        pixels = 127.5 + 127.5 * pixels
+    for layer in model.layers:
+        if isinstance(layer, layers.BatchNormalization):
+            layer.momentum = 0.0
+        elif isinstance(layer, layers.Dropout):
+            layer.rate = 0.0
+    # It exports what was called once.
+    with torch.no_grad():
+        model(pixels.transpose(0, 2, 3, 1), training=True)
     path = folder / "net.onnx"
     model.export(path, format="onnx", verbose=False)
-    shape = model.input_shape[1:3]
     report = export_file(path, normalised=not shows_range(path))
 
     def run(pixels: np.ndarray) -> np.ndarray:
         probs = model(pixels.transpose(0, 2, 3, 1), training=False)
         return np.asarray(library.ops.convert_to_numpy(probs))
 
-    return report, right(report, run, shape, after=softmax)
+    return report, right(report, run, pixels[:2], after=softmax)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
