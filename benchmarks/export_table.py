@@ -3,10 +3,10 @@
     python benchmarks/export_table.py --minutes 40 --output benchmarks/results/export_table.json
     python benchmarks/export_table.py --times          # on an idle machine
 
-One model at a time in a child process with a limit of memory and time; the table is saved after
-each, and a model that is in it already is not run again. The weights are random, and batch norms
-normalise the pictures that they have seen. Of every family the smallest member is taken. "Right"
-means that the artifact agrees with the library's own forward pass.
+One model at a time in a child process with a limit of memory and processor time; the table is saved
+after each, and a model that is in it already is not run again. The weights are random, and batch
+norms normalise the pictures that they have seen. Of every family the smallest member is taken.
+"Right" means that the artifact agrees with the library's own forward pass.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import logging
 import multiprocessing
 import os
 import resource
+import signal
 import tempfile
 import time
 import warnings
@@ -381,6 +382,7 @@ def run_one(group: str, name: str, sender: Any) -> None:
     """The child: one model, its outcome sent back."""
     soft = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + LIMIT_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (soft, soft))
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S + 10))
     import torch
 
     from gain_core.errors import GainError
@@ -434,14 +436,17 @@ def measured(group: str, name: str) -> dict[str, object]:
     began = time.monotonic()
     child.start()
     sender.close()
-    try:
-        row = receiver.recv() if receiver.poll(LIMIT_S) else None
-    except EOFError:
-        row = {"outcome": "failed", "reason": f"the process ended, status {child.exitcode}"}
-    if row is None:
+    # A child that waits for ever uses no processor time.
+    if not receiver.poll(10 * LIMIT_S):
         child.kill()
-        row = {"outcome": "not finished", "reason": f"more than {LIMIT_S} s"}
-    child.join()
+    try:
+        row = receiver.recv()
+        child.join()
+    except EOFError:
+        child.join()
+        row = {"outcome": "failed", "reason": f"the process ended, status {child.exitcode}"}
+        if child.exitcode == -signal.SIGXCPU:
+            row = {"outcome": "not finished", "reason": f"more than {LIMIT_S} s of a processor"}
     spent = round(time.monotonic() - began, 1)
     return {"group": group, "model": name, **row, "seconds": spent}
 
