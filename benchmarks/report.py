@@ -149,24 +149,44 @@ def trains(name: str, /) -> bool:
 
 
 def export_rows() -> str:
-    """The libraries whose models were exported."""
-    rows = result("export_table")["rows"]
-    groups = dict.fromkeys(row["group"] for row in rows)
+    """The libraries whose models were exported, what of them was not, and what an export takes."""
+    table = result("export_table")
+    rows = [row for row in table["rows"] if row["outcome"] != "no file"]
     cells = []
-    for group in groups:
+    for group in dict.fromkeys(row["group"] for row in rows):
         own = [row for row in rows if row["group"] == group]
-        verified = sum(row["verified"] == "yes" for row in own)
-        exported = sum(row["outcome"] == "exported" for row in own)
-        cells.append((group, str(len(own)), str(exported), str(verified)))
-    largest = max(row["difference"] for row in rows if row["outcome"] == "exported")
-    return "\n\n".join(
-        (
-            markdown(("library", "models tried", "exported", "verified"), cells),
-            f"The largest difference from the library's own output is {largest:.0e} of its largest "
-            "value. A model with random weights that answers every image alike is exported and not "
-            "verified.",
+        exported = [row for row in own if row["outcome"] == "exported"]
+        verified = sum(row["verified"] == "yes" for row in exported)
+        features = sum(row["feature_dim"] is not None for row in exported)
+        cells.append((group, *map(str, (len(own), len(exported), verified, features))))
+    differences = [row["difference"] for row in rows if row["outcome"] == "exported"]
+    largest = max(found for found in differences if found is not None)
+    heading = ("library", "models tried", "exported", "verified", "with features")
+    text = [
+        markdown(heading, cells),
+        f"The largest difference from the library's own output is {largest:.0e} of its largest "
+        "value. Left out is what torch's exporters or the library cannot write to a file.",
+    ]
+    others = [row for row in rows if row.get("verified") != "yes" or row["outcome"] != "exported"]
+    if others:
+        text.append(
+            markdown(
+                ("model", "", "why"),
+                (
+                    (
+                        f"{row['group']}: `{row['model']}`",
+                        "not verified" if row["outcome"] == "exported" else row["outcome"],
+                        row["reason"].replace("|", "\\|"),
+                    )
+                    for row in others
+                ),
+            )
         )
-    )
+    if "times" in table:
+        seconds, machine = table["times"]["seconds"], table["times"]["machine"]
+        spent = " and ".join(f"{value:.0f} s for `{name}`" for name, value in seconds.items())
+        text.append(f"An export takes {spent}, on {machine['cpu']} with {machine['cores']} cores.")
+    return "\n\n".join(text)
 
 
 def bench_table() -> str:

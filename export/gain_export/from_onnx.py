@@ -155,7 +155,7 @@ def export_onnx(
     notes = [*(f"input: {seen}" for seen in form.seen), *(f"changed: {c}" for c in changes)]
     if fixed_batch is not None:
         notes.append(
-            f"fixed to batches of {fixed_batch}: the runtime fills smaller ones up; export with a "
+            f"fixed to batches of {fixed_batch}: the runtime cuts and fills batches; export with a "
             "dynamic batch axis to save that"
         )
     elif original.fixed_batch is not None:

@@ -42,6 +42,8 @@ def open_native(model: str | bytes, /) -> onnxruntime.InferenceSession:
     """A session on a file, or on a model's bytes, that logs nothing."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _LOG_FATAL_ONLY
+    # As in gain_runtime.sessions.onnx: an original in int8 overflows otherwise.
+    options.add_session_config_entry("session.x64quantprecision", "1")
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

@@ -285,7 +285,9 @@ def choose_layer(
         activation = _activation_between(graph, value, flat, candidate, half=half)
         if activation is not None:
             return value, activation, candidate
-        said.append(f"'{candidate.name}' has the same class on {_agreement(flat, candidate):.0%}")
+        other = "other scores, and " if candidate.num_classes else ""
+        same = f"the same class on {_agreement(flat, candidate):.0%}"
+        said.append(f"'{candidate.name}' has {other}{same}")
     if said:
         raise ConfigError(
             f"--head {name}: expected scores that agree with the output of {path}: "

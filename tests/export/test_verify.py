@@ -107,6 +107,22 @@ def test_a_network_that_answers_always_the_same_is_not_called_verified(classifie
     assert load_artifact(report.path).manifest.verification["verified"] == "no"
 
 
+def test_saturated_probabilities_still_tell_images_apart(classifier, saved, spec):
+    """Of a class that is always sure only the logarithms of the others differ between images."""
+    classifier.bias += np.float32([40.0, 0.0, 0.0, 0.0, 0.0])
+    artifact = load_artifact(export_onnx(saved(classifier.plain()), preprocess=spec).path)
+    probs = []
+
+    def softmax(logits):
+        probs.append(activate(logits, "softmax"))
+        return probs[0]
+
+    numbers = check(artifact, softmax, "softmax")
+    np.testing.assert_array_equal(probs[0][:, 0], 1.0)
+    assert probs[0][:, 1:].max() < 1e-9
+    assert numbers["verified"] == "yes"
+
+
 def test_a_head_that_is_not_the_graphs_own_is_a_failure(artifact, tmp_path):
     """The bias the manifest points at must be the one the graph adds."""
     model = onnx.load(artifact.path)

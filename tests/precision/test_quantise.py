@@ -11,7 +11,9 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from gain_core.errors import ArtifactError, ConfigError
+from gain_export.graph import open_native
 from gain_export.precision.quantise import find_layers, measure_ranges, quantise
+from gain_runtime.sessions.onnx import CPU_PROVIDER, create_native
 
 
 @pytest.fixture
@@ -78,6 +80,29 @@ def test_weights_are_int8_per_channel_and_biases_and_head_float32(plain_conv):
     assert after["r1.scale"] == pytest.approx(0.05)
     for name in ("head.weight", "head.bias", "first.bias"):
         assert np.array_equal(after[name], before[name])
+
+
+def test_large_sums_do_not_overflow_on_any_processor(tmp_path):
+    """Without VNNI, ONNX Runtime adds pairs of products in 16 bits unless it is told otherwise."""
+    weight = np.full((64, 4), 0.5, np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "product",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 64])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 4])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    quantise(model, find_layers(model, head_weight=None), {"x": 2.0})
+    values = np.full((3, 64), 2.0, np.float32)
+    for session in (native(model, tmp_path), open_native(model.SerializeToString())):
+        np.testing.assert_allclose(session.run(None, {"x": values})[0], values @ weight, rtol=1e-5)
+
+
+def native(model, folder):
+    path = folder / "net.onnx"
+    onnx.save(model, path)
+    return create_native(path, CPU_PROVIDER, None)
 
 
 def test_layers_that_read_one_value_share_its_rounding(plain_conv):
