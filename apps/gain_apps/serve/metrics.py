@@ -25,7 +25,6 @@ from prometheus_client.registry import Collector
 from gain_apps.serve.access import Logins
 from gain_apps.serve.board import LATENCY_BOUNDS_S, LiveView
 from gain_apps.serve.cameras import Cameras
-from gain_apps.serve.facts import Scalar
 from gain_apps.serve.schema import CameraState, state_of
 
 __all__ = ["MetricsPage"]
@@ -129,12 +128,12 @@ GAUGES: tuple[tuple[str, str, Callable[[LiveView], float | None]], ...] = (
         "adaptation_shift_nats",
         "Root mean square over the classes of the shift of the logits that predictions subtract, "
         "in nats; changes with every update.",
-        lambda view: _number(view.facts.adaptation.get("shift_nats")),
+        lambda view: view.facts.adaptation.get("shift_nats"),
     ),
     (
         "adaptation_draws",
         "Effective number of draws of each class behind the shift; changes with every update.",
-        lambda view: _number(view.facts.adaptation.get("draws")),
+        lambda view: view.facts.adaptation.get("draws"),
     ),
     (
         "backpressure_level",
@@ -210,11 +209,6 @@ class _CameraCollector(Collector):
         yield from _labelled(seen)
         yield _latency(seen)
         yield from _process(seen, self._logins)
-
-
-def _number(value: Scalar) -> float | None:
-    """A number of the adaptation's status; None where the method has no such number."""
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _family(
