@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gain_core.errors import ConfigError
-from gain_runtime.sources.images import open_image
+from gain_runtime.sources.images import open_images
 from gain_runtime.sources.opening import open_source
 from gain_runtime.sources.pattern import PatternParams, PatternSource
 from gain_runtime.sources.reader import FrameReader
@@ -70,5 +70,5 @@ def test_the_drive_can_be_live() -> None:
 
 def test_photos_have_no_rate(photo_folder) -> None:
     photo = sorted(photo_folder.glob("*.jpg"))[0]
-    with open_image(photo) as source, pytest.raises(ConfigError, match="expected a rate"):
+    with open_images([photo]) as source, pytest.raises(ConfigError, match="expected a rate"):
         LiveSource(source)

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from gain_apps.evaluation.methods import Batch, Head
+from gain_apps.evaluation.methods.protocol import Batch, Head
 from gain_runtime.files.artifact import write_metadata
 from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gain_apps.evaluation.methods import METHODS, Batch, Head, make_method
 from gain_apps.evaluation.methods.forward_only import (
     T3A,
     BatchRecentring,
@@ -17,7 +16,8 @@ from gain_apps.evaluation.methods.forward_only import (
     NeoContinual,
     knn_affinity,
 )
-from gain_apps.evaluation.methods.protocol import entropy, log_softmax
+from gain_apps.evaluation.methods.protocol import Batch, Head, entropy, log_softmax
+from gain_apps.evaluation.methods.registry import METHODS, make_method
 from gain_core.errors import ConfigError
 
 HEAD = Head(weight=np.eye(2), bias=np.array([0.0, 0.5]), source_mean=np.array([1.0, 1.0]))

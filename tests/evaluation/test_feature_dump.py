@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 
 from gain_apps.evaluation import feature_dump, open_input
 from gain_apps.evaluation.feature_dump import load_dump, measured_head
-from gain_apps.evaluation.methods import make_method
+from gain_apps.evaluation.methods.registry import make_method
 from gain_core.errors import ArtifactError
 from gain_export.skewness import measure_skewness
 

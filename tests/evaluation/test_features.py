@@ -16,7 +16,7 @@ from gain_apps.evaluation.features import (
     make_view,
     normalised,
 )
-from gain_apps.evaluation.methods import Head
+from gain_apps.evaluation.methods.protocol import Head
 from gain_apps.evaluation.streams import StreamBatch
 from gain_core.errors import ConfigError
 from gain_runtime.files.artifact import load_artifact

@@ -32,7 +32,6 @@ __all__ = [
     "class_list_from_names",
     "open_folder",
     "open_glob",
-    "open_image",
     "open_images",
     "read_class_list",
 ]
@@ -355,13 +354,6 @@ def open_glob(
     if classes is None and own_classes:
         classes = _classes_in(paths[0].parent)
     return ImageSource(paths, source_id=pattern, root=_fixed_part(pattern), classes=classes)
-
-
-def open_image(
-    path: Path, /, *, classes: ClassList | None = None, own_classes: bool = True
-) -> ImageSource:
-    """Open one photo as a source of one frame; see `open_images`."""
-    return open_images([path], classes=classes, own_classes=own_classes)
 
 
 def open_images(

@@ -14,7 +14,7 @@ from gain_runtime.files.images import IMAGE_SUFFIXES, RAW_SUFFIXES
 from gain_runtime.files.paths import content_of, file_status, read_head
 from gain_runtime.frames import FrameSource
 from gain_runtime.sources.camera import CameraRequest, CameraSource
-from gain_runtime.sources.images import ClassList, open_folder, open_glob, open_image
+from gain_runtime.sources.images import ClassList, open_folder, open_glob, open_images
 from gain_runtime.sources.pattern import open_pattern
 from gain_runtime.sources.pipe import open_pipe
 from gain_runtime.sources.pipe_reader import PipeReader
@@ -121,7 +121,7 @@ def open_source(
     if status is not None and stat.S_ISFIFO(status.st_mode):
         return open_pipe(PipeReader.open(path), hwaccel=hwaccel)
     if is_picture(path):
-        return open_image(path, classes=classes, own_classes=own_classes)
+        return open_images([path], classes=classes, own_classes=own_classes)
     return VideoSource(path, hwaccel=hwaccel)
 
 
