@@ -31,6 +31,7 @@ SHORT = {
     "range(530)": "range(53)",
     "frames=4000": "frames=64",
     "fog,contrast,frost,brightness": "fog",
+    "live=1&rate=10": "live=1&rate=20&resolution=crop",
 }
 
 
