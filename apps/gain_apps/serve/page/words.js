@@ -11,6 +11,7 @@ const TERMS = {
   "learning paused": "Nothing is learned while learning is paused. What was learned before is still applied.",
   "frames learned": "Frames that the state was learned from.",
   "shift": "How far the scene has moved the network's logits on average. A jump is a change of the weather or the light.",
+  "draws": "How many independent frames the shift was measured from. Frames that resemble each other count for less.",
   "trust": "Share of the observed shift that is believed. The rest is put down to chance or to a run of one class.",
   "accuracy": "Share of frames that were classified right; known only where the source tells the truth.",
   "latency": "Time from the capture of a frame to its prediction.",
@@ -78,15 +79,15 @@ export function stateChip(element, state) {
   chip(element, ...STATES[state]);
 }
 
-// What lies over a picture that is not live; null over one that is.
+// What lies over a picture that is not live; null over one that is. A row has no room for `tries`.
 export function veilOf(row, now) {
   const since = `since ${clock(row.since_s)}`;
   const next = row.next_try_s === null ? "trying now" : `next try in ${Math.max(0, Math.ceil(row.next_try_s - now))} s`;
-  const tries = row.attempt > 0 ? `, attempt ${row.attempt}` : "";
+  const tries = row.attempt > 0 ? `attempt ${row.attempt}` : "";
   switch (row.state) {
     case "connecting":
     case "reconnecting":
-      return { title: `No signal ${since}`, next: `${next}${tries}`, reason: row.reason ?? "" };
+      return { title: `No signal ${since}`, next, tries, reason: row.reason ?? "" };
     case "silent":
       return { title: `No picture for ${span(row.age_s)}`, next: "", reason: "" };
     case "paused":
@@ -94,7 +95,7 @@ export function veilOf(row, now) {
     case "ended":
       return { title: `Ended ${since}`, next: "", reason: row.reason ?? "" };
     case "failed":
-      return { title: `Failed ${since}`, next: row.attempt > 0 ? `${next}${tries}` : "", reason: row.reason ?? "" };
+      return { title: `Failed ${since}`, next: row.attempt > 0 ? next : "", tries, reason: row.reason ?? "" };
     case "starting":
       return row.sequence === 0 || row.reason !== null ? { title: "Starting", next: "", reason: row.reason ?? "" } : null;
     default:
