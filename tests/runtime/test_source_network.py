@@ -84,6 +84,16 @@ def test_garbage_is_told_from_silence(answering) -> None:
 
     with answering(Garbage) as host, pytest.raises(StreamError, match="no video that can be"):
         open_source(f"http://{host}/live")
+
+    class LoginPage(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<html><body>Log in</body></html>")
+
+    with answering(LoginPage) as host, pytest.raises(StreamError, match="sent no video and hung"):
+        open_source(f"http://{host}/live")
     with silent() as host, pytest.raises(StreamError, match="no data for 1 s"):
         NetworkSource(f"rtsp://{host}/live", limits=SHORT)
 

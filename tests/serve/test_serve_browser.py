@@ -253,6 +253,7 @@ def test_a_camera_that_is_away_says_since_when_why_and_when_it_is_tried_again(
     assert page.text("veil-next").startswith("next try in ")
     assert page.text("veil-next").endswith("attempt 2")
     assert page.text("veil-reason") == "connection refused"
+    assert page.run("return document.getElementById('learning').hidden")
     fifty.streams["camera-05"].board.enter("failed", "no disk", attempt=2, next_try_s=4e9)
     page.run("location.hash = '#/camera/camera-05'")
     page.shows("state", "failed")

@@ -16,7 +16,9 @@ __all__ = [
 CREDENTIALS = "put them into the URL: SCHEME://USER:PASSWORD@HOST/..."
 
 
-def reason_of(err: BaseException, /, *, url: str = "", waited_s: float | None = None) -> str:
+def reason_of(
+    err: BaseException, /, *, url: str = "", waited_s: float | None = None, opening: bool = False
+) -> str:
     """Why something could not be opened or read, in one clause.
 
     Parameters
@@ -28,6 +30,8 @@ def reason_of(err: BaseException, /, *, url: str = "", waited_s: float | None = 
         mean that its name is unknown.
     waited_s : float or None
         How long data was waited for, in seconds.
+    opening : bool
+        Whether no frame had come yet.
 
     Returns
     -------
@@ -59,7 +63,10 @@ def reason_of(err: BaseException, /, *, url: str = "", waited_s: float | None = 
     if number in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN):
         return f"no route to {host}"
     if number == errno.EIO and host:
-        return f"no host is called {host} (DNS)" if _unknown(host) else "the other side hung up"
+        if _unknown(host):
+            return f"no host is called {host} (DNS)"
+        # A web page of unknown length, such as a login, ends like a broken connection.
+        return f"the other side {'sent no video and ' if opening else ''}hung up"
     return str(getattr(err, "strerror", None) or " ".join(str(err).split()) or type(err).__name__)
 
 

@@ -219,7 +219,8 @@ class VideoDecoder(Closing):
                 # Interrupted in the middle of an answer, RTSP says that the answer is invalid.
                 waited_s = time.monotonic() - started
                 cause = TimeoutError() if waited_s >= self._limits.open_s else err
-                raise self._failure(cause, what, waited_s=self._limits.open_s) from err
+                limit_s = self._limits.open_s
+                raise self._failure(cause, what, waited_s=limit_s, opening=True) from err
         if self.closed:
             self._release_if_idle()
 
@@ -398,10 +399,12 @@ class VideoDecoder(Closing):
         graph.configure()
         return graph
 
-    def _failure(self, err: BaseException, what: str, *, waited_s: float) -> StreamError:
+    def _failure(
+        self, err: BaseException, what: str, *, waited_s: float, opening: bool = False
+    ) -> StreamError:
         """The error of this source, in words."""
         url = self._source if isinstance(self._source, str) else ""
-        reason = reason_of(err, url=url, waited_s=waited_s)
+        reason = reason_of(err, url=url, waited_s=waited_s, opening=opening)
         remedy = remedy_for(err, url=url)
         return StreamError(f"{self._shown}: {what}: {reason}" + (f"; {remedy}" if remedy else ""))
 

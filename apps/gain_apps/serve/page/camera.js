@@ -89,11 +89,13 @@ function show(status) {
   const now = Date.now() / 1000 + seen.aheadS;
   stateChip(at("state"), camera.state);
   chip(at("learning"), camera.learning_paused ? "learning paused" : "learning", camera.learning_paused ? "warn" : "good");
-  at("learning").hidden = newest === null;
+  const veil = veilOf(camera, now);
+  // Nothing is learned without pictures.
+  at("learning").hidden = newest === null || (veil !== null && !camera.learning_paused);
   at("source").textContent = [camera.source, status.artifact, status.provider?.replace("ExecutionProvider", "")].filter(Boolean).join(" · ");
   at("source").title = status.artifact_sha256 === null ? "" : `sha256 ${status.artifact_sha256}`;
   at("summary").textContent = status.summary;
-  showVeil(veilOf(camera, now));
+  showVeil(veil);
   at("rate").textContent = camera.rate_hz.toFixed(1);
   at("agreement").textContent = camera.agreement === null ? "–" : percent(camera.agreement, 1);
   showButtons(status);
@@ -108,7 +110,7 @@ function showVeil(veil) {
   at("picture").classList.toggle("away", veil !== null);
   if (veil === null) return;
   at("veil-title").textContent = veil.title;
-  at("veil-next").textContent = veil.next;
+  at("veil-next").textContent = [veil.next, veil.tries].filter(Boolean).join(", ");
   at("veil-reason").textContent = veil.reason;
 }
 

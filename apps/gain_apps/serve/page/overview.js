@@ -111,7 +111,7 @@ function fill(element, row, now) {
   title.lastChild.title = row.source;
   stateChip(state.firstChild, row.state);
   state.lastChild.textContent = veil === null ? "" : [veil.title.replace(/^(No signal|Paused|Ended|Failed) /, ""), veil.next].filter(Boolean).join(", ");
-  state.title = [state.lastChild.textContent, row.reason].filter(Boolean).join("\n");
+  state.title = [state.lastChild.textContent, veil?.tries, row.reason].filter(Boolean).join("\n");
   rate.textContent = row.rate_hz.toFixed(1);
   const changed = row.adapted_class !== row.source_class;
   prediction.textContent = row.adapted_class ?? "–";

@@ -76,15 +76,15 @@ export function stateChip(element, state) {
   chip(element, ...STATES[state]);
 }
 
-// What lies over a picture that is not live; null over one that is.
+// What lies over a picture that is not live; null over one that is. A row has no room for `tries`.
 export function veilOf(row, now) {
   const since = `since ${clock(row.since_s)}`;
   const next = row.next_try_s === null ? "trying now" : `next try in ${Math.max(0, Math.ceil(row.next_try_s - now))} s`;
-  const tries = row.attempt > 0 ? `, attempt ${row.attempt}` : "";
+  const tries = row.attempt > 0 ? `attempt ${row.attempt}` : "";
   switch (row.state) {
     case "connecting":
     case "reconnecting":
-      return { title: `No signal ${since}`, next: `${next}${tries}`, reason: row.reason ?? "" };
+      return { title: `No signal ${since}`, next, tries, reason: row.reason ?? "" };
     case "silent":
       return { title: `No picture for ${span(row.age_s)}`, next: "", reason: "" };
     case "paused":
@@ -92,7 +92,7 @@ export function veilOf(row, now) {
     case "ended":
       return { title: `Ended ${since}`, next: "", reason: row.reason ?? "" };
     case "failed":
-      return { title: `Failed ${since}`, next: row.attempt > 0 ? `${next}${tries}` : "", reason: row.reason ?? "" };
+      return { title: `Failed ${since}`, next: row.attempt > 0 ? next : "", tries, reason: row.reason ?? "" };
     case "starting":
       return row.sequence === 0 || row.reason !== null ? { title: "Starting", next: "", reason: row.reason ?? "" } : null;
     default:
