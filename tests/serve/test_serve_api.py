@@ -213,6 +213,7 @@ def test_what_is_no_token_is_422_and_never_echoed(serve, ask, caplog):
         assert reply.status == 422, body
         assert b"secret" not in reply.body
         assert "Traceback" not in caplog.text
+    assert reply.json()["detail"] == "body: expected JSON"
 
 
 def test_another_site_cannot_press_a_button_nor_anybody_another_one(serve, ask, stream, until):
