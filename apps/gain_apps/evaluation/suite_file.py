@@ -35,6 +35,7 @@ from gain_apps.evaluation.eval_input import InputSettings
 from gain_apps.evaluation.methods.registry import parse_method
 from gain_apps.evaluation.streams import Order, parse_stream
 from gain_core.errors import ConfigError
+from gain_runtime.files.paths import is_file
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -151,7 +152,7 @@ def suite_path(name: str, /) -> Path:
         return Path(name)
     folders = [SUITES, Path(__file__).resolve().parents[3] / SUITES]
     for folder in folders:
-        if (folder / f"{name}.toml").is_file():
+        if is_file(folder / f"{name}.toml"):
             return folder / f"{name}.toml"
     known = sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
     raise ConfigError(
