@@ -409,7 +409,7 @@ def _suite(args: argparse.Namespace, given: Sequence[str]) -> int:
     place = suite_path(args.suite)
     suite = load_suite(place)
     target = args.json or place.parent.parent / "results" / f"{suite.name}.json"
-    if not target.parent.is_dir():
+    if not is_folder(target.parent):
         raise ConfigError(f"{target}: expected an existing folder, found no {target.parent}")
     with ExitStack() as stack:
         executor = _executor(args, stack)

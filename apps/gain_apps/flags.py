@@ -110,6 +110,8 @@ def check_json_target(path: str | None, /, *, other_than: str | Path | None = No
     """
     from gain_runtime.files.paths import is_folder, resolved
 
+    if path == STDOUT and sys.stdout is None:
+        raise ConfigError("--json -: standard output is closed; name a file, or do not close it")
     if path in (None, STDOUT):
         return
     place = Path(str(path))

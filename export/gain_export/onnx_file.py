@@ -14,6 +14,7 @@ from gain_core.errors import ArtifactError
 from gain_export.graph import all_nodes
 from gain_runtime.files.artifact import refuse_broken_text
 from gain_runtime.files.manifest import PREFIX
+from gain_runtime.files.paths import is_file
 
 __all__ = [
     "DEFAULT_OPSET",
@@ -121,7 +122,7 @@ def _read_external_data(model: onnx.ModelProto, path: Path) -> None:
     """Bring weights that lie beside the file into it."""
     files = _external_files(model, path)
     for file in sorted(files):
-        if not file.is_file():
+        if not is_file(file, error=ArtifactError):
             raise ArtifactError(
                 f"{path}: its weights lie in {file.name}, which is not in {path.parent}; "
                 "copy that file beside it"

@@ -251,3 +251,14 @@ def test_summaries_go_into_the_file_that_json_names(artifact_path: Path, tmp_pat
     assert capsys.readouterr().out == ""
     assert stream.main([uris[0], *flags[:-1], "no/such/s.json"]) == 1
     assert "--json: no/such/s.json: no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [export, evaluate], ids=["export", "eval"])
+def test_a_result_that_nobody_can_read_is_refused_before_any_work(
+    command, artifact_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    monkeypatch.setattr("sys.stdout", None)
+    given = ["--calibrate", str(tmp_path)] if command is export else [str(tmp_path)]
+    assert command.main([str(artifact_path), *given, "--json", "-"]) == 1
+    message = " ".join(capsys.readouterr().err.split())
+    assert "--json -: standard output is closed; name a file" in message

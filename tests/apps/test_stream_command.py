@@ -196,6 +196,31 @@ def test_a_signal_finishes_the_files_and_saves_the_state(
     assert loaded.frames == summary["frames"]
 
 
+def test_a_signal_ends_the_wait_for_the_next_picture_without_a_word(
+    artifact_path: Path, tmp_path: Path
+) -> None:
+    rows_path = tmp_path / "rows.jsonl"
+    process = subprocess.Popen(
+        [*(sys.executable, "-m", "gain_apps.stream", "-"), "--model", str(artifact_path)]
+        + ["--jsonl", str(rows_path)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    assert process.stdin is not None
+    try:
+        picture = cv2.imencode(".jpg", np.full((48, 64, 3), 90, np.uint8))[1].tobytes()
+        process.stdin.write(3 * picture)
+        process.stdin.flush()
+        wait_for_rows(rows_path, 3)
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 143, stderr
+    assert b"WARNING" not in stderr
+
+
 def wait_for_rows(path: Path, count: int) -> None:
     """Block until a file has this many lines."""
     deadline = time.monotonic() + 120.0

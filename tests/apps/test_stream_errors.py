@@ -124,6 +124,7 @@ def test_bad_input(
         pytest.param(["--state-in", "absent"], "expected a state file, found no such", id="state"),
         pytest.param(["--set=truth=absent"], "--set truth=absent: cannot", id="truth"),
         pytest.param(["--config", "absent"], "--config absent: cannot be read", id="config"),
+        pytest.param(["--cameras", "x" * 300], "longer than the file system takes", id="long name"),
         pytest.param(["--set=camera-size=big"], "expected WIDTHxHEIGHT", id="camera size"),
         pytest.param(["--set=camera-size=0x9"], "width_px: expected at least 1", id="no width"),
         pytest.param(["--set=camera-rate=0"], "rate_hz: expected (0, 1000]", id="camera rate"),

@@ -84,6 +84,10 @@ def test_truth_none_runs_beside_any_class_list(
     for photo in photo_folder.glob("*.jpg"):
         (tmp_path / photo.name).write_bytes(photo.read_bytes())
     (tmp_path / "classes.tsv").write_text(content)
+    if not content:
+        refused = command(tmp_path, "--model", artifact_path)
+        assert refused.returncode == 1
+        assert "or run without: --set truth=none" in refused.stderr
     done = command(tmp_path, "--model", artifact_path, "--set=truth=none", "--json=-")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["truth"] is None

@@ -50,8 +50,9 @@ OWN = {
     },
     tensorrt_session: {
         *("_NO_DRIVER", "artifact", "engine", "file", "loaded", "log", "logger", "manifest"),
-        *("inputs", "pixel_values", "ring", "size"),
-        *("self._artifact", "self._log", "self._memory"),
+        *("array", "cuda", "cupy", "inputs", "pixel_values", "ring", "size", "target"),
+        *("self._artifact", "self._cupy", "self._device", "self._log", "self._memory"),
+        "self.stream",
     },
 }
 MODULES = list(LIBRARY)

@@ -84,6 +84,19 @@ def test_only_what_is_missing_or_named_is_run_again(suite, colour_dump):
     assert run(suite, colour_dump, "--refresh", "neo", "--seeds", "0")["cells"]["colours, csc"]
 
 
+def test_names_that_cannot_be_looked_at_are_one_line(suite, tmp_path, capsys):
+    (tmp_path / "loop").symlink_to("loop")
+    for argv, reason in (
+        (["suite", "x" * 300], "longer than the file system takes"),
+        (["suite", str(suite), "--inputs", "x" * 300], "longer than the file system takes"),
+        (["suite", str(suite), "--inputs", str(tmp_path / "loop")], "leads back to itself"),
+    ):
+        assert main(argv) == 1
+        message = capsys.readouterr().err
+        assert reason in " ".join(message.split())
+        assert "Traceback" not in message
+
+
 def test_a_missing_input_is_named(suite, tmp_path, capsys):
     assert main(["suite", str(suite), "--inputs", str(tmp_path)]) == 1
     assert "dump.npz: expected the input colours in" in capsys.readouterr().err

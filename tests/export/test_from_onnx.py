@@ -301,6 +301,18 @@ def test_missing_external_weights_are_named(classifier, spec, tmp_path):
         export_onnx(path, preprocess=spec)
 
 
+def test_external_weights_of_an_impossible_name_are_one_line(classifier, spec, tmp_path):
+    path = external(classifier.plain(), tmp_path)
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "x" * 300
+    onnx.save(model, path)
+    with pytest.raises(ArtifactError, match="the name is longer than the file system takes"):
+        export_onnx(path, preprocess=spec)
+
+
 def four_channels(model):
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 4
 
@@ -508,7 +520,9 @@ def test_an_image_size_that_contradicts_the_graph_is_refused(classifier, saved, 
     ("data", "reason"),
     [
         pytest.param(b"", "without a graph", id="empty"),
-        pytest.param(b"\xff\xd8\xff\xe0 a photograph", "none or is truncated", id="other-bytes"),
+        pytest.param(
+            b"\xff\xd8\xff\xe0 a photograph", "another file or a truncated one", id="other-bytes"
+        ),
     ],
 )
 def test_a_file_that_is_no_model_is_refused(tmp_path, spec, data, reason):

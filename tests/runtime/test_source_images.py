@@ -621,9 +621,11 @@ def test_files_are_told_by_their_bytes_and_what_is_left_out_is_said(
     with open_source(str(tmp_path / "a.jfif")) as source:
         assert next(iter(source)).image.shape == (40, 20, 3)
     for name, reason in (("e.heic", "HEIC"), ("g.nef", "raw data of a camera")):
-        with pytest.raises(StreamError, match="expected at least one readable image"):
+        caplog.clear()
+        with pytest.raises(StreamError, match=f"{name}: expected a readable image .{reason}"):
             open_source(str(tmp_path / name))
-        assert reason in caplog.text
+        # One line says it all.
+        assert caplog.records == []
 
 
 def test_a_raw_file_is_refused_although_pillow_reads_its_thumbnail(tmp_path: Path) -> None:

@@ -162,6 +162,23 @@ def test_a_video_is_read_from_a_named_pipe(tmp_path: Path, container: str) -> No
     np.testing.assert_allclose(levels, 20.0 * np.arange(10) + 30.0, atol=3.0)
 
 
+def test_dv_is_told_from_jpegs_by_its_first_bytes(tmp_path: Path) -> None:
+    path, pipe = tmp_path / "a.dv", tmp_path / "p"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("dvvideo", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 720, 576, "yuv420p"
+        image = np.full((576, 720, 3), 90, np.uint8)
+        for _ in range(3):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode(None))
+    os.mkfifo(pipe)
+    thread = feed(pipe, path.read_bytes())
+    with open_source(str(pipe)) as source:
+        levels = [float(frame.image.mean()) for frame in source]
+    np.testing.assert_allclose(levels, [90.0] * 3, atol=3.0)
+    thread.join(120.0)
+
+
 def test_jpegs_are_read_from_a_named_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "p"
     os.mkfifo(pipe)

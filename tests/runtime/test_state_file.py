@@ -127,6 +127,21 @@ def test_state_without_frames_loads(tmp_path, name):
         np.testing.assert_array_equal(arrays_of(loaded.state)[field], array)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_or_device_is_written_to_and_never_replaced(tmp_path):
+    """A superuser who names /dev/null would leave a file there for all programs."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        paths.write_atomically(pipe, b"state")
+        assert os.read(reader, 99) == b"state"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
 def test_metadata_say_what_the_file_is(tmp_path):
     with safe_open(saved(tmp_path / "state"), framework="numpy") as file:
         entries = file.metadata()

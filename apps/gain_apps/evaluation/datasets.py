@@ -201,7 +201,7 @@ def _clean_files(root: Path, paths: list[Path], labels: list[int], *, kind: str)
 
 def is_tree(root: Path, /) -> bool:
     """Whether a folder has subfolders that have severities as subfolders."""
-    return any((folder / level).is_dir() for folder in _folders(root) for level in SEVERITIES)
+    return any(is_folder(folder / level) for folder in _folders(root) for level in SEVERITIES)
 
 
 class Tree(Protocol):
@@ -234,7 +234,7 @@ class FolderTree:
     def images(self, cell: str, /) -> list[str] | None:
         """See `Tree`."""
         folder = self.root / cell
-        if not folder.is_dir():
+        if not is_folder(folder):
             return None
         return [
             f"{each.name}/{path.name}" for each in _folders(folder) for path in image_files(each)

@@ -19,7 +19,7 @@ from gain_core import __version__
 from gain_core._optional import require
 from gain_core.errors import ArtifactError, BackendUnavailableError, ConfigError, StreamError
 from gain_runtime.files.images import CLASS_FILE, IMAGE_SUFFIXES
-from gain_runtime.files.paths import is_folder, write_atomically
+from gain_runtime.files.paths import is_file, is_folder, write_atomically
 from gain_runtime.frames import Frame
 from gain_runtime.sources.images import ClassList, class_list_from_names, read_class_list
 from gain_runtime.sources.opening import open_source
@@ -128,7 +128,7 @@ class ClassNames:
         self, labels: Sequence[str], /, *, root: Path, class_file: Path | None = None
     ) -> None:
         beside = root / CLASS_FILE
-        if class_file is None and is_folder(root) and beside.is_file():
+        if class_file is None and is_folder(root) and is_file(beside):
             class_file = beside
         self._num_classes = len(labels)
         self._listed: ClassList | None = None if class_file is None else read_class_list(class_file)
@@ -279,7 +279,7 @@ def open_test_source(uri: str, /, *, seed: int, num_classes: int, cache: Path) -
     key = hashlib.sha256(f"{uri}\0{seed}\0{_drawing_code()}".encode()).hexdigest()
     facts = cache / f"{key[:32]}.recording.json"
     drawn: list[Image] = []
-    if facts.is_file():
+    if is_file(facts):
         labels, conditions = _read_facts(facts)
     else:
         drawn, labels, conditions = _draw(uri, seed)

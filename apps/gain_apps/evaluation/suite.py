@@ -17,6 +17,7 @@ from gain_apps.evaluation.results import versions, write_results
 from gain_apps.evaluation.streams import parse_stream
 from gain_apps.evaluation.suite_file import Bar, Suite, SuiteInput, SuiteStream
 from gain_core.errors import ArtifactError, ConfigError
+from gain_runtime.files.paths import exists
 
 __all__ = ["judge", "run_suite", "suite_markdown"]
 
@@ -262,7 +263,7 @@ def _open_report(suite: Suite, path: Path) -> Report:
     """What was run before, or nothing."""
     report: Report = {"suite": suite.name, "command": f"gain-eval suite {suite.name}"}
     cells: dict[str, Any] = {}
-    if path.exists():
+    if exists(path):
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             cells = found["cells"]
@@ -291,10 +292,10 @@ def _open_input(
 
     def located(name: str) -> str:
         tried = [folder / name for folder in (*folders, Path())]
-        return str(next((path for path in tried if path.exists()), name))
+        return str(next((path for path in tried if exists(path)), name))
 
     model = located(each.model)
-    if not Path(model).exists():
+    if not exists(model):
         places = ", ".join(str(folder) for folder in folders) or "the current folder"
         raise ConfigError(
             f"{each.model}: expected the input {each.name} in {places}, found none; name its "

@@ -35,6 +35,7 @@ from gain_apps.evaluation.methods.registry import parse_method
 from gain_apps.evaluation.streams import Order, parse_stream
 from gain_apps.flags import read_toml
 from gain_core.errors import ConfigError
+from gain_runtime.files.paths import is_file
 
 __all__ = ["Bar", "Suite", "SuiteInput", "SuiteStream", "folders_of", "load_suite", "suite_path"]
 
@@ -146,7 +147,7 @@ def suite_path(name: str, /) -> Path:
         return Path(name)
     folders = [SUITES, Path(__file__).resolve().parents[3] / SUITES]
     for folder in folders:
-        if (folder / f"{name}.toml").is_file():
+        if is_file(folder / f"{name}.toml"):
             return folder / f"{name}.toml"
     known = sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
     raise ConfigError(

@@ -22,7 +22,7 @@ from gain_apps.flags import (
 from gain_apps.streaming.config import StreamConfig
 from gain_core._optional import require
 from gain_core.errors import ConfigError
-from gain_runtime.files.paths import write_atomically
+from gain_runtime.files.paths import exists, file_status, write_atomically
 
 __all__ = [
     "SHARED",
@@ -69,7 +69,7 @@ def read_settings(flags: Mapping[str, Any], /) -> tuple[dict[str, Any], Path | N
     file = Path(config) if config is not None and "cameras" in settings else None
     if cameras is not None:
         file = Path(cameras)
-        known = read_config_file(file) if file.exists() else {}
+        known = read_config_file(file) if exists(file) else {}
         others = sorted(set(known) - {"cameras"})
         if others:
             raise ConfigError(
@@ -211,7 +211,7 @@ class CameraFile:
     @property
     def writable(self) -> bool:
         """Whether changes can be kept: a file handed over by systemd cannot be written."""
-        target = self._path if self._path.exists() else self._path.parent
+        target = self._path if exists(self._path) else self._path.parent
         return os.access(target, os.W_OK) and os.access(self._path.parent, os.W_OK)
 
     def put(self, name: str, settings: Mapping[str, Any], /) -> None:
@@ -249,8 +249,9 @@ class CameraFile:
         toml = require("tomlkit", extra="serve")
         with self._lock:
             try:
-                mode = stat.S_IMODE(self._path.stat().st_mode) if self._path.exists() else NEW_MODE
-                text = self._path.read_text("utf-8") if self._path.exists() else ""
+                status = file_status(self._path)
+                mode = NEW_MODE if status is None else stat.S_IMODE(status.st_mode)
+                text = "" if status is None else self._path.read_text("utf-8")
                 document = toml.parse(text)
                 if "cameras" not in document:
                     # Without a line of its own: only [cameras.NAME] is written.

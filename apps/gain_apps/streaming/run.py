@@ -81,6 +81,8 @@ def run_stream(
         run = _open(config, stop, stack, host=StreamHost() if host is None else host)
         _say_opened(run, shared=run.host.session is not None)
         failures = _drive(run, console)
+        # Its end ends a read that waits, for which the reader would wait.
+        run.source.close()
         run.reader.close()
         if not run.record.frames and not stop and not failures:
             failures.append(_nothing_classified(run))

@@ -212,7 +212,7 @@ def write_atomically(path: Path, data: bytes, /, *, mode: int | None = None) -> 
     Parameters
     ----------
     path : Path
-        Replaced if it exists; its folder must exist.
+        Replaced if it exists; its folder must exist. A device or a pipe is written to.
     data : bytes
     mode : int, optional
         Permissions of the file, from its first byte on; the system's default without.
@@ -222,6 +222,10 @@ def write_atomically(path: Path, data: bytes, /, *, mode: int | None = None) -> 
     OSError
         If the folder is missing, full or not writable; nothing is left behind then.
     """
+    if path.exists() and not path.is_file():
+        # A superuser's rename would put a file in the place of /dev/null.
+        path.write_bytes(data)
+        return
     # In the same folder, because a rename across file systems is a copy.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:

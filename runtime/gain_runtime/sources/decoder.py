@@ -283,8 +283,8 @@ class VideoDecoder(Closing):
         self._num_frames = stream.frames if 0 < stream.frames < 2**31 else None
         # Of an mp4, the shorter one knows what an edit list leaves out; of others, both may be
         # estimates from the bytes that are there.
-        self._is_mp4 = "mp4" in self._container.format.name
-        if not self._is_mp4 and self._num_frames and self._rate_hz:
+        self._is_transport = self._container.format.name == "mpegts"
+        if "mp4" not in self._container.format.name and self._num_frames and self._rate_hz:
             lengths = [self._num_frames / self._rate_hz]
         self._duration_s = min(lengths, default=None)
 
@@ -322,15 +322,17 @@ class VideoDecoder(Closing):
 
     def _decode(self, packet: Any) -> list[Any]:
         """The frames that a packet completes; counted where it is damaged."""
+        # The file was cut in the middle of it. Its error would take the frames along that the
+        # decoder's threads still hold. In a transport stream the mark means something else.
+        if packet is not None and packet.is_corrupt and not self._is_transport:
+            return []
         try:
             return list(self._stream.codec_context.decode(packet))
         except EOFError:
             return []
         except (av.error.FFmpegError, ValueError, MemoryError) as err:
             logger.debug("%s: a piece of data cannot be decoded (%s)", self._shown, err)
-            # The last sample of an mp4 that was cut is no whole one; it counts as cut off.
-            is_cut = self._is_mp4 and packet is not None and packet.is_corrupt
-            self._damaged += not is_cut
+            self._damaged += 1
             return []
 
     def _finish(self, frame: Any) -> Iterator[tuple[npt.NDArray[np.uint8], float | None]]:

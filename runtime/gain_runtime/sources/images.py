@@ -229,6 +229,8 @@ class ImageSource(Closing):
             try:
                 picture = load_picture(path)
             except StreamError as err:
+                if len(self._paths) == 1:
+                    raise
                 self._skipped += 1
                 logger.warning("skipped: %s", err)
                 continue
@@ -404,7 +406,14 @@ def open_images(
 def _classes_in(folder: Path) -> ClassList | None:
     """A folder's own class list, if it has one."""
     path = folder / CLASS_FILE
-    return read_class_list(path) if is_file(path, error=StreamError) else None
+    if not is_file(path, error=StreamError):
+        return None
+    try:
+        return read_class_list(path)
+    except ArtifactError as err:
+        raise ArtifactError(
+            f"{err}; name another with --set truth=FILE, or run without: --set truth=none"
+        ) from err
 
 
 def _say_left_out(where: str, found: PictureList) -> None:

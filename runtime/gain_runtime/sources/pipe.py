@@ -28,8 +28,8 @@ CHUNK_BYTES = 65_536
 # No camera's picture is larger; a pipe of something else must not fill the memory.
 MOST_BYTES = 1 << 26
 START, SCAN, END = b"\xff\xd8", 0xDA, 0xD9
-# MPEG transport packets, and the start codes of raw MPEG, H.264 and HEVC.
-RAW_VIDEO = (b"\x47\x40", b"\x47\x5f", b"\0\0\0\1", b"\0\0\1")
+# MPEG transport packets, the start codes of raw MPEG, H.264 and HEVC, and DV.
+RAW_VIDEO = (b"\x47\x40", b"\x47\x5f", b"\0\0\0\1", b"\0\0\1", b"\x1f\x07\0")
 HINT = (
     "pipe JPEGs, e.g. ffmpeg -i IN -c:v mjpeg -f image2pipe -, or a video that needs no seeking, "
     "e.g. ffmpeg -i IN -c copy -f mpegts -"

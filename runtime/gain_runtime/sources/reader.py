@@ -133,10 +133,11 @@ class FrameReader(Closing):
         A source that blocks longer than `JOIN_S` is left to end by itself.
         """
         with self._changed:
+            again = self._stop.is_set()
             self._stop.set()
             self._queue.clear()
             self._changed.notify_all()
-        if self._thread.ident is None or self._thread is threading.current_thread():
+        if again or self._thread.ident is None or self._thread is threading.current_thread():
             return
         self._thread.join(JOIN_S)
         if self._thread.is_alive():

@@ -282,8 +282,8 @@ def _is_device(text: str) -> bool:
     try:
         return stat.S_ISCHR(Path(text).stat().st_mode)
     except OSError:
-        # Whatever was unplugged is missed as a device.
-        return True
+        # Whatever was unplugged is missed as a device; /dev/shm is a disk.
+        return not has_magic(text) and not text.startswith("/dev/shm/")
 
 
 def _parse_csi(rest: str, shown: str) -> SourceUri:
