@@ -456,12 +456,13 @@ def times(folder: Path) -> dict[str, Any]:
     from gain_apps.benchmarking.machine import Machine
     from gain_export import export_timm
 
+    load = os.getloadavg()[0]
     found: dict[str, float] = {}
     for name in ("vit_base_patch16_224.augreg_in21k_ft_in1k", "mobilenetv3_large_100.ra_in1k"):
         began = time.monotonic()
         export_timm(name, folder / f"{name}.onnx", random_seed=0)
         found[name] = round(time.monotonic() - began, 1)
-    return {"seconds": found, "machine": Machine().facts()}
+    return {"seconds": found, "load_before": round(load, 1), "machine": Machine().facts()}
 
 
 def pending(table: dict[str, Any], smallest: Path, groups: list[str]) -> Iterator[tuple[str, str]]:

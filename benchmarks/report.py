@@ -183,9 +183,14 @@ def export_rows() -> str:
             )
         )
     if "times" in table:
-        seconds, machine = table["times"]["seconds"], table["times"]["machine"]
-        spent = " and ".join(f"{value:.0f} s for `{name}`" for name, value in seconds.items())
-        text.append(f"An export takes {spent}, on {machine['cpu']} with {machine['cores']} cores.")
+        times, machine = table["times"], table["times"]["machine"]
+        spent = " and ".join(
+            f"{value:.0f} s for `{name}`" for name, value in times["seconds"].items()
+        )
+        text.append(
+            f"An export takes {spent}, on {machine['cpu']} with {machine['cores']} cores; the load "
+            f"average was {times['load_before']:.0f} before it."
+        )
     return "\n\n".join(text)
 
 
