@@ -63,7 +63,7 @@ def test_a_failing_delivery_is_said_once_and_goes_on_when_it_can(
     with caplog.at_level(logging.WARNING), BackgroundSink("there", deliver) as sink:
         for index in range(4):
             sink.write(result(index))
-        until(lambda: len(tries) == 4)
+        until(lambda: len(tries) >= 4)
         works.set()
         sink.write(result(4))
         until(lambda: 4 in tries)

@@ -53,7 +53,8 @@ ELSEWHERE = {
 NOT_RUN = {
     r"(\S*/)?pip |python3 -m venv|sudo |python3 -c .* sudo ": "changes the machine it runs on",
     r"make test": "runs these tests",
-    r"gain-\S+ .*--device (cuda|tensorrt)|.*--engine|python benchmarks/gpu|trtexec": "needs an NVIDIA GPU",
+    r"gain-\S+ .*--device (cuda|tensorrt)|.*--engine|python benchmarks/gpu": "needs an NVIDIA GPU",
+    r"trtexec": "needs an NVIDIA GPU and TensorRT",
     r"gain-stream 'filesrc|~/gain/bin/python|tegrastats": "needs a Jetson",
     r"gain-bench .* --timm": "needs the weights of ViT-B/16",
     r"ray |serve |curl --data|gain-eval .* --ray": "needs a Ray cluster; tests/scale starts one",
