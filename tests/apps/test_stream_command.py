@@ -202,8 +202,8 @@ def test_a_signal_ends_the_wait_for_the_next_picture_without_a_word(
     rows_path = tmp_path / "rows.jsonl"
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "gain_apps.stream", "-"),
-            *("--model", str(artifact_path), "--jsonl", str(rows_path)),
+            *(sys.executable, "-m", "gain_apps.stream", "-", "--model", str(artifact_path)),
+            *("--jsonl", str(rows_path)),
         ],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
