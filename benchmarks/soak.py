@@ -266,7 +266,7 @@ class Soak:
         if self._args.json is None:
             return
         temporary = self._args.json.with_name(f".{self._args.json.name}.tmp")
-        temporary.write_text(json.dumps(self._report, indent=1) + "\n")
+        temporary.write_text(json.dumps(self._report) + "\n")
         temporary.replace(self._args.json)
         if any(life["notes"] and "ended_s" in life for life in self._lives):
             self._args.json.with_suffix(".md").write_text(soak_table(self._report) + "\n")
