@@ -70,7 +70,7 @@ def write_file(path: Path, data: bytes) -> Path:
         ),
         pytest.param(
             lambda folder: write_file(folder / "a.jpg", b"no picture").parent,
-            "expected at least one readable image",
+            "expected a readable image",
             id="no readable photo",
         ),
         pytest.param(lambda folder: "ftp://host/clip.mp4", "unknown scheme", id="scheme"),
