@@ -30,9 +30,16 @@ from gain_apps.system import (
     say,
 )
 from gain_core import PRESETS, UPDATE_EVERY
-from gain_core.errors import GainError
+from gain_core.errors import ConfigError, GainError
 
 __all__ = ["build_parser", "main"]
+
+
+class SettingsError(ConfigError):
+    """Settings that are refused before anything is opened: starting again does not help."""
+
+    exit_status = 2
+
 
 # Of a service with more cameras nobody reads them, and drawing them would delay its end.
 MOST_TABLES = 4
@@ -50,10 +57,10 @@ examples:
   gain-stream rtsp://cam/1 --model vit_b16.adaptive.onnx --set reconnect=3600 --set watchdog=60
 
 exit status:
-  0 success, 1 an error (one line says which), 2 wrong usage, 3 the signal of a live source was lost
-  for good, 4 the watchdog ended a stream that hung, 130 Ctrl-C, 143 SIGTERM. Both signals finish
-  the files, save the state and print the summary first; a second one ends at once, and so does
-  the first while nothing is open yet. SIGHUP opens rotated JSON lines anew.
+  0 success, 1 an error (one line says which), 2 wrong usage or settings, 3 the signal of a live
+  source was lost for good, 4 the watchdog ended a stream that hung, 130 Ctrl-C, 143 SIGTERM. Both
+  signals finish the files, save the state and print the summary first; a second one ends at once,
+  and so does the first while nothing is open yet. SIGHUP opens rotated JSON lines anew.
 
 keys in the window:
   q or Esc quit, f freeze or unfreeze, r reset, s save the state
@@ -272,17 +279,20 @@ def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) ->
 
     if "names" in flags:
         flags["names"] = flags["names"].split(",")
-    settings, file = read_settings(flags)
-    if not settings.get("input") and "cameras" not in settings:
-        build_parser().error("INPUT is required, here or as 'input' or cameras in --config")
-    for wanted, number, name in (
-        (settings.get("json") == STDOUT, 1, "--json -"),
-        (settings.get("jsonl") == STDOUT, 1, "--jsonl -"),
-        (settings.get("input") == STDOUT, 0, "INPUT -"),
-    ):
-        if wanted:
-            refuse_closed(closed, number, wanted_by=name)
-    plan = plan_streams(settings)
+    try:
+        settings, file = read_settings(flags)
+        if not settings.get("input") and "cameras" not in settings:
+            build_parser().error("INPUT is required, here or as 'input' or cameras in --config")
+        for wanted, number, name in (
+            (settings.get("json") == STDOUT, 1, "--json -"),
+            (settings.get("jsonl") == STDOUT, 1, "--jsonl -"),
+            (settings.get("input") == STDOUT, 0, "INPUT -"),
+        ):
+            if wanted:
+                refuse_closed(closed, number, wanted_by=name)
+        plan = plan_streams(settings)
+    except ConfigError as err:
+        raise SettingsError(err) from err
     config = plan.configs[0] if plan.configs else None
     flags["debug"] = settings.get("debug", False)
     console = ErrorConsole()

@@ -249,7 +249,7 @@ def test_summaries_go_into_the_file_that_json_names(artifact_path: Path, tmp_pat
     frames = [json.loads(line)["frames"] for line in target.read_text().splitlines()]
     assert frames == [2, 3]
     assert capsys.readouterr().out == ""
-    assert stream.main([uris[0], *flags[:-1], "no/such/s.json"]) == 1
+    assert stream.main([uris[0], *flags[:-1], "no/such/s.json"]) == 2
     assert "--json: no/such/s.json: no such folder" in capsys.readouterr().err
 
 

@@ -58,7 +58,7 @@ def test_an_output_is_none_of_the_photos(
 ) -> None:
     photos = sorted(photo_folder.glob("*.jpg"))
     done = command(*photos, "--model", artifact_path, "--jsonl", photos[3])
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "would be overwritten" in done.stderr
 
 
