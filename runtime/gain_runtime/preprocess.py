@@ -43,11 +43,6 @@ _FILTERS = {
 
 # Pixels of the result that the widest filter (lanczos) reaches, and one for rounding.
 REACH = 4.0
-# Pixels in a band of rows, of which a thread takes one of a single frame at a time.
-BAND_PX = 2**17
-# Two scales that differ by less are equal but for the rounding to whole pixels; and an image that
-# is scaled down by less is no burden.
-ROUNDED, LEAST_SCALE = 1.01, 1.25
 # A sliver of a frame grows without bound when its shorter side is scaled up to the network's input.
 _MAX_RESIZED_PX = 2**26
 
@@ -132,8 +127,7 @@ def preprocess_batch(
     regions : sequence of B regions or None, optional
         One per image, see `preprocess`.
     executor : concurrent.futures.Executor, optional
-        Of threads, which take a frame each, or some rows each of a single frame; without it this
-        thread takes them all.
+        Of threads, which take a frame each; without it this thread takes them all.
     exact : bool, optional
         As for `preprocess`.
 
@@ -152,21 +146,13 @@ def preprocess_batch(
     pixel_values = np.empty(shape, dtype=np.float32)
     table = normalised_levels(spec)
 
-    # A thread that waited for others of its own pool could wait for ever: so frames or rows.
-    alone = executor if len(images) == 1 else None
-
     def write(row: int) -> None:
         _write(
-            *(pixel_values[row], images[row], spec),
-            region=regions[row],
-            table=table,
-            exact=exact,
-            executor=alone,
+            *(pixel_values[row], images[row], spec), region=regions[row], table=table, exact=exact
         )
 
     # The first error in the frames' order is raised, whichever thread is first to find one.
-    spread = map if executor is None or alone is not None else executor.map
-    for _ in spread(write, range(len(images))):
+    for _ in (map if executor is None else executor.map)(write, range(len(images))):
         pass
     return pixel_values
 
@@ -289,13 +275,12 @@ def _write(
     region: Region | None,
     table: npt.NDArray[np.float32],
     exact: bool,
-    executor: Executor | None = None,
 ) -> None:
     """Preprocess one frame into `pixel_values`, (3, height_px, width_px)."""
     image = _checked(image)
     left, top, right, bottom = clipped_region(image.shape[0], image.shape[1], region)
     resize = _resize_and_crop if exact else _resize_what_is_kept
-    levels = np.asarray(resize(image[top:bottom, left:right], spec, executor))
+    levels = np.asarray(resize(image[top:bottom, left:right], spec))
     if spec.channel_order == "BGR":
         levels = levels[..., ::-1]
     for channel in range(3):
@@ -311,25 +296,21 @@ def _checked(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return image
 
 
-def _resize_and_crop(
-    image: npt.NDArray[np.uint8], spec: Preprocess, executor: Executor | None
-) -> Image.Image:
+def _resize_and_crop(image: npt.NDArray[np.uint8], spec: Preprocess) -> Image.Image:
     """Scale with an antialiased filter, then cut out the centre."""
-    height, width = image.shape[:2]
-    crop = resized_crop(height, width, spec)
-    size = (crop.width_px, crop.height_px)
-    # No reducing_gap and no box: both are faster and neither gives the same pixels (a box is
-    # off by one level here and there; a gap, or a JPEG drafted smaller, by up to five).
-    pillow = _scaled(image, size, spec, (0, 0, width, height), executor)
+    crop = resized_crop(image.shape[0], image.shape[1], spec)
+    pillow = Image.fromarray(image)
+    if pillow.size != (crop.width_px, crop.height_px):
+        # No reducing_gap and no box: both are faster and neither gives the same pixels (a box is
+        # off by one level here and there; a gap, or a JPEG drafted smaller, by up to five).
+        pillow = pillow.resize((crop.width_px, crop.height_px), _FILTERS[spec.interpolation])
     if pillow.size == (spec.width_px, spec.height_px):
         return pillow
     right, bottom = crop.left_px + spec.width_px, crop.top_px + spec.height_px
     return pillow.crop((crop.left_px, crop.top_px, right, bottom))
 
 
-def _resize_what_is_kept(
-    image: npt.NDArray[np.uint8], spec: Preprocess, executor: Executor | None
-) -> Image.Image:
+def _resize_what_is_kept(image: npt.NDArray[np.uint8], spec: Preprocess) -> Image.Image:
     """Scale the part of a frame that the crop keeps; Pillow rounds its corners to float32."""
     height, width = image.shape[:2]
     crop = resized_crop(height, width, spec)
@@ -345,41 +326,11 @@ def _resize_what_is_kept(
         min(math.ceil(edge + REACH * max(by, 1.0)), most)
         for edge, by, most in ((box[2], across, width), (box[3], down, height))
     )
-    kept = (box[0] - x, box[1] - y, min(box[2] - x, far_x - x), min(box[3] - y, far_y - y))
-    size = (spec.width_px, spec.height_px)
-    return _scaled(image[y:far_y, x:far_x], size, spec, kept, executor)
-
-
-def _scaled(
-    image: npt.NDArray[np.uint8],
-    size: tuple[int, int],
-    spec: Preprocess,
-    box: tuple[float, float, float, float],
-    executor: Executor | None,
-) -> Image.Image:
-    """Pillow's resize of the box of an image, with the rows shared out among threads.
-
-    Pillow makes every row narrower first, each by itself, and rounds to bytes before it scales the
-    columns. So bands of rows, put together, give the same to the last bit. Pillow 13 takes the
-    columns first where that is less work; tall images and small steps are left to it whole.
-    """
-    height, width = image.shape[:2]
-    how = _FILTERS[spec.interpolation]
-    bands = height * width // BAND_PX
-    across, down = (box[2] - box[0]) / size[0], (box[3] - box[1]) / size[1]
-    wide = height <= width and across >= LEAST_SCALE and across * ROUNDED >= down
-    if executor is None or bands < 2 or not wide or how is Image.Resampling.NEAREST:
-        return Image.fromarray(image).resize(size, how, box=box)
-    edges = [height * band // bands for band in range(bands + 1)]
-
-    def narrowed(top: int, bottom: int) -> Image.Image:
-        part = (box[0], 0, box[2], bottom - top)
-        return Image.fromarray(image[top:bottom]).resize((size[0], bottom - top), how, box=part)
-
-    rows = Image.new("RGB", (size[0], height))
-    for top, band in zip(edges, executor.map(narrowed, edges, edges[1:]), strict=False):
-        rows.paste(band, (0, top))
-    return rows.resize(size, how, box=(0, box[1], size[0], box[3]))
+    return Image.fromarray(image[y:far_y, x:far_x]).resize(
+        (spec.width_px, spec.height_px),
+        _FILTERS[spec.interpolation],
+        box=(box[0] - x, box[1] - y, min(box[2] - x, far_x - x), min(box[3] - y, far_y - y)),
+    )
 
 
 def _resized_size(height: int, width: int, spec: Preprocess) -> tuple[int, int]:
@@ -408,7 +359,7 @@ class BatchPreprocessor(Closing):
     spec : Preprocess
         As the artifact's manifest states it.
     threads : int or None, optional
-        At most so many, each begun when there is work for it; 1 works in the caller's thread,
+        At most so many, each begun when there is a frame for it; 1 works in the caller's thread,
         None is one for each core that this process may use.
     exact : bool, optional
         As for `preprocess`.
@@ -444,8 +395,9 @@ class BatchPreprocessor(Closing):
         ArrayError
             As `preprocess_batch`.
         """
+        executor = self._executor if len(images) > 1 else None
         return preprocess_batch(
-            images, self._spec, regions=regions, executor=self._executor, exact=self._exact
+            images, self._spec, regions=regions, executor=executor, exact=self._exact
         )
 
     def close(self) -> None:

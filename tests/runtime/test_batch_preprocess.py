@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from typing import Any
 
@@ -64,25 +63,6 @@ def test_frames_are_worked_on_at_the_same_time(monkeypatch):
     monkeypatch.setattr(one_by_one, "_write", wait_for_the_others)
     with BatchPreprocessor(SPEC, threads=3) as run:
         assert run(frames(3)).shape == (3, 3, 40, 32)
-
-
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
-@pytest.mark.parametrize("size", [(720, 1283), (1211, 613), (900, 900)])
-def test_rows_of_one_large_frame_are_shared_out_and_the_pixels_the_same(size, interpolation, exact):
-    image = np.random.default_rng(6).integers(0, 256, (*size, 3), dtype=np.uint8)[:, ::-1]
-    region = (1, 0, size[1], size[0] - 1)
-    shared = size[0] <= size[1] and interpolation != "nearest"
-    for mode, fraction in (("center", 0.875), ("squash", 1.0)):
-        spec = dataclasses.replace(
-            SPEC, interpolation=interpolation, crop_mode=mode, crop_fraction=fraction
-        )
-        with BatchPreprocessor(spec, threads=3, exact=exact) as run:
-            result = run([image], regions=[region])
-            if mode == "squash":
-                assert bool(threads()) == shared
-        expected = preprocess_batch([image], spec, regions=[region], exact=exact)
-        np.testing.assert_array_equal(result, expected)
 
 
 def test_no_more_threads_than_frames_and_than_were_asked_for():
