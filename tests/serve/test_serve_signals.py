@@ -303,10 +303,10 @@ def _healthy(port: int) -> bool:
     ("shell", "status", "message"),
     [
         pytest.param("--json=- > /dev/full", 1, "standard output: cannot be written", id="full"),
-        pytest.param("--json=- >&-", 1, "--json -: standard output is closed", id="closed"),
+        pytest.param("--json=- >&-", 2, "--json -: standard output is closed", id="closed"),
         pytest.param(">&- <&- 2>&-", 0, None, id="none needed"),
         pytest.param(
-            *("--jsonl - >&-", 1, "--jsonl -: standard output is closed"),
+            *("--jsonl - >&-", 2, "--jsonl -: standard output is closed"),
             id="rows",
             marks=pytest.mark.slow,
         ),
@@ -344,5 +344,5 @@ def test_standard_input_that_is_closed_is_one_line(artifact):
         timeout=120,
         check=False,
     )
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "INPUT -: standard input is closed" in done.stderr

@@ -262,7 +262,7 @@ def test_systemd_is_told_that_it_is_ready_alive_and_ending(
 )
 def test_wrong_settings_are_one_line(artifact, flags, message, capsys):
     uri = "test://pattern?width=64&height=48&frames=22"
-    assert main([uri, "--model", str(artifact), "--set=log-level=error", *flags]) == 1
+    assert main([uri, "--model", str(artifact), "--set=log-level=error", *flags]) == 2
     shown = capsys.readouterr().err
     assert re.search(message, shown)
     assert len(shown.splitlines()) == 1
@@ -288,7 +288,7 @@ def test_wrong_tables_of_cameras_are_one_line(tmp_path, text, message, capsys):
         if "input = '0'\n[" not in text
         else f"model = 'm.onnx'\n{text}"
     )
-    assert main(["--config", str(path)]) == 1
+    assert main(["--config", str(path)]) == 2
     shown = capsys.readouterr().err
     assert re.search(message, shown)
     assert len(shown.splitlines()) == 1
