@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
-from gain_runtime.sessions.onnx import NATIVE_ERRORS
+from gain_runtime.sessions.onnx import EXACT_INT8, NATIVE_ERRORS
 
 __all__ = [
     "Doubles",
@@ -42,8 +42,7 @@ def open_native(model: str | bytes, /) -> onnxruntime.InferenceSession:
     """A session on a file, or on a model's bytes, that logs nothing."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _LOG_FATAL_ONLY
-    # As in gain_runtime.sessions.onnx: an original in int8 overflows otherwise.
-    options.add_session_config_entry("session.x64quantprecision", "1")
+    options.add_session_config_entry(*EXACT_INT8)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

@@ -27,6 +27,7 @@ from gain_runtime.sessions.session import (
 __all__ = [
     "CPU_PROVIDER",
     "CUDA_PROVIDER",
+    "EXACT_INT8",
     "NATIVE_ERRORS",
     "RUN_ERRORS",
     "OnnxSession",
@@ -66,6 +67,9 @@ NATIVE_ERRORS: tuple[type[Exception], ...] = (
 
 # Memory may be missing in the middle of a pass, too.
 RUN_ERRORS: tuple[type[Exception], ...] = (*NATIVE_ERRORS, MemoryError)
+
+# Without it int8 products overflow on x86 processors that have no VNNI: wrong, and no error.
+EXACT_INT8 = ("session.x64quantprecision", "1")
 
 _Native: TypeAlias = "onnxruntime.InferenceSession"
 
@@ -117,8 +121,7 @@ def _session_options(num_threads: int | None) -> Any:
     options.log_severity_level = _LOG_ERRORS_ONLY
     if num_threads is not None:
         options.intra_op_num_threads = num_threads
-    # Without it int8 products overflow on x86 processors that have no VNNI: wrong, and no error.
-    options.add_session_config_entry("session.x64quantprecision", "1")
+    options.add_session_config_entry(*EXACT_INT8)
     with contextlib.suppress(*NATIVE_ERRORS):  # an entry older versions do not know
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return options
