@@ -61,14 +61,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="result file")
     args = parser.parse_args()
     drives: dict[Key, Drive] = {}
-    skewness = None
+    measured: Mapping[str, Any] = {}
     for seed in range(args.seeds):
         for weather in WEATHERS:
             for camera in range(NUM_CAMERAS):
                 key = seed, weather, camera
-                drives[key], skewness = draw(args, key)
+                drives[key], measured = draw(args, key)
                 print(*key, file=sys.stderr)
-    method = make_method(next(iter(drives.values())).logits.shape[1], skewness=skewness)
+    method = make_method(next(iter(drives.values())).logits.shape[1], **measured)
     with threadpool_limits(limits=1):
         learned = {key: learn(method, drive) for key, drive in drives.items()}
         cells = []
@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def draw(args: argparse.Namespace, key: Key) -> tuple[Drive, Any]:
-    """One drive through the network, and the network's measured skewness."""
+    """One drive through the network, and what clean images say of the network."""
     seed, weather, camera = key
     uri = (
         f"test://drive?frames={LEARNED + SCORED}&resolution=crop"
@@ -105,7 +105,7 @@ def draw(args: argparse.Namespace, key: Key) -> tuple[Drive, Any]:
     settings = InputSettings(cache=args.cache, num_threads=1)
     opened = open_input(args.artifact, (uri,), settings, recorded=True)
     ((outputs,),) = opened.store.outputs.values()
-    return Drive(np.asarray(outputs.logits), opened.store.labels), opened.store.head.skewness
+    return Drive(np.asarray(outputs.logits), opened.store.labels), opened.store.head.measured
 
 
 def run(method: Method[Any], drive: Drive, state: Any | None = None) -> tuple[Any, np.ndarray]:

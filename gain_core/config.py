@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, TypeAlias
 
@@ -87,6 +87,7 @@ def make_method(
     /,
     *,
     skewness: tuple[float, float] | None = None,
+    clean_shift: Sequence[float] | None = None,
     like: Array | None = None,
 ) -> Method[Any]:
     """The method of a config, for one classifier.
@@ -100,6 +101,8 @@ def make_method(
     skewness : pair of float, optional
         Of the source's logits on clean frames of one class, and of many, see `Shift`. Read by the
         shift only; from the head, or a guess, where it is None.
+    clean_shift : sequence of float, (K,), optional
+        What the source shows on clean frames, see `Shift`. Read by the shift only.
     like : array, optional
         Its library, device and precision are the state's; default: the head's, or NumPy's float32.
 
@@ -108,14 +111,16 @@ def make_method(
     ArrayError
         If the head is no floating (K, D) matrix with K >= 2.
     ConfigError
-        If K is below 2, the skewness is no pair of finite numbers, or the
-        paper's method was asked for without a head.
+        If K is below 2, the skewness is no pair of finite numbers, the clean shift has not K, or
+        the paper's method was asked for without a head.
     """
     config = PRESETS[DEFAULT_PRESET] if config is None else config
     if type(config) not in _CONFIGS.values():
         raise ConfigError(f"config: expected a config, got {config!r}; use preset(name)")
     if isinstance(config, ShiftConfig):
-        return Shift(head_or_num_classes, config, skewness=skewness, like=like)
+        return Shift(
+            head_or_num_classes, config, skewness=skewness, clean_shift=clean_shift, like=like
+        )
     if isinstance(head_or_num_classes, int):
         raise ConfigError(
             "head: expected the head's weight (K, D), which the paper's method needs, got the "

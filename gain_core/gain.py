@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from array_api_compat import array_namespace, is_numpy_namespace
@@ -41,6 +42,8 @@ class Gain:
         Frames that the first update waits for; until then the prediction is the source's.
     skewness : pair of float, optional
         Of the source's logits on clean frames of one class, and of many; see `make_method`.
+    clean_shift : sequence of float, (K,), optional
+        What the source shows on clean frames; see `make_method`.
     like : array, optional
         Its library, device and precision are the state's; see `make_method`.
 
@@ -58,6 +61,7 @@ class Gain:
         update_every: int = UPDATE_EVERY,
         warmup_frames: int = WARMUP_FRAMES,
         skewness: tuple[float, float] | None = None,
+        clean_shift: Sequence[float] | None = None,
         like: Array | None = None,
     ) -> None:
         refuse_below_one("update_every", update_every)
@@ -65,7 +69,9 @@ class Gain:
         self._method: Method[Any] = (
             head_or_num_classes  # type: ignore[assignment]
             if hasattr(head_or_num_classes, "init_state")
-            else make_method(head_or_num_classes, config, skewness=skewness, like=like)
+            else make_method(
+                head_or_num_classes, config, skewness=skewness, clean_shift=clean_shift, like=like
+            )
         )
         self._update_every = update_every
         self._warmup_frames = warmup_frames

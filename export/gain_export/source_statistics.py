@@ -10,20 +10,33 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ArtifactError
-from gain_core.shift.skewness import MIN_SEPARATION
+from gain_core.shift.clean import MIN_SEPARATION, ONE_CLASS, clean_shift, skewness
 from gain_export.images import iterate_photographs
-from gain_export.skewness import CLASS_IMAGES, LEAST_IMAGES, MAX_IMAGES, measure_skewness
 from gain_runtime.files.artifact import load_artifact, read_model, write_metadata
 from gain_runtime.files.manifest import Fitness
 from gain_runtime.files.paths import write_atomically
 from gain_runtime.preprocess import preprocess_batch
 from gain_runtime.sessions.onnx import OnnxSession
 
-__all__ = ["add_fitness", "advice", "check_clean_images", "measure_fitness"]
+__all__ = [
+    "CLASS_IMAGES",
+    "LEAST_IMAGES",
+    "MAX_IMAGES",
+    "add_fitness",
+    "advice",
+    "check_clean_images",
+    "measure_fitness",
+]
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
+# Images of a class from which its skewness counts: their own mean is taken out of them.
+CLASS_IMAGES = 8
+# Images from which the mixture's skewness is less than a few hundredths off.
+LEAST_IMAGES = 32
+# More are thinned out: by then the noise of what is measured is below use.
+MAX_IMAGES = 5000
 # A scatter needs two.
 _FEWEST_IMAGES = 2
 
@@ -100,28 +113,45 @@ def measure_fitness(logits: Floats, /) -> Fitness:
 
     Parameters
     ----------
-    logits : array, (N, K) float32
-        Of unlabelled images, N at least 2.
+    logits : array, (N, K) floating
+        Logits or log-probabilities of unlabelled images, N at least 2; the classes are those
+        predicted.
 
     Returns
     -------
     Fitness
+        Without skewness and clean shift for two classes, whose centred logits are symmetric
+        always, and for fewer than `LEAST_IMAGES` images.
     """
     raw = logits.astype(np.float64)
     predicted = np.argmax(raw, axis=1)
     peaks = raw.max(axis=1, keepdims=True)
     probs = np.exp(raw - peaks)
     probs /= probs.sum(axis=1, keepdims=True)
-    share = np.bincount(predicted, minlength=raw.shape[1]) / len(raw)
-    skewness = measure_skewness(raw)
-    return Fitness(
-        num_images=len(raw),
-        num_classes=raw.shape[1],
+    num_images, num_classes = raw.shape
+    counts = np.bincount(predicted, minlength=num_classes)
+    share = counts / num_images
+    fitness = Fitness(
+        num_images=num_images,
+        num_classes=num_classes,
         confidence=float(np.mean(probs.max(axis=1))),
         effective_classes=float(1.0 / np.sum(share * share)),
-        one_class_skewness=None if skewness is None else skewness.one_class,
-        mixture_skewness=None if skewness is None else skewness.mixture,
-        one_class_images=0 if skewness is None else skewness.one_class_images,
+    )
+    if num_classes < 3 or num_images < LEAST_IMAGES:
+        return fitness
+    centered = raw - raw.mean(axis=1, keepdims=True)
+    known = np.flatnonzero(counts >= CLASS_IMAGES)
+    one_class = ONE_CLASS
+    if len(known):
+        values = [float(skewness(centered[predicted == k])) for k in known]
+        one_class = float(np.average(values, weights=counts[known]))
+    # Six digits are far below the noise, and keep the metadata readable.
+    return replace(
+        fitness,
+        one_class_skewness=round(one_class, 6),
+        mixture_skewness=round(float(skewness(centered)), 6),
+        one_class_images=int(counts[known].sum()),
+        clean_shift=tuple(round(float(value), 6) for value in clean_shift(centered)),
     )
 
 

@@ -10,6 +10,7 @@ still show it and a block has just confirmed it; else the source answers. The de
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,26 +21,28 @@ from gain_core._rows import any_of, choose, log_softmax, max_of, min_of, namespa
 from gain_core._typing import Array, Namespace
 from gain_core.method import Posteriors, Prediction, all_finite, answer, quiet
 from gain_core.records import arrays_of, refuse_foreign
-from gain_core.shift.config import ShiftConfig
-from gain_core.shift.skewness import (
+from gain_core.shift.clean import (
     DEFAULT_SKEWNESS,
+    EPS,
     MIN_SEPARATION,
     checked_pair,
+    checked_shift,
     skewness_of_head,
 )
+from gain_core.shift.config import ShiftConfig
 
 __all__ = ["NUM_TIMESCALES", "Shift", "ShiftEvidence", "ShiftState"]
 
 NUM_TIMESCALES = 3
-# Divisor floor for sums over no frame, where the numerator is zero as well.
-EPS = 1e-9
 # A class's variance counts as at least this share of the classes' mean.
 MIN_VARIANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftEvidence:
-    """Sums over the frames since the last update; x are logits less their mean over classes.
+    """Sums over the frames since the last update.
+
+    x are logits less their mean over classes, and less the clean shift where it is known.
 
     Attributes
     ----------
@@ -125,6 +128,8 @@ class Shift:
     config : ShiftConfig, optional
     skewness : pair of float, optional
         Of the source's logits on clean frames of one class, and of many.
+    clean_shift : array or sequence, (K,) floating, optional
+        What clean frames show, see `clean_shift`: a shift is counted from it. Default: zeros.
     like : array, optional
         Its library, device and precision are the state's; default: the head's, or NumPy's float32.
 
@@ -133,7 +138,8 @@ class Shift:
     ArrayError
         If the head is no floating matrix of at least two rows and one column.
     ConfigError
-        If K is below 2, or `skewness` is no pair of finite numbers.
+        If K is below 2, `skewness` is no pair of finite numbers, or `clean_shift` has not K
+        finite ones.
 
     Attributes
     ----------
@@ -151,6 +157,7 @@ class Shift:
         /,
         *,
         skewness: tuple[float, float] | None = None,
+        clean_shift: Sequence[float] | None = None,
         like: Array | None = None,
     ) -> None:
         self.config = config or ShiftConfig()
@@ -165,15 +172,16 @@ class Shift:
         self.separable = told and self.num_classes > 2
         longest, ratio = self.config.half_life, self.config.timescale_ratio
         half_lives = [longest / ratio**j for j in reversed(range(NUM_TIMESCALES))]
-        rates = [-math.log(2.0) / frames for frames in (*half_lives, self.config.recent)]
-        self._rates = array_namespace(self._like).asarray(
-            rates, dtype=self._like.dtype, device=device(self._like)
+        self._rates = self._constant(
+            [-math.log(2.0) / frames for frames in (*half_lives, self.config.recent)]
         )
+        self.clean_shift = checked_shift(clean_shift, num_classes=self.num_classes)
+        self._clean = None if self.clean_shift is None else self._constant(self.clean_shift)
 
     @property
     def measured(self) -> dict[str, Any]:
         """See `Method`."""
-        return {"skewness": self.skewness}
+        return {"skewness": self.skewness, "clean_shift": self.clean_shift}
 
     def init_state(self) -> ShiftState:
         """Zeros: nothing learned, and the source answers."""
@@ -215,7 +223,7 @@ class Shift:
         logits = matrix_like("logits", logits, num_columns=self.num_classes, like=state.shift)
         logits = detached(logits, xp=xp)
         source = log_softmax(logits, xp=xp)
-        return _posteriors(source, _read(state), finite=all_finite(logits))
+        return self._posteriors(source, _read(state), finite=all_finite(logits))
 
     @quiet
     def predict(self, features: Array | None, logits: Array, state: ShiftState, /) -> Prediction:
@@ -239,7 +247,8 @@ class Shift:
         (old, adapted), (new, adapts) = _read(before), _read(after)
         moved = tuple(was + after.iid * (now - was) for was, now in zip(old, new, strict=True))
         read = moved, adapted | adapts
-        return answer(_posteriors(prediction.source_log_probs, read, finite=prediction.finite))
+        source = prediction.source_log_probs
+        return answer(self._posteriors(source, read, finite=prediction.finite))
 
     @quiet
     def collect(
@@ -256,8 +265,8 @@ class Shift:
         source, keep = prediction.source_log_probs, prediction.finite
         if source.shape[0] == 0 or (is_numpy_namespace(xp) and not keep):
             return waiting
-        x, named = _centered(source, xp=xp), xp.exp(source)
-        labels = softmax((x - state.shift) * xp.exp(state.log_scale), xp=xp)
+        x, named = self._centered(source, xp=xp), xp.exp(source)
+        labels = softmax(self._moved(x, state.shift, state.log_scale, xp=xp), xp=xp)
         weights = 1.0 - named * labels
         if not is_numpy_namespace(xp):
             x, named, labels, weights = (
@@ -412,8 +421,10 @@ class Shift:
         square = xp.maximum(square, 0.0 * square)
         mean = mean - xp.mean(mean, axis=1, keepdims=True)
         share = sums["longest"][1, :] / count
-        # One over the number of draws.
-        error = xp.maximum(xp.sum(share * share) - 1.0 / K, 1.0 / draws)
+        # One over the number of draws. Labels that are not sharp spread over classes that are not
+        # there: even two frames of one class agree in them by no more than |q|^2.
+        sharp = xp.maximum(sums["longest_facts"][1] / count - 1.0 / K, some)
+        error = xp.maximum((xp.sum(share * share) - 1.0 / K) / sharp, 1.0 / draws)
         total = xp.sum(square)
         shift, variance = 0.0 * share, 0.0 * iid
         for j in reversed(range(NUM_TIMESCALES)):
@@ -425,7 +436,6 @@ class Shift:
             variance = noise / K if longest else variance + kept * (noise / K - variance)
             shift = shift + kept * move
         # The logarithm of a deviation has the variance 1/2 a draw, of labels as sharp as a frame's.
-        sharp = xp.maximum(sums["longest_facts"][1] / count - 1.0 / K, some)
         logs = 0.5 * xp.log(xp.maximum(square, xp.maximum(MIN_VARIANCE * total / K, some)))
         logs = logs - xp.mean(logs)
         logs = _james_stein(logs, 0.5 * K * error[-1] / sharp, some=some, xp=xp) * logs
@@ -458,6 +468,49 @@ class Shift:
         known = sums["longest_facts"][0] > 0
         return {name: xp.where(known, value, 0.0 * value) for name, value in found.items()}
 
+    def _posteriors(self, source: Array, read: _Read, *, finite: Array) -> Posteriors:
+        """Of log s (B, K).
+
+        The evaluator averages over a shift whose entries have the variance v, so that a difference
+        of two logits has 2 v, by the probit approximation 1 / sqrt(1 + pi 2 v / 8) of a softmax
+        under Gaussian logits.
+        """
+        xp = namespace(source)
+        (shift, log_scale, log_prior, variance), adapts = read
+        if is_numpy_namespace(xp) and not adapts:
+            return Posteriors(
+                source=source,
+                start=source,
+                log_proposal=source,
+                log_evaluator=source,
+                adapts=adapts,
+                finite=finite,
+            )
+        moved = self._moved(self._centered(source, xp=xp), shift, log_scale, xp=xp)
+        spread = xp.sqrt(1.0 + (math.pi / 4.0) * variance)
+        return Posteriors(
+            source=source,
+            start=source,
+            log_proposal=log_softmax(moved + log_prior, xp=xp),
+            log_evaluator=log_softmax(moved / spread + log_prior, xp=xp),
+            adapts=adapts,
+            finite=finite,
+        )
+
+    def _centered(self, logits: Array, *, xp: Namespace) -> Array:
+        """x, (B, K)."""
+        x = logits - sum_of(logits, keepdims=True, xp=xp) / self.num_classes
+        return x if self._clean is None else x - self._clean
+
+    def _moved(self, x: Array, shift: Array, log_scale: Array, *, xp: Namespace) -> Array:
+        """The logits without the shift, (B, K)."""
+        moved = (x - shift) * xp.exp(log_scale)
+        return moved if self._clean is None else moved + self._clean
+
+    def _constant(self, values: Sequence[float]) -> Array:
+        xp = array_namespace(self._like)
+        return xp.asarray(values, dtype=self._like.dtype, device=device(self._like))
+
     def _zeros(self, *shape: int) -> Array:
         like = self._like
         return array_namespace(like).zeros(shape, dtype=like.dtype, device=device(like))
@@ -473,47 +526,12 @@ def _read(state: ShiftState) -> _Read:
     return (*taken, state.variance), confirmed > 0
 
 
-def _posteriors(source: Array, read: _Read, *, finite: Array) -> Posteriors:
-    """Of log s (B, K).
-
-    The evaluator averages over a shift whose entries have the variance v, so that a difference of
-    two logits has 2 v, by the probit approximation 1 / sqrt(1 + pi 2 v / 8) of a softmax under
-    Gaussian logits.
-    """
-    xp = namespace(source)
-    (shift, log_scale, log_prior, variance), adapts = read
-    if is_numpy_namespace(xp) and not adapts:
-        return Posteriors(
-            source=source,
-            start=source,
-            log_proposal=source,
-            log_evaluator=source,
-            adapts=adapts,
-            finite=finite,
-        )
-    moved = (_centered(source, xp=xp) - shift) * xp.exp(log_scale)
-    spread = xp.sqrt(1.0 + (math.pi / 4.0) * variance)
-    return Posteriors(
-        source=source,
-        start=source,
-        log_proposal=log_softmax(moved + log_prior, xp=xp),
-        log_evaluator=log_softmax(moved / spread + log_prior, xp=xp),
-        adapts=adapts,
-        finite=finite,
-    )
-
-
 def _independence_ratio(facts: Array, logits: Array, *, xp: Namespace) -> Array:
     """Von Neumann's: half the squared step from frame to frame over the frames' variance."""
     count, squares, steps = facts[0], facts[1], facts[2]
     one = xp.ones_like(count)
     variance = squares - xp.sum(logits * logits) / xp.maximum(count, one)
     return xp.minimum(xp.maximum(steps / xp.maximum(variance, EPS * one), 0.01 * one), one)
-
-
-def _centered(logits: Array, *, xp: Namespace) -> Array:
-    """x, (B, K)."""
-    return logits - sum_of(logits, keepdims=True, xp=xp) / logits.shape[1]
 
 
 def _mean(total: Array, count: Array, *, xp: Namespace) -> Array:

@@ -115,7 +115,7 @@ class Engine(Protocol):
 
 
 def artifact_method(artifact: Artifact, config: Config | None = None, /) -> Method[Any]:
-    """The method for an artifact: its head, where it has one, and its measured skewness.
+    """The method for an artifact: its head, where it has one, and what was measured of it.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def artifact_method(artifact: Artifact, config: Config | None = None, /) -> Meth
     """
     manifest = artifact.manifest
     head = manifest.num_classes if artifact.head_weight is None else artifact.head_weight
-    return make_method(head, config, skewness=artifact.skewness)
+    return make_method(head, config, **artifact.measured)
 
 
 class NetworkEngine:
@@ -166,7 +166,7 @@ class NetworkEngine:
             warmup_frames=warmup_frames,
         )
         self._session = session
-        if self.learner.method.feature_dim is None and artifact.skewness is None:
+        if self.learner.method.feature_dim is None and not artifact.measured:
             logger.info(
                 "%s: never measured on clean images, so adaptation begins later; "
                 "gain-export %s --calibrate DIR lets it begin sooner",

@@ -127,7 +127,11 @@ def write_artifact(
     return path
 
 
-def measured(num_classes: int, skewness: tuple[float, float]) -> Fitness:
+def measured(
+    num_classes: int,
+    skewness: tuple[float, float],
+    clean_shift: tuple[float, ...] | None = None,
+) -> Fitness:
     """A report with this measurement."""
     return Fitness(
         num_images=400,
@@ -136,6 +140,7 @@ def measured(num_classes: int, skewness: tuple[float, float]) -> Fitness:
         effective_classes=4.0,
         one_class_skewness=skewness[0],
         mixture_skewness=skewness[1],
+        clean_shift=clean_shift,
     )
 
 
@@ -178,17 +183,18 @@ def open_file() -> Callable[[Path], GraphStream]:
 
 @pytest.fixture
 def make_graph(tmp_path: Path) -> Callable[..., GraphStream]:
-    """A features-only file for a head and config, and a measured skewness if given, open."""
+    """A features-only file for a head and config, and what was measured if given, open."""
 
     def make(
         weight: np.ndarray,
         config: Config,
         *,
         skewness: tuple[float, float] | None = None,
+        clean_shift: tuple[float, ...] | None = None,
         opset: int = 17,
         **settings: Any,
     ) -> GraphStream:
-        fitness = None if skewness is None else measured(len(weight), skewness)
+        fitness = None if skewness is None else measured(len(weight), skewness, clean_shift)
         artifact = write_artifact(
             tmp_path / "tiny.onnx", weight.astype(np.float32), fitness=fitness, opset=opset
         )

@@ -115,8 +115,11 @@ def test_graph_is_gain_core(
 ):
     weight = head(num_classes)
     waits = {"update_every": update_every, "warmup_frames": warmup}
-    graph = make_graph(weight, PRESETS[preset], skewness=SKEWNESS, opset=opset, **waits)
-    gain = Gain(weight.astype(np.float64), PRESETS[preset], skewness=SKEWNESS, **waits)
+    measured = {"skewness": SKEWNESS}
+    if update_every > 1:
+        measured["clean_shift"] = tuple(np.linspace(-0.4, 0.4, num_classes))
+    graph = make_graph(weight, PRESETS[preset], opset=opset, **measured, **waits)
+    gain = Gain(weight.astype(np.float64), PRESETS[preset], **measured, **waits)
     strengths = assert_follows(
         graph,
         gain,

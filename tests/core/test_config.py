@@ -123,8 +123,17 @@ def test_a_skewness_that_is_no_pair_is_refused(pair):
 
 
 def test_skewness_is_given_guessed_from_the_head_or_conservative():
-    assert make_method(5, skewness=(0.1, 0.4)).measured == {"skewness": (0.1, 0.4)}
-    assert make_method(5).measured == {"skewness": DEFAULT_SKEWNESS}
+    assert make_method(5, skewness=(0.1, 0.4)).measured == {
+        "skewness": (0.1, 0.4),
+        "clean_shift": None,
+    }
+    assert make_method(5).measured["skewness"] == DEFAULT_SKEWNESS
+
+
+@pytest.mark.parametrize("shift", [(0.1,) * 4, (0.1, NAN, 0.0, 0.0, 0.0), 0.3, "shift", [None] * 5])
+def test_a_clean_shift_of_another_number_of_classes_is_refused(shift):
+    with pytest.raises(ConfigError, match=r"^clean_shift: expected 5 finite numbers"):
+        make_method(5, clean_shift=shift)
 
 
 @pytest.mark.parametrize("pair", [(0.1, 0.15), (0.0, 0.0), (0.3, 0.1)])

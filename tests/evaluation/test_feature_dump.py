@@ -10,7 +10,7 @@ from gain_apps.evaluation import feature_dump, open_input
 from gain_apps.evaluation.feature_dump import load_dump, measured_head
 from gain_apps.evaluation.methods.registry import make_method
 from gain_core.errors import ArtifactError
-from gain_export.skewness import measure_skewness
+from gain_export.source_statistics import measure_fitness
 
 
 @pytest.fixture
@@ -22,30 +22,33 @@ def clean(world):
     return (2.0 * world.head.weight[labels] + noise).astype(np.float32)
 
 
-def test_head_has_the_mean_and_the_skewness_of_clean_images(world, clean):
+def test_head_has_what_clean_images_say(world, clean):
     head = measured_head(world.head.weight, world.head.bias, clean=clean)
     assert_allclose(head.source_mean, clean.mean(axis=0, dtype=np.float64))
-    found = measure_skewness(clean @ head.weight.T + head.bias)
-    assert head.skewness == (found.one_class, found.mixture)
+    found = measure_fitness(clean @ head.weight.T + head.bias)
+    assert head.measured == found.measured
+    assert len(head.measured["clean_shift"]) == 6
 
 
 def test_what_the_artifact_says_comes_first(world, clean):
-    head = measured_head(world.head.weight, world.head.bias, clean=clean, skewness=(0.1, 0.4))
-    assert head.skewness == (0.1, 0.4)
-    assert measured_head(world.head.weight, world.head.bias, clean=None).skewness is None
+    told = {"skewness": (0.1, 0.4)}
+    head = measured_head(world.head.weight, world.head.bias, clean=clean, measured=told)
+    assert head.measured == told
+    assert measured_head(world.head.weight, world.head.bias, clean=None).measured == {}
 
 
 def test_many_images_are_thinned_out_to_some_of_every_class(world, clean, monkeypatch):
-    everything = measured_head(world.head.weight, world.head.bias, clean=clean).skewness
+    everything = measured_head(world.head.weight, world.head.bias, clean=clean).measured["skewness"]
     monkeypatch.setattr(feature_dump, "MAX_IMAGES", 250)
-    few = measured_head(world.head.weight, world.head.bias, clean=clean).skewness
+    few = measured_head(world.head.weight, world.head.bias, clean=clean).measured["skewness"]
     assert_allclose(few, everything, atol=0.05)
     assert few != everything
 
 
 @pytest.mark.parametrize("measured", ["true", "false"])
 def test_the_default_adapts_by_what_was_measured_unless_told_otherwise(world, clean, measured):
-    head = measured_head(world.head.weight, world.head.bias, clean=clean, skewness=(0.6, 0.9))
+    told = {"skewness": (0.6, 0.9)}
+    head = measured_head(world.head.weight, world.head.bias, clean=clean, measured=told)
     method = make_method(f"shift:measured={measured}", head)
     assert (method._gain.method.skewness == (0.6, 0.9)) == (measured == "true")
 

@@ -34,7 +34,7 @@ def test_rendered_signs_measure_the_road_sign_network(tmp_path, scratch, capsys)
     assert main([*command, "--calibrate", "test://signs?frames=256"]) == 0
     fitness = json.loads(capsys.readouterr().out)["fitness"]
     assert fitness["num_images"] == 256
-    one_class, mixture = load_artifact(path).skewness
+    one_class, mixture = load_artifact(path).measured["skewness"]
     assert (one_class, mixture) == (fitness["one_class_skewness"], fitness["mixture_skewness"])
     assert -0.05 < one_class < 0.15
     assert 0.4 < mixture < 0.7

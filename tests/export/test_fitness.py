@@ -13,7 +13,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from gain_core.errors import ArtifactError, ConfigError
-from gain_core.shift.skewness import ONE_CLASS
+from gain_core.shift.clean import ONE_CLASS
 from gain_export import export_onnx
 from gain_export.source_statistics import add_fitness, advice, measure_fitness
 from gain_runtime.files.artifact import load_artifact
@@ -49,15 +49,45 @@ def test_numbers_are_those_of_the_definition():
     centered = logits - logits.mean(axis=1, keepdims=True)
     of_one = [skewness_of(centered[chosen == k]) for k in range(8)]
     expected = np.average(of_one, weights=np.bincount(chosen, minlength=8)), skewness_of(centered)
-    assert_allclose(found.skewness, expected, atol=1e-4)
+    assert_allclose((found.one_class_skewness, found.mixture_skewness), expected, atol=1e-4)
     assert found.one_class_images == 500
     assert found.mixture_skewness - found.one_class_skewness > 0.2
+
+
+def test_the_clean_shift_is_that_of_classes_that_are_alike():
+    """The first two share a direction, so each is high on the other's frames."""
+    rng = np.random.default_rng(5)
+    weight = 3.0 * np.eye(8, 12)
+    weight[1, 0] = 2.0
+    labels = np.arange(4000) % 8
+    logits = (weight[labels] + rng.normal(size=(4000, 12))) @ weight.T
+    found = np.array(measure_fitness(logits).clean_shift)
+    centered = logits - logits.mean(axis=1, keepdims=True)
+    probs = np.exp(centered) / np.exp(centered).sum(axis=1, keepdims=True)
+    weights = 1.0 - probs**2
+    mean = np.sum(weights * centered, axis=0) / np.sum(weights, axis=0)
+    expected = mean - mean.mean()
+    assert_allclose(found / np.linalg.norm(found), expected / np.linalg.norm(expected), atol=1e-5)
+    assert 0.8 < np.linalg.norm(found) / np.linalg.norm(expected) < 1.0
+    assert set(np.argsort(found)[-2:]) == {0, 1}
+
+
+@pytest.mark.parametrize("num_images", [40, 4000])
+def test_a_clean_shift_that_is_noise_is_none(num_images):
+    """Of few images, and of many of one class, which say nothing of how all classes are alike."""
+    logits = world(num_images=4000)
+    chosen = logits[:num_images] if num_images < 4000 else logits[np.argmax(logits, axis=1) == 3]
+    assert np.max(np.abs(measure_fitness(chosen).clean_shift)) < 0.1
+
+
+def test_a_network_that_is_never_sure_has_no_clean_shift():
+    assert measure_fitness(np.zeros((64, 5), dtype=np.float32)).clean_shift == (0.0,) * 5
 
 
 def test_the_skewness_is_said_in_words():
     found = measure_fitness(world())
     (line,) = advice(found)
-    one_class, mixture = found.skewness
+    one_class, mixture = found.one_class_skewness, found.mixture_skewness
     assert f"skewness {one_class:.2f}, a mixture {mixture:.2f}" in line
     assert "learns only from frames of many classes" in line
     close = replace(found, mixture_skewness=one_class + 0.05)
@@ -74,7 +104,7 @@ def test_the_skewness_is_said_in_words():
 )
 def test_what_was_not_measured_is_said(num_images, num_classes, words):
     found = measure_fitness(world(num_images=num_images, num_classes=num_classes))
-    assert (found.skewness is None) == (num_images != 48)
+    assert (found.measured == {}) == (num_images != 48)
     assert found.one_class_images == 0
     assert any(words in line for line in advice(found))
 
@@ -93,6 +123,8 @@ def test_a_record_that_is_not_finite_is_refused(bad):
     record = asdict(measure_fitness(world(num_images=64)))
     with pytest.raises(ValueError, match="finite"):
         Fitness.from_record({**record, "confidence": bad})
+    with pytest.raises(ValueError, match="finite"):
+        Fitness.from_record({**record, "clean_shift": [bad] * 8})
 
 
 @pytest.mark.parametrize(
@@ -140,14 +172,14 @@ def clean_images(tmp_path):
 def test_the_report_lies_in_the_artifact_and_adapters_use_it(artifact_path, clean_images, caplog):
     before = load_artifact(artifact_path)
     assert before.manifest.fitness is None
-    assert before.skewness is None
+    assert before.measured == {}
     found = add_fitness(artifact_path, clean_images)
     after = load_artifact(artifact_path)
     assert after.manifest.fitness == found
     assert found.num_images == 20
     assert "broken.jpg" in caplog.text
     assert after.sha256 != before.sha256
-    assert after.skewness == found.skewness
+    assert after.measured == found.measured
     assert after.manifest.labels == before.manifest.labels
 
 
@@ -167,13 +199,16 @@ def test_too_few_images_leave_the_artifact_as_it_was(artifact_path, tmp_path):
     assert hashlib.sha256(artifact_path.read_bytes()).hexdigest() == digest
 
 
-def test_the_artifact_has_the_skewness_that_was_measured(artifact_path, clean_images, monkeypatch):
+def test_the_artifact_has_what_was_measured(artifact_path, clean_images, monkeypatch):
     found = add_fitness(artifact_path, clean_images)
-    assert found.skewness is None
-    measured = replace(found, one_class_skewness=0.05, mixture_skewness=0.5, one_class_images=16)
+    assert found.measured == {}
+    shift = tuple(0.1 * k for k in range(found.num_classes))
+    measured = replace(
+        found, one_class_skewness=0.05, mixture_skewness=0.5, one_class_images=16, clean_shift=shift
+    )
     monkeypatch.setattr("gain_export.source_statistics.measure_fitness", lambda *arrays: measured)
     add_fitness(artifact_path, clean_images)
-    assert load_artifact(artifact_path).skewness == (0.05, 0.5)
+    assert load_artifact(artifact_path).measured == {"skewness": (0.05, 0.5), "clean_shift": shift}
 
 
 def test_a_report_of_another_number_of_classes_is_refused(artifact_path, clean_images):

@@ -32,8 +32,11 @@ class Block:
 class ShiftOracle:
     """A stream's history; `config` has `ShiftConfig`'s names, `pair` is the skewness."""
 
-    def __init__(self, num_classes: int, pair: tuple[float, float], config: Any) -> None:
+    def __init__(
+        self, num_classes: int, pair: tuple[float, float], config: Any, clean: Any = 0.0
+    ) -> None:
         self.K, self.pair, self.config = num_classes, pair, config
+        self.clean = np.zeros(num_classes) + clean
         self.now = 0
         self.seen: list[tuple[int, Floats, Floats]] = []  # the update's end, x, w of every frame
         self.steps: list[tuple[int, float]] = []
@@ -79,11 +82,16 @@ class ShiftOracle:
         rows = []
         for row in np.asarray(logits, dtype=np.float64):
             log_s = log_softmax(row)
-            moved = log_softmax((log_s - np.mean(log_s) - shift) * np.exp(log_scale))
+            moved = self._moved(log_s - np.mean(log_s), shift, log_scale)
             flat = math.sqrt(1.0 + math.pi / 4.0 * variance)
             proposal, evaluator = moved + log_prior, moved / flat + log_prior
             rows.append(row_answer(log_s, log_s, log_softmax(proposal), log_softmax(evaluator)))
         return OracleStep(*(np.stack(column) for column in zip(*rows, strict=True)))
+
+    def _moved(self, centered: Floats, shift: Any, log_scale: Any) -> Floats:
+        """log q of a frame: scaled about what clean frames show."""
+        rest = (centered - self.clean - shift) * np.exp(log_scale)
+        return log_softmax(rest + self.clean)
 
     def update(self, logits: npt.ArrayLike) -> None:
         """Learn from the frames since the last update, under the state as it was."""
@@ -91,9 +99,9 @@ class ShiftOracle:
         reference, frames = self._reference(), []
         self.now += len(rows)
         for log_s in rows:
-            x = log_s - np.mean(log_s)
+            x = log_s - np.mean(log_s) - self.clean
             s = np.exp(log_s)
-            q = np.exp(log_softmax((x - self.shift) * np.exp(self.log_scale)))
+            q = np.exp(self._moved(log_s - np.mean(log_s), self.shift, self.log_scale))
             frames.append((x, s, q))
             self.steps.append((self.now, 0.0 if self.last is None else half_square(x - self.last)))
             self.last = x
@@ -171,7 +179,9 @@ class ShiftOracle:
             (self.kept(w, self.half_life(2)), q) for w, b, _ in self.blocks for _, _, q in b.frames
         ]
         share = weighted_mean([weight for weight, _ in held], [q for _, q in held])
-        concentration = float(np.sum(share**2)) - 1.0 / K
+        total = sum(weight for weight, _ in held)
+        sharp = sum(weight * float(np.sum(q**2)) for weight, q in held) / total - 1.0 / K
+        concentration = (float(np.sum(share**2)) - 1.0 / K) / max(sharp, 1e-9)
         shift, variance = np.zeros(K), 0.0
         for j in (2, 1, 0):
             mean, _, draws = moments[j]
@@ -182,8 +192,6 @@ class ShiftOracle:
             shift = shift + kept * move
         self.shift, self.variance = shift, variance
         inverse_draws = max(concentration, 1.0 / moments[2][2])
-        total = sum(weight for weight, _ in held)
-        sharp = sum(weight * float(np.sum(q**2)) for weight, q in held) / total - 1.0 / K
         logs = 0.5 * np.log(np.maximum(square, 1e-6 * np.mean(square)))
         logs = logs - np.mean(logs)
         logs = stein(logs, 0.5 * K * inverse_draws / max(sharp, 1e-9)) * logs

@@ -374,7 +374,7 @@ def _fingerprint(of: EvalInput) -> str:
     for array in (head.weight, head.bias, head.source_mean, store.labels, store.deviation):
         if array is not None:
             digest.update(np.ascontiguousarray(array).tobytes())
-    digest.update(repr(head.skewness).encode())
+    digest.update(repr(head.measured).encode())
     return digest.hexdigest()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from gain_apps.evaluation.camera_streams import NOISE
 from gain_apps.evaluation.eval_input import ANY_SEVERITY, EvalInput, FeatureStore, Outputs
 from gain_apps.evaluation.methods.protocol import Floats, Head
 from gain_core.errors import ArtifactError, ConfigError
-from gain_export.skewness import MAX_IMAGES, measure_skewness
+from gain_export.source_statistics import MAX_IMAGES, measure_fitness
 from gain_runtime.files.paths import is_file
 from gain_scenes.corruptions import CORRUPTIONS
 
@@ -54,7 +54,7 @@ def load_dump(path: str | Path, /, *, domains: Sequence[str] | None = None) -> E
     Returns
     -------
     EvalInput
-        `head.source_mean` and `head.skewness` are those of `clean` where there is one.
+        `head.source_mean` and `head.measured` are those of `clean` where there is one.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def measured_head(
     /,
     *,
     clean: Floats | None,
-    skewness: tuple[float, float] | None = None,
+    measured: Mapping[str, Any] | None = None,
     logits_only: bool = False,
 ) -> Head:
     """The frozen head with what clean images say of it.
@@ -113,18 +113,17 @@ def measured_head(
     bias : array, (K,) float32
     clean : array, (N, D) floating, or None
         Features of uncorrupted images; None where there are none.
-    skewness : pair of float, optional
-        As the artifact has it; measured on `clean` where it is None.
+    measured : dict, optional
+        As the artifact has it; measured on `clean` where it is empty.
     logits_only : bool
         See `Head`.
     """
-    head = Head(weight=weight, bias=bias, skewness=skewness, logits_only=logits_only)
+    head = Head(weight=weight, bias=bias, measured=measured or {}, logits_only=logits_only)
     if clean is None:
         return head
-    if skewness is None:
-        measured = measure_skewness(head.logits(_some(clean)))
-        skewness = None if measured is None else (measured.one_class, measured.mixture)
-    return replace(head, source_mean=clean.mean(axis=0, dtype=np.float64), skewness=skewness)
+    if not measured:
+        measured = measure_fitness(head.logits(_some(clean))).measured
+    return replace(head, source_mean=clean.mean(axis=0, dtype=np.float64), measured=measured)
 
 
 def noise_deviation(clean: Floats | None, /) -> Floats | None:

@@ -93,7 +93,7 @@ def open_images(
         weight[rows],
         bias[rows],
         clean=clean,
-        skewness=artifact.skewness if columns is None else None,
+        measured=artifact.measured if columns is None else None,
         logits_only=artifact.head_weight is None,
     )
     names = [name for each in sets for name in each.recorded or ()]

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -103,10 +104,10 @@ class Artifact:
     head_bias: npt.NDArray[np.float32] | None
 
     @property
-    def skewness(self) -> tuple[float, float] | None:
-        """Of the source's frames of one class, and of all, where the export measured it."""
+    def measured(self) -> dict[str, Any]:
+        """What the export measured on clean images, as `gain_core.make_method` takes it."""
         fitness = self.manifest.fitness
-        return None if fitness is None else fitness.skewness
+        return {} if fitness is None else fitness.measured
 
 
 def load_artifact(path: str | Path, /) -> Artifact:

@@ -48,11 +48,14 @@ class Fitness:
         measured.
     one_class_images : int
         Images behind `one_class_skewness`; 0 where no class has enough and it is the default.
+    clean_shift : tuple of float, (K,), or None
+        What a shift is counted from, see `gain_core.shift.clean.clean_shift`; measured where the
+        skewness is.
 
     Raises
     ------
     ValueError
-        If a number is not finite, or only one skewness is there.
+        If a number is not finite, only one skewness is there, or the clean shift has not K numbers.
     """
 
     num_images: int
@@ -62,20 +65,26 @@ class Fitness:
     one_class_skewness: float | None = None
     mixture_skewness: float | None = None
     one_class_images: int = 0
+    clean_shift: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.clean_shift is not None:
+            object.__setattr__(self, "clean_shift", tuple(map(float, self.clean_shift)))
+            if len(self.clean_shift) != self.num_classes:
+                raise ValueError("fitness: expected a clean shift of each class")
         numbers = [value for value in asdict(self).values() if isinstance(value, float)]
-        if not all(map(math.isfinite, numbers)):
+        if not all(map(math.isfinite, (*numbers, *(self.clean_shift or ())))):
             raise ValueError("fitness: expected finite numbers")
         if (self.one_class_skewness is None) != (self.mixture_skewness is None):
             raise ValueError("fitness: expected the skewness of one class and of all, or neither")
 
     @property
-    def skewness(self) -> tuple[float, float] | None:
-        """Of frames of one class, and of all, as `gain_core.make_method` takes it."""
-        if self.one_class_skewness is None or self.mixture_skewness is None:
-            return None
-        return self.one_class_skewness, self.mixture_skewness
+    def measured(self) -> dict[str, Any]:
+        """What of it `gain_core.make_method` takes, by its names."""
+        if self.one_class_skewness is None:
+            return {}
+        skewness = self.one_class_skewness, self.mixture_skewness
+        return {"skewness": skewness, "clean_shift": self.clean_shift}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], /) -> Fitness:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -35,8 +36,9 @@ class Head:
     bias : array, (K,) float32
     source_mean : array, (D,) float32, or None
         Mean of the features of uncorrupted images.
-    skewness : pair of float, or None
-        Of their logits, within a class and over all; None also where it tells nothing.
+    measured : dict
+        What their logits show, as `gain_core.make_method` takes it; empty also where that tells
+        nothing.
     logits_only : bool
         Whether the network gives no features: then its logits stand in their place, D = K.
     """
@@ -44,7 +46,7 @@ class Head:
     weight: Floats
     bias: Floats
     source_mean: Floats | None = None
-    skewness: tuple[float, float] | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict)
     logits_only: bool = False
 
     @property

@@ -215,7 +215,7 @@ def _make_gain(spec: MethodSpec, head: Head) -> Method:
     if isinstance(config, PaperConfig) and not ablation.is_neutral:
         return GainMethod(AblatedPaper(head.weight, config, ablation), **waits)
     of = head.num_classes if head.logits_only else head.weight
-    method = make_gain(of, config, skewness=head.skewness if measured else None)
+    method = make_gain(of, config, **(head.measured if measured else {}))
     return GainMethod(method, **waits)
 
 

@@ -1,16 +1,26 @@
-"""Skewness of logits: what frames of one class and frames of many differ in."""
+"""What logits of clean images say: how skewed those of one class and of many are; their shift."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from array_api_compat import array_namespace
 
 from gain_core._checks import detached
+from gain_core._rows import softmax
 from gain_core.errors import ConfigError
 
-__all__ = ["DEFAULT_SKEWNESS", "MIN_SEPARATION", "checked_pair", "skewness", "skewness_of_head"]
+__all__ = [
+    "DEFAULT_SKEWNESS",
+    "MIN_SEPARATION",
+    "checked_pair",
+    "checked_shift",
+    "clean_shift",
+    "skewness",
+    "skewness_of_head",
+]
 
 # Of one class and of a mixture, for a network of which nothing is known: of the networks measured,
 # the most that one class has and more than most mixtures have, so that blocks are accepted late.
@@ -22,6 +32,8 @@ MIN_SEPARATION = 0.1
 ONE_CLASS = 0.05
 # Features scatter about the rows of their class, so a mixture is less skewed than the rows are.
 SHARE_OF_ROWS, LEAST_OF_ROWS = 0.6, 0.15
+# Divisor floor where the numerator is zero as well.
+EPS = 1e-9
 # Rows that are as good as all of them; of 20,000 classes, all logits would fill 1.6 GB.
 MAX_ROWS = 1000
 
@@ -57,6 +69,59 @@ def skewness_of_head(weight: Any, /) -> tuple[float, float]:
     every = -(-rows.shape[0] // MAX_ROWS)
     logits = rows[::every, :] @ xp.matrix_transpose(rows)
     return ONE_CLASS, max(LEAST_OF_ROWS, SHARE_OF_ROWS * float(skewness(logits)))
+
+
+def clean_shift(centered: Any, /) -> Any:
+    """The shift that a network shows on clean frames, as far as it stands out of its error, (K,).
+
+    Where some classes are alike, their logits are high on each other's frames. That is no domain's
+    doing, and a shift is counted from it.
+
+    Parameters
+    ----------
+    centered : array, (N, K) floating
+        Logits whose rows have mean 0, of independent frames.
+    """
+    xp = array_namespace(centered)
+    count, num_classes = centered.shape
+    labels = softmax(centered, xp=xp)
+    weights = 1.0 - labels * labels
+    total = xp.sum(weights, axis=0)
+    mean = xp.sum(weights * centered, axis=0) / total
+    variance = xp.sum(xp.sum(weights * (centered - mean) ** 2, axis=0) / total)
+    mean = mean - xp.mean(mean)
+    share = xp.mean(labels, axis=0)
+    some = xp.ones_like(mean[0]) * EPS
+    sharp = xp.maximum(xp.mean(xp.sum(labels * labels, axis=1)) - 1.0 / num_classes, some)
+    # As the method has it of a stream: few classes say little of how all of them are alike.
+    excess = (xp.sum(share * share) - 1.0 / num_classes) / sharp
+    error = variance * xp.maximum(excess, xp.ones_like(excess) / count)
+    return mean * xp.maximum(1.0 - error / xp.maximum(xp.sum(mean * mean), some), 0.0 * some)
+
+
+def checked_shift(
+    values: Iterable[float] | None, /, *, num_classes: int
+) -> tuple[float, ...] | None:
+    """The clean shift of K classes.
+
+    Raises
+    ------
+    ConfigError
+        If it is no K finite numbers.
+    """
+    if values is None:
+        return None
+    try:
+        shift = tuple(map(float, values))
+        valid = len(shift) == num_classes and all(map(math.isfinite, shift))
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise ConfigError(
+            f"clean_shift: expected {num_classes} finite numbers, one for each class, got "
+            f"{values!s:.60}; measure it with gain-export --calibrate"
+        )
+    return shift
 
 
 def checked_pair(pair: tuple[float, float], /) -> tuple[float, float]:
