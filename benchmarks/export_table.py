@@ -6,7 +6,9 @@
 One model at a time in a child process with a limit of memory and processor time; the table is saved
 after each, and a model that is in it already is not run again. The weights are random, and batch
 norms normalise the pictures that they have seen. Of every family the smallest member is taken.
-"Right" means that the artifact agrees with the library's own forward pass.
+"Right" means that the artifact agrees with the library's own forward pass: to a thousandth of its
+largest value or, in a network of random weights that rounds worse than that, as the library's
+float32 agrees with its float64.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import numpy as np
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
 CLASSES = 20
-LIMIT_BYTES, LIMIT_S = 8 << 30, 240
+LIMIT_BYTES, LIMIT_S = 12 << 30, 600
 SMALL_PX = 128
 RTOL = 1e-3
 RESULTS = Path(__file__).parent / "results" / "export_table.json"
@@ -150,14 +152,19 @@ def right(
     pixels: np.ndarray,
     *,
     after: Callable[[np.ndarray], np.ndarray] = np.asarray,
-) -> float:
-    """Largest difference from the library's own forward pass, relative to its largest value."""
+) -> tuple[float, float]:
+    """Largest difference from the library's own forward pass, over its largest value; the bar."""
     from gain_runtime.sessions.onnx import OnnxSession
 
     with OnnxSession(report.path) as session:
         found = after(np.asarray(session.infer(pixels).logits))
     expected = run(pixels)
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+    peak = np.abs(expected).max()
+    difference, allowed = float(np.abs(found - expected).max() / peak), RTOL
+    if difference > allowed:
+        rounding = np.abs(run(pixels.astype(np.float64)) - expected).max()
+        allowed = max(allowed, 2.0 * float(rounding / peak))
+    return difference, allowed
 
 
 def torch_run(model: Any) -> Callable[[np.ndarray], np.ndarray]:
@@ -166,12 +173,14 @@ def torch_run(model: Any) -> Callable[[np.ndarray], np.ndarray]:
 
     def run(pixels: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            return model(torch.from_numpy(pixels)).float().numpy()
+            found = model.to(getattr(torch, str(pixels.dtype)))(torch.from_numpy(pixels)).numpy()
+        model.float()
+        return found
 
     return run
 
 
-def light(name: str, folder: Path) -> tuple[Any, float | None]:
+def light(name: str, folder: Path) -> tuple[Any, tuple[float, float] | None]:
     """A model of the onnx wheel, whose weights are left out: drawn ones in their place."""
     import onnx
     from onnx import helper, numpy_helper
@@ -197,7 +206,7 @@ def light(name: str, folder: Path) -> tuple[Any, float | None]:
     return export_file(path), None
 
 
-def torchvision(name: str, folder: Path) -> tuple[Any, float | None]:
+def torchvision(name: str, folder: Path) -> tuple[Any, tuple[float, float] | None]:
     """A classifier of torchvision, by way of a file."""
     import torchvision.models as models
 
@@ -224,7 +233,7 @@ def timm_model(name: str) -> tuple[Any, tuple[int, int]]:
     return settle(model, size), size
 
 
-def timm_file(name: str, folder: Path) -> tuple[Any, float | None]:
+def timm_file(name: str, folder: Path) -> tuple[Any, tuple[float, float] | None]:
     """A timm model by way of a file, which does not say that it is timm's."""
     import timm.layers
 
@@ -234,7 +243,7 @@ def timm_file(name: str, folder: Path) -> tuple[Any, float | None]:
     return report, right(report, torch_run(model), pictures(size)[:2])
 
 
-def timm_name(name: str, folder: Path) -> tuple[Any, float | None]:
+def timm_name(name: str, folder: Path) -> tuple[Any, tuple[float, float] | None]:
     """gain-export --timm NAME --weights FILE."""
     import timm
     import torch
@@ -253,7 +262,7 @@ def timm_name(name: str, folder: Path) -> tuple[Any, float | None]:
     return report, right(report, torch_run(model), pictures(size)[:2])
 
 
-def huggingface(name: str, folder: Path) -> tuple[Any, float | None]:
+def huggingface(name: str, folder: Path) -> tuple[Any, tuple[float, float] | None]:
     """An image classifier of transformers from its default configuration, two layers deep."""
     import torch
     import transformers
@@ -281,7 +290,7 @@ def huggingface(name: str, folder: Path) -> tuple[Any, float | None]:
     return report, right(report, torch_run(model), pictures(size)[:2])
 
 
-def keras(name: str, folder: Path) -> tuple[Any, float | None]:
+def keras(name: str, folder: Path) -> tuple[Any, tuple[float, float] | None]:
     """A Keras application on torch, exported as its own documentation says."""
     import keras as library
     import torch
@@ -328,7 +337,7 @@ def shows_range(path: Path) -> bool:
     return read_input(onnx.load(path), path=path).value_range is not None
 
 
-GROUPS: dict[str, Callable[[str, Path], tuple[Any, float | None]]] = {
+GROUPS: dict[str, Callable[[str, Path], tuple[Any, tuple[float, float] | None]]] = {
     "onnx wheel, light": light,
     "torchvision": torchvision,
     "timm, from a file": timm_file,
@@ -398,16 +407,18 @@ def run_one(group: str, name: str, sender: Any) -> None:
                 contextlib.redirect_stdout(io.StringIO()),
                 contextlib.redirect_stderr(io.StringIO()),
             ):
-                report, difference = GROUPS[group](name, Path(folder))
-            fits = difference is None or difference <= RTOL
+                report, compared = GROUPS[group](name, Path(folder))
+            difference, allowed = compared or (None, None)
+            fits = compared is None or difference <= allowed
             row = {
                 "outcome": "exported" if fits else "failed",
                 "reason": report.verification.get("reason", "")
                 if fits
-                else f"differs by {difference:.1e} from the library",
+                else f"differs by {difference:.1e} from the library, allowed {allowed:.1e}",
                 "feature_dim": report.feature_dim,
                 "verified": report.verification["verified"],
                 "difference": difference,
+                "allowed": allowed,
                 "notes": list(report.notes),
             }
         except GainError as err:
