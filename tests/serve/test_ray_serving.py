@@ -14,16 +14,9 @@ import pytest
 from pydantic import ValidationError
 
 from gain_apps.export import main as export
-from gain_apps.serving import (
-    Adaptation,
-    Front,
-    Seen,
-    ServingSettings,
-    _front,
-    api,
-    app,
-    shard_of,
-)
+from gain_apps.serve.ray_adaptation import Adaptation, Seen, ServingSettings, shard_of
+from gain_apps.serve.ray_front import Front, _front, api
+from gain_apps.serving import app
 from gain_core.errors import ArtifactError, BackendUnavailableError, ConfigError
 from gain_runtime.files.state import read_state
 
