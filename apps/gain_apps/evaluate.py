@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import shlex
 import sys
@@ -336,7 +335,7 @@ def _evaluate(args: argparse.Namespace, given: Sequence[str]) -> int:
             on_task=progress.start,
         )
     if args.json == STDOUT:
-        print(json.dumps(results, allow_nan=False))
+        write_json_lines(STDOUT, [results])
     print_results(results, console if args.json == STDOUT else Console())
     if args.report is not None:
         _write_report(args.report, results)

@@ -23,12 +23,7 @@ from gain_apps.flags import (
     write_json_lines,
 )
 from gain_apps.streaming.settings import SETTINGS
-from gain_apps.system import (
-    finish_output,
-    open_missing_streams,
-    refuse_closed,
-    say,
-)
+from gain_apps.system import closed_stream, finish_output, open_missing_streams, say
 from gain_core import PRESETS, UPDATE_EVERY
 from gain_core.errors import ConfigError, GainError
 
@@ -288,8 +283,8 @@ def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) ->
             (settings.get("jsonl") == STDOUT, 1, "--jsonl -"),
             (settings.get("input") == STDOUT, 0, "INPUT -"),
         ):
-            if wanted:
-                refuse_closed(closed, number, wanted_by=name)
+            if wanted and number in closed:
+                raise closed_stream(number, wanted_by=name)
         plan = plan_streams(settings)
     except ConfigError as err:
         raise SettingsError(err) from err

@@ -261,4 +261,4 @@ def test_a_result_that_nobody_can_read_is_refused_before_any_work(
     given = ["--calibrate", str(tmp_path)] if command is export else [str(tmp_path)]
     assert command.main([str(artifact_path), *given, "--json", "-"]) == 1
     message = " ".join(capsys.readouterr().err.split())
-    assert "--json -: standard output is closed; name a file" in message
+    assert "--json -: standard output is closed; name a file instead" in message
