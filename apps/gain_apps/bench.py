@@ -22,7 +22,7 @@ from gain_apps.flags import (
     settings_text,
     write_json_lines,
 )
-from gain_core.errors import GainError
+from gain_core.errors import GainError, one_line
 
 __all__ = ["build_parser", "main"]
 
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GainError as err:
         if debug:
             traceback.print_exc()
-        print(f"gain-bench: error: {' '.join(str(err).split())}", file=sys.stderr)
+        print(f"gain-bench: error: {one_line(err)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("gain-bench: interrupted", file=sys.stderr)

@@ -29,7 +29,7 @@ from gain_apps.flags import (
     settings_text,
     write_json_lines,
 )
-from gain_core.errors import ConfigError, GainError
+from gain_core.errors import ConfigError, GainError, one_line
 from gain_runtime.files.paths import is_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GainError as err:
         if "--debug" in given:
             traceback.print_exc()
-        print(f"gain-eval: error: {' '.join(str(err).split())}", file=sys.stderr)
+        print(f"gain-eval: error: {one_line(err)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("gain-eval: interrupted", file=sys.stderr)

@@ -25,7 +25,7 @@ from gain_apps.flags import (
 from gain_apps.streaming.settings import SETTINGS
 from gain_apps.system import closed_stream, finish_output, open_missing_streams, say
 from gain_core import PRESETS, UPDATE_EVERY
-from gain_core.errors import ConfigError, GainError
+from gain_core.errors import ConfigError, GainError, one_line
 
 __all__ = ["build_parser", "main"]
 
@@ -251,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GainError as err:
         if flags.get("debug", False):
             traceback.print_exc()
-        say(f"gain-stream: error: {_one_line(err)}")
+        say(f"gain-stream: error: {one_line(err)}")
         status = int(getattr(err, "exit_status", 1))
         with suppress(GainError):
             finish_output()
@@ -344,11 +344,6 @@ def _reporter(
             write_json_lines(target, records[-1:] if target == STDOUT else records)
 
     return report
-
-
-def _one_line(err: GainError) -> str:
-    """The message without line breaks."""
-    return " ".join(str(err).split())
 
 
 if __name__ == "__main__":

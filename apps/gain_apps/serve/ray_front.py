@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from gain_apps.serve.access import Access, Logins, bearer_token
 from gain_apps.serve.ray_adaptation import SHOWN, ServingSettings, shard_of
 from gain_core._optional import require
-from gain_core.errors import GainError
+from gain_core.errors import GainError, one_line
 from gain_runtime.files.artifact import load_artifact
 
 __all__ = ["Front", "api"]
@@ -129,7 +129,7 @@ class Front:
             cause = getattr(err, "cause", None)
             if not isinstance(cause, GainError):
                 raise
-            raise HTTPException(500, " ".join(str(cause).split())) from err
+            raise HTTPException(500, one_line(cause)) from err
         return reply
 
 
