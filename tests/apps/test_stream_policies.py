@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -285,25 +284,14 @@ def test_a_beating_watchdog_ends_nothing_and_a_silent_one_ends_the_process(
 
 
 def test_a_live_run_loses_its_camera_for_good(
-    answering, artifact_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answering, mjpeg, artifact_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = cv2.resize(noise(0), (64, 48), interpolation=cv2.INTER_CUBIC)
-    image = cv2.imencode(".jpg", picture)[1].tobytes()
-    part = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n" % len(image)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
-            self.end_headers()
-            for _ in range(12):
-                self.wfile.write(part + image + b"\r\n")
-            # It is gone for whoever asks again.
-            Handler.do_GET = lambda self: self.send_error(404)  # type: ignore[method-assign]
-
+    # It has nothing for whoever asks again.
+    jpegs = iter([cv2.imencode(".jpg", picture)[1].tobytes()] * 12)
     rows = tmp_path / "rows.jsonl"
     more = [f"--model={artifact_path}", f"--jsonl={rows}", "--set=reconnect=0.2", "--json=-"]
-    with answering(Handler) as host:
+    with answering(mjpeg(lambda: jpegs)) as host:
         status = main([f"http://joe:secret@{host}/", *more])
     captured = capsys.readouterr()
     assert status == 3, captured.err
