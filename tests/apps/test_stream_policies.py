@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+from eager_adapter import eager
 
 from gain_apps.stream import main
 from gain_apps.streaming.backpressure import Backpressure
@@ -23,22 +23,16 @@ from gain_apps.streaming.loop import StreamLoop
 from gain_apps.streaming.outputs import Outputs
 from gain_apps.streaming.stopping import HUNG_STATUS, StopRequest, Watchdog
 from gain_apps.streaming.summary import RunRecord
-from gain_core import Config, preset
+from gain_core import preset
 from gain_core.errors import StreamError
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adapter import Adapter
-from gain_runtime.engine import AdaptiveEngine, NetworkEngine
+from gain_runtime.engine import AdaptiveEngine
 from gain_runtime.files.adaptive import load_adaptive
 from gain_runtime.frames import Frame, FrameHealth, FrameResult, SourceInfo
-from gain_runtime.sessions.session import Session, open_adaptive_session, open_session
+from gain_runtime.sessions.session import open_adaptive_session, open_session
 from gain_runtime.sources.reader import FrameReader
 from gain_runtime.sources.reconnecting import SignalLostError
-
-
-def eager(session: Session, config: Config, *, update_every: int = 1, **more: Any) -> Adapter:
-    """An adapter whose first update does not wait."""
-    engine = NetworkEngine(session, config, update_every=update_every, warmup_frames=1)
-    return Adapter(engine, **more)
 
 
 class ListSource:
