@@ -18,8 +18,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tiny_manifest import write_manifest
 
-from gain_export import write
+from gain_export import PreprocessOverrides, export_onnx, write
 
+ROADSIGNS = Path(__file__).resolve().parents[1] / "models" / "roadsigns"
 LABELS = ("apple", "crème brûlée", "cassis", "date", "elderberry")
 NUM_CLASSES, FEATURE_DIM, SIZE_PX = len(LABELS), 16, 16
 
@@ -118,6 +119,24 @@ def artifact_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_artifact_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same shapes, other weights."""
     return write_tiny_artifact(tmp_path_factory.mktemp("artifact") / "other.onnx", seed=1)
+
+
+@pytest.fixture(scope="session")
+def roadsigns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped ViT of 53 classes and 64 x 64 px, as the demo exports it; read only."""
+    output = tmp_path_factory.mktemp("roadsigns") / "roadsigns.gain.onnx"
+    half = (0.5, 0.5, 0.5)
+    spec = PreprocessOverrides(
+        img_size=(64, 64),
+        mean=half,
+        std=half,
+        crop_fraction=1.0,
+        crop_mode="squash",
+        interpolation="bicubic",
+    )
+    labels = ROADSIGNS / "labels.txt"
+    export_onnx(ROADSIGNS / "roadsigns.onnx", output=output, labels=labels, preprocess=spec)
+    return output
 
 
 @contextmanager

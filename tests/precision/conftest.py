@@ -12,29 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from tiny_manifest import write_manifest
 
-from gain_export import PreprocessOverrides, export_onnx
 from gain_export.precision import PrecisionReport, convert_precision
 from gain_scenes.roadsigns.sample import render_labelled
 
-ROADSIGNS = Path(__file__).resolve().parents[2] / "models" / "roadsigns"
 SIZE_PX, WIDTH, CLASSES = 16, 12, 7
-
-
-@pytest.fixture(scope="session")
-def roadsigns(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The road-sign ViT as an artifact; read only."""
-    path = tmp_path_factory.mktemp("roadsigns") / "roadsigns.gain.onnx"
-    half = (0.5, 0.5, 0.5)
-    spec = PreprocessOverrides(
-        img_size=(64, 64), mean=half, std=half, crop_fraction=1.0, interpolation="bicubic"
-    )
-    export_onnx(
-        ROADSIGNS / "roadsigns.onnx",
-        output=path,
-        labels=ROADSIGNS / "labels.txt",
-        preprocess=spec,
-    )
-    return path
 
 
 @pytest.fixture(scope="session")
