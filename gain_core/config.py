@@ -20,6 +20,7 @@ __all__ += ["make_method"]
 Config: TypeAlias = ShiftConfig | PaperConfig
 
 _CONFIGS: dict[str, type[Config]] = {"shift": ShiftConfig, "paper": PaperConfig}
+_KINDS = {bool: "true or false", float: "a number", tuple: "a list of two numbers"}
 
 # `paper` is Algorithm 1 read literally. The paper leaves eps_Sigma, eps_p and whether features are
 # normalised open; `paper-l2` is the same on unit-length features, with a large eps_Sigma.
@@ -60,7 +61,7 @@ def config_from_dict(record: Mapping[str, Any], /) -> Config:
     Raises
     ------
     ConfigError
-        If the method or a key is unknown, or a value is out of its range.
+        If the method or a key is unknown, or a value is of another type or out of its range.
     """
     values = dict(record)
     name = values.pop("method", None)
@@ -70,15 +71,30 @@ def config_from_dict(record: Mapping[str, Any], /) -> Config:
             "it was written by another version, so make the file again"
         )
     kind = _CONFIGS[name]
-    known = {item.name for item in fields(kind)}
-    if unknown := sorted(set(values) - known):
+    known = {item.name: item.default for item in fields(kind)}
+    if unknown := sorted(set(values) - set(known)):
         raise ConfigError(
             f"config: unknown key {', '.join(unknown)}; known keys are {', '.join(sorted(known))}"
         )
-    try:
-        return kind(**values)
-    except TypeError as err:
-        raise ConfigError(f"config: a value is of the wrong type ({err})") from err
+    for key, value in values.items():
+        if not _is_alike(value, known[key]):
+            raise ConfigError(
+                f"config: {key}: expected {_KINDS[type(known[key])]}, got {value!r}; "
+                "correct it where it is set, or make the file again"
+            )
+    return kind(**values)
+
+
+def _is_alike(value: Any, default: Any) -> bool:
+    """Whether a value read from JSON is of the default's type: a bool is no number."""
+    if isinstance(default, tuple):
+        return (
+            isinstance(value, (list, tuple))
+            and len(value) == len(default)
+            and all(map(_is_alike, value, default))
+        )
+    kinds = (float, int) if isinstance(default, float) else type(default)
+    return isinstance(value, kinds) and isinstance(value, bool) == isinstance(default, bool)
 
 
 def make_method(

@@ -16,6 +16,7 @@ __all__ = [
     "NumericsError",
     "ParityError",
     "StreamError",
+    "one_line",
 ]
 
 
@@ -53,3 +54,8 @@ class BackendUnavailableError(GainError, ImportError):
 
 class StreamError(GainError, OSError):
     """A frame source cannot be opened or lost its signal, or a sink cannot be written."""
+
+
+def one_line(err: BaseException | None, /) -> str:
+    """What an error says, without line breaks; of one that says nothing, its type."""
+    return " ".join(str(err).split()) or type(err).__name__

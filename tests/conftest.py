@@ -6,22 +6,21 @@ import functools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tiny_manifest import write_manifest
 
-from gain_export import write
-from gain_runtime.files.artifact import write_metadata
-from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
+from gain_export import PreprocessOverrides, export_onnx, write
 
+ROADSIGNS = Path(__file__).resolve().parents[1] / "models" / "roadsigns"
 LABELS = ("apple", "crème brûlée", "cassis", "date", "elderberry")
 NUM_CLASSES, FEATURE_DIM, SIZE_PX = len(LABELS), 16, 16
 
@@ -100,22 +99,7 @@ def write_tiny_artifact(path: Path, *, nan_on_black: bool = False, seed: int = 0
         [numpy_helper.from_array(array.astype(np.float32), n) for n, array in weights.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    manifest = Manifest(
-        source="tiny",
-        weights_sha256="0" * 64,
-        input_name="pixel_values",
-        features_name="features",
-        logits_name="logits",
-        num_classes=NUM_CLASSES,
-        feature_dim=FEATURE_DIM,
-        labels=LABELS,
-        head=HeadLocation(weight="head.weight", layout="KD", bias="head.bias"),
-        preprocess=Preprocess(
-            height_px=SIZE_PX, width_px=SIZE_PX, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
-        ),
-        tool_versions={"onnx": onnx.__version__},
-    )
-    write_metadata(model, manifest)
+    write_manifest(model, LABELS)
     path.write_bytes(model.SerializeToString())
     return path
 
@@ -135,6 +119,24 @@ def artifact_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_artifact_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same shapes, other weights."""
     return write_tiny_artifact(tmp_path_factory.mktemp("artifact") / "other.onnx", seed=1)
+
+
+@pytest.fixture(scope="session")
+def roadsigns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped ViT of 53 classes and 64 x 64 px, as the demo exports it; read only."""
+    output = tmp_path_factory.mktemp("roadsigns") / "roadsigns.gain.onnx"
+    half = (0.5, 0.5, 0.5)
+    spec = PreprocessOverrides(
+        img_size=(64, 64),
+        mean=half,
+        std=half,
+        crop_fraction=1.0,
+        crop_mode="squash",
+        interpolation="bicubic",
+    )
+    labels = ROADSIGNS / "labels.txt"
+    export_onnx(ROADSIGNS / "roadsigns.onnx", output=output, labels=labels, preprocess=spec)
+    return output
 
 
 @contextmanager
@@ -157,10 +159,36 @@ def answering() -> Callable[..., AbstractContextManager[str]]:
     return http_server
 
 
+PART = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
+
+
+def mjpeg_handler(
+    pictures: Callable[[], Iterable[bytes]], *, dies: bool = False
+) -> type[BaseHTTPRequestHandler]:
+    """Sends these JPEGs as an MJPEG stream; one that `dies` breaks off in the picture after."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+            self.end_headers()
+            with suppress(OSError):
+                for jpeg in pictures():
+                    self.wfile.write(PART % len(jpeg) + jpeg + b"\r\n")
+                if dies:
+                    self.wfile.write(PART % 5000 + b"\xff\xd8")
+
+    return Handler
+
+
+@pytest.fixture
+def mjpeg() -> Callable[..., type[BaseHTTPRequestHandler]]:
+    """`mjpeg_handler`, for tests in other files."""
+    return mjpeg_handler
+
+
 class NetworkCamera:
     """A network camera (MJPEG over HTTP) at a fixed port that can go away and come back."""
-
-    part = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
 
     def __init__(self) -> None:
         with socket.socket() as free:
@@ -170,28 +198,17 @@ class NetworkCamera:
         self._server: AbstractContextManager[str] | None = None
 
     def appear(self) -> None:
-        gone, part = threading.Event(), self.part
+        self._gone = gone = threading.Event()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
-                self.end_headers()
-                shade = 0
-                try:
-                    while not gone.wait(0.02):
-                        shade = (shade + 7) % 200
-                        image = np.full((48, 64, 3), shade, dtype=np.uint8)
-                        image[10:20, shade % 50 : shade % 50 + 10] = 255
-                        jpeg = cv2.imencode(".jpg", image)[1].tobytes()
-                        self.wfile.write(part % len(jpeg) + jpeg + b"\r\n")
-                    # Dies in mid-picture.
-                    self.wfile.write(part % 5000 + b"\xff\xd8")
-                except OSError:
-                    return
+        def moving() -> Iterator[bytes]:
+            shade = 0
+            while not gone.wait(0.02):
+                shade = (shade + 7) % 200
+                image = np.full((48, 64, 3), shade, dtype=np.uint8)
+                image[10:20, shade % 50 : shade % 50 + 10] = 255
+                yield cv2.imencode(".jpg", image)[1].tobytes()
 
-        self._gone = gone
-        self._server = http_server(Handler, self.port)
+        self._server = http_server(mjpeg_handler(moving, dies=True), self.port)
         self._server.__enter__()
 
     def vanish(self) -> None:

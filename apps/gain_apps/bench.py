@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from gain_apps.benchmarking.config import SETTINGS, BenchConfig
@@ -22,8 +20,9 @@ from gain_apps.flags import (
     add_removed,
     add_set_flag,
     settings_text,
+    write_json_lines,
 )
-from gain_core.errors import GainError
+from gain_core.errors import GainError, one_line
 
 __all__ = ["build_parser", "main"]
 
@@ -129,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GainError as err:
         if debug:
             traceback.print_exc()
-        print(f"gain-bench: error: {' '.join(str(err).split())}", file=sys.stderr)
+        print(f"gain-bench: error: {one_line(err)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("gain-bench: interrupted", file=sys.stderr)
@@ -142,7 +141,6 @@ def _run(flags: dict[str, Any], *, command: str, debug: bool) -> int:
     from rich.console import Console
 
     from gain_apps.benchmarking.run import print_benchmark, run_benchmark
-    from gain_apps.evaluation.results import write_results
     from gain_apps.streaming.summary import ConsoleHandler
     from gain_apps.system import logging_to
 
@@ -153,10 +151,8 @@ def _run(flags: dict[str, Any], *, command: str, debug: bool) -> int:
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     with logging_to(handler, logging.DEBUG if debug else logging.INFO):
         result = run_benchmark(config, command=command, on_batch=on_batch)
-    if config.json == STDOUT:
-        print(json.dumps(result, allow_nan=False))
-    elif config.json is not None:
-        write_results(Path(config.json), result)
+    if config.json is not None:
+        write_json_lines(config.json, [result])
     print_benchmark(result, console if config.json == STDOUT else Console())
     return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import shlex
 import sys
@@ -30,7 +29,7 @@ from gain_apps.flags import (
     settings_text,
     write_json_lines,
 )
-from gain_core.errors import ConfigError, GainError
+from gain_core.errors import ConfigError, GainError, one_line
 from gain_runtime.files.paths import is_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -285,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GainError as err:
         if "--debug" in given:
             traceback.print_exc()
-        print(f"gain-eval: error: {' '.join(str(err).split())}", file=sys.stderr)
+        print(f"gain-eval: error: {one_line(err)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("gain-eval: interrupted", file=sys.stderr)
@@ -336,7 +335,7 @@ def _evaluate(args: argparse.Namespace, given: Sequence[str]) -> int:
             on_task=progress.start,
         )
     if args.json == STDOUT:
-        print(json.dumps(results, allow_nan=False))
+        write_json_lines(STDOUT, [results])
     print_results(results, console if args.json == STDOUT else Console())
     if args.report is not None:
         _write_report(args.report, results)

@@ -108,10 +108,11 @@ def check_json_target(path: str | None, /, *, other_than: str | Path | None = No
     ------
     ConfigError
     """
+    from gain_apps.system import closed_stream
     from gain_runtime.files.paths import is_folder, resolved
 
     if path == STDOUT and sys.stdout is None:
-        raise ConfigError("--json -: standard output is closed; name a file, or do not close it")
+        raise closed_stream(1, wanted_by="--json -")
     if path in (None, STDOUT):
         return
     place = Path(str(path))

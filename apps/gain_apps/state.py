@@ -14,7 +14,7 @@ import numpy as np
 
 from gain_apps.flags import STDOUT, add_json_flag, check_json_target, write_json_lines
 from gain_core import __version__, config_from_dict, make_method
-from gain_core.errors import ArtifactError, ConfigError, GainError
+from gain_core.errors import ArtifactError, ConfigError, GainError, one_line
 
 if TYPE_CHECKING:
     from gain_core import Method
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GainError as err:
         if args.debug:
             traceback.print_exc()
-        print(f"gain-state: {' '.join(str(err).split())}", file=sys.stderr)
+        print(f"gain-state: {one_line(err)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("gain-state: interrupted", file=sys.stderr)

@@ -23,14 +23,9 @@ from gain_apps.flags import (
     write_json_lines,
 )
 from gain_apps.streaming.settings import SETTINGS
-from gain_apps.system import (
-    finish_output,
-    open_missing_streams,
-    refuse_closed,
-    say,
-)
+from gain_apps.system import closed_stream, finish_output, open_missing_streams, say
 from gain_core import PRESETS, UPDATE_EVERY
-from gain_core.errors import ConfigError, GainError
+from gain_core.errors import ConfigError, GainError, one_line
 
 __all__ = ["build_parser", "main"]
 
@@ -256,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GainError as err:
         if flags.get("debug", False):
             traceback.print_exc()
-        say(f"gain-stream: error: {_one_line(err)}")
+        say(f"gain-stream: error: {one_line(err)}")
         status = int(getattr(err, "exit_status", 1))
         with suppress(GainError):
             finish_output()
@@ -288,8 +283,8 @@ def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) ->
             (settings.get("jsonl") == STDOUT, 1, "--jsonl -"),
             (settings.get("input") == STDOUT, 0, "INPUT -"),
         ):
-            if wanted:
-                refuse_closed(closed, number, wanted_by=name)
+            if wanted and number in closed:
+                raise closed_stream(number, wanted_by=name)
         plan = plan_streams(settings)
     except ConfigError as err:
         raise SettingsError(err) from err
@@ -349,11 +344,6 @@ def _reporter(
             write_json_lines(target, records[-1:] if target == STDOUT else records)
 
     return report
-
-
-def _one_line(err: GainError) -> str:
-    """The message without line breaks."""
-    return " ".join(str(err).split())
 
 
 if __name__ == "__main__":

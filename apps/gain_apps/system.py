@@ -20,6 +20,7 @@ from gain_runtime.sources.uri import redact, redact_to_host
 
 __all__ = [
     "ThermalWatch",
+    "closed_stream",
     "fill_in",
     "find_secret",
     "finish_output",
@@ -31,7 +32,6 @@ __all__ = [
     "read_number",
     "read_numbers",
     "read_text",
-    "refuse_closed",
     "say",
     "watchdog_interval_s",
     "whole_number",
@@ -267,12 +267,11 @@ def open_missing_streams() -> frozenset[int]:
     return frozenset(closed)
 
 
-def refuse_closed(closed: frozenset[int], number: int, /, *, wanted_by: str) -> None:
-    """Raise ConfigError where a stream is wanted that was closed."""
-    if number in closed:
-        raise ConfigError(
-            f"{wanted_by}: {NAMES[number]} is closed; leave that out, or do not close it"
-        )
+def closed_stream(number: int, /, *, wanted_by: str) -> ConfigError:
+    """The error where a standard stream is wanted that was closed."""
+    return ConfigError(
+        f"{wanted_by}: {NAMES[number]} is closed; name a file instead, or do not close it"
+    )
 
 
 def say(line: str, /) -> None:
@@ -290,7 +289,7 @@ def write_result(line: str, /) -> None:
         As `finish_output`.
     """
     try:
-        print(line)
+        print(line, flush=True)
     except BrokenPipeError:
         _drop_output()
     except OSError as err:

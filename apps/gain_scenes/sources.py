@@ -63,6 +63,11 @@ class LiveSource(Closing):
         """As the other source counts them."""
         return self._source.skipped
 
+    @property
+    def reconnects(self) -> int:
+        """Times the other source's signal came back."""
+        return int(getattr(self._source, "reconnects", 0))
+
     def __iter__(self) -> Iterator[Frame]:
         due_s = time.monotonic()
         for frame in self._source:
@@ -197,6 +202,11 @@ class CorruptingSource(Closing):
     def skipped(self) -> int:
         """Frames that could not be decoded or corrupted so far."""
         return self._source.skipped + self._skipped
+
+    @property
+    def reconnects(self) -> int:
+        """Times the inner source's signal came back."""
+        return int(getattr(self._source, "reconnects", 0))
 
     def __iter__(self) -> Iterator[Frame]:
         for frame in self._source:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core._optional import require
-from gain_core.errors import ArtifactError, ConfigError
+from gain_core.errors import ArtifactError, ConfigError, one_line
 from gain_export import trace
 from gain_export.aliases import Alias, load_aliases
 from gain_export.classifier import Classifier, write_classifier
@@ -89,10 +89,7 @@ def create_pretrained(tag: str, /, **settings: Any) -> Any:
         with _hub_offline(offline):
             return timm.create_model(tag, pretrained=True, **settings)
     except _hub_errors() as err:
-        if offline:
-            reason = unreachable or "HF_HUB_OFFLINE is set"
-        else:
-            reason = " ".join(str(err).split()) or type(err).__name__
+        reason = (unreachable or "HF_HUB_OFFLINE is set") if offline else one_line(err)
         name = timm.get_pretrained_cfg(tag).hf_hub_id or f"timm/{tag}"
         page = f"{hub_constants.ENDPOINT}/{name}"
         raise ArtifactError(
@@ -450,7 +447,7 @@ def _run(model: Any, pixel_values: Floats, *, height_px: int, width_px: int) -> 
             found = torch.cat(logits)
     except (RuntimeError, AssertionError, TypeError, ValueError) as err:
         raise ConfigError(
-            f"{kind}: cannot be run at {width_px} x {height_px} px ({trace.one_line(err)}); "
+            f"{kind}: cannot be run at {width_px} x {height_px} px ({trace.cause_line(err)}); "
             "give the --img-size it was made for"
         ) from err
     if found.ndim != 2:

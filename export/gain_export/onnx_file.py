@@ -10,7 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import external_data_helper, inliner, version_converter
 
-from gain_core.errors import ArtifactError
+from gain_core.errors import ArtifactError, one_line
 from gain_export.graph import all_nodes
 from gain_runtime.files.artifact import refuse_broken_text
 from gain_runtime.files.manifest import PREFIX
@@ -253,7 +253,7 @@ def raise_opset(model: onnx.ModelProto, /, *, path: str) -> onnx.ModelProto:
             return _relabelled(model, MIN_OPSET)
         raise ArtifactError(
             f"{path}: expected opset {MIN_OPSET} to {MAX_OPSET}, got {opset}, and it cannot be "
-            f"converted ({_one_line(err)[:300]}); export it again with opset_version={MAX_OPSET}"
+            f"converted ({one_line(err)[:300]}); export it again with opset_version={MAX_OPSET}"
         ) from err
     logger.info("%s: converted from opset %d to %d", path, opset, MIN_OPSET)
     if any(node.op_type == "Sqrt" for node in converted.graph.node):
@@ -300,7 +300,7 @@ def lower_opset(model: onnx.ModelProto, opset: int, /, *, path: str) -> onnx.Mod
         try:
             model = _spelt_out(model, sorted(unknown))
         except (TypeError, *_CONVERTER_ERRORS) as err:
-            logger.debug("%s: %s", path, _one_line(err))
+            logger.debug("%s: %s", path, one_line(err))
     _write_as_before(model, opset)
     changed = _changed_operators(model, opset)
     if changed:
@@ -379,7 +379,3 @@ def _relabelled(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         if item.domain in _STANDARD:
             item.version = opset
     return model
-
-
-def _one_line(err: Exception) -> str:
-    return " ".join(str(err).split())

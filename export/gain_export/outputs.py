@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 
-from gain_core.errors import ArtifactError, ConfigError, EngineError
+from gain_core.errors import ArtifactError, ConfigError, EngineError, one_line
 from gain_export.graph import Graph, attribute, open_native
 from gain_runtime.sessions.onnx import NATIVE_ERRORS
 
@@ -170,7 +170,7 @@ def run_values(
         ]
         found = session.run(wanted, {session.get_inputs()[0].name: pixel_values})
     except NATIVE_ERRORS as err:
-        reason = " ".join(str(err).split())
+        reason = one_line(err)
         raise EngineError(f"ONNX Runtime cannot run the prepared graph ({reason[:300]})") from err
     return {name: np.asarray(value) for name, value in zip(wanted, found, strict=True)}
 

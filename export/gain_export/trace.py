@@ -21,7 +21,7 @@ from gain_export.surgery import LOGITS
 torch = require("torch", extra="export")
 timm_layers = require("timm.layers", extra="export")
 
-__all__ = ["decomposed_attention", "one_line", "quiet", "trace"]
+__all__ = ["cause_line", "decomposed_attention", "quiet", "trace"]
 
 logger = logging.getLogger(__name__)
 
@@ -112,14 +112,14 @@ def trace(model: Any, /, *, height_px: int, width_px: int, opset: int) -> onnx.M
             traced = _traced(model, size, opset=least, batch=_TRACED_BATCH)
             free = bool(traced.graph.input[0].type.tensor_type.shape.dim[0].dim_param)
         except _TRACE_ERRORS as err:
-            logger.info("%s: traced for batches of one (%s)", type(model).__name__, one_line(err))
+            logger.info("%s: traced for batches of one (%s)", type(model).__name__, cause_line(err))
             free = False
         if not free:
             traced = _traced(model, size, opset=least, batch=None)
     except _TRACE_ERRORS as err:
         raise EngineError(
             f"{type(model).__name__}: torch {torch.__version__} cannot trace it "
-            f"({one_line(err)}); update torch and onnxscript or choose another model"
+            f"({cause_line(err)}); update torch and onnxscript or choose another model"
         ) from err
     if opset < _LOWEST_TRACED_OPSET:
         traced = lower_opset(traced, opset, path=type(model).__name__)
@@ -155,7 +155,7 @@ def _traced(model: Any, size: tuple[int, int], *, opset: int, batch: int | None)
     return traced
 
 
-def one_line(err: Exception, /) -> str:
+def cause_line(err: Exception, /) -> str:
     """The first line of the innermost cause, without a terminal's colours."""
     while err.__cause__ is not None and isinstance(err.__cause__, Exception):
         err = err.__cause__

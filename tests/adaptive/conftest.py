@@ -13,12 +13,12 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tiny_manifest import write_manifest
 
 from gain_core import Config
 from gain_core.records import arrays_of
 from gain_export.adaptive import add_adaptation
-from gain_runtime.files.artifact import write_metadata
-from gain_runtime.files.manifest import Fitness, HeadLocation, Manifest, Preprocess
+from gain_runtime.files.manifest import Fitness, HeadLocation, Preprocess
 from gain_runtime.preprocess import preprocess_batch
 
 SIZE_PX = 8
@@ -107,22 +107,9 @@ def write_artifact(
     if logits_only:
         del graph.output[0]
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    manifest = Manifest(
-        source="tiny",
-        weights_sha256="0" * 64,
-        input_name="pixel_values",
-        features_name=None if logits_only else "features",
-        logits_name="logits",
-        num_classes=K,
-        feature_dim=None if logits_only else D,
-        labels=tuple(f"class {k}" for k in range(K)),
-        head=None if logits_only else HeadLocation(weight="head.weight", layout=layout, bias=None),
-        preprocess=Preprocess(
-            height_px=SIZE_PX, width_px=SIZE_PX, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)
-        ),
-        fitness=fitness,
-    )
-    write_metadata(model, manifest)
+    head = None if logits_only else HeadLocation(weight="head.weight", layout=layout, bias=None)
+    labels = [f"class {k}" for k in range(K)]
+    write_manifest(model, labels, head=head, std=(0.25, 0.25, 0.25), fitness=fitness)
     path.write_bytes(model.SerializeToString())
     return path
 

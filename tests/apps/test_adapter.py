@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 import pytest
+from eager_adapter import eager
 from safetensors.numpy import load_file
 
 from gain_core import PRESETS, Config, Gain, ShiftConfig
 from gain_core.errors import NumericsError
-from gain_runtime.adapter import STAGES, Adapter
-from gain_runtime.engine import NetworkEngine
+from gain_runtime.adapter import STAGES
 from gain_runtime.preprocess import preprocess_batch
-from gain_runtime.sessions.session import Session, open_session
+from gain_runtime.sessions.session import open_session
 
 CONFIG = ShiftConfig()
 PRESET_CONFIGS = [pytest.param(config, id=name) for name, config in PRESETS.items()]
-
-
-def eager(session: Session, config: Config, *, update_every: int = 1, **more: Any) -> Adapter:
-    """An adapter whose first update does not wait."""
-    engine = NetworkEngine(session, config, update_every=update_every, warmup_frames=1)
-    return Adapter(engine, **more)
 
 
 def photos(count: int) -> list[np.ndarray]:

@@ -253,7 +253,7 @@ def test_summaries_go_into_the_file_that_json_names(artifact_path: Path, tmp_pat
     assert "--json: no/such/s.json: no such folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [export, evaluate], ids=["export", "eval"])
+@pytest.mark.parametrize("command", [export, evaluate, bench], ids=["export", "eval", "bench"])
 def test_a_result_that_nobody_can_read_is_refused_before_any_work(
     command, artifact_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
@@ -261,4 +261,4 @@ def test_a_result_that_nobody_can_read_is_refused_before_any_work(
     given = ["--calibrate", str(tmp_path)] if command is export else [str(tmp_path)]
     assert command.main([str(artifact_path), *given, "--json", "-"]) == 1
     message = " ".join(capsys.readouterr().err.split())
-    assert "--json -: standard output is closed; name a file" in message
+    assert "--json -: standard output is closed; name a file instead" in message

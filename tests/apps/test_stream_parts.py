@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from gain_apps.streaming.config import StreamConfig
-from gain_apps.streaming.input import _dressed
+from gain_apps.streaming.input import TruthSource, _dressed
 from gain_apps.streaming.loop import StreamLoop, rank
 from gain_apps.streaming.outputs import Outputs
 from gain_apps.streaming.run import _actions
@@ -28,7 +30,10 @@ from gain_apps.streaming.summary import (
 from gain_core.errors import ConfigError, StreamError
 from gain_core.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from gain_runtime.frames import Frame, FrameResult, Ranked, SourceInfo
+from gain_runtime.sources.opening import open_source
 from gain_runtime.sources.reader import FrameReader
+from gain_runtime.sources.reconnecting import ReconnectingSource
+from gain_scenes.sources import CorruptingSource, LiveSource, parse_schedule
 
 
 def make_result(index: int = 0, *, timestamp_ns: int = 0) -> FrameResult:
@@ -166,6 +171,18 @@ def test_ties_go_to_the_lowest_index() -> None:
     probs = np.array([0.1, 0.3, 0.3, 0.3], dtype=np.float32)
     top = rank(probs, ("a", "b", "c", "d"), top_k=3)
     assert [(item.index, item.label) for item in top] == [(1, "b"), (2, "c"), (3, "d")]
+
+
+def test_a_wrapped_source_tells_how_often_the_signal_came_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gain_runtime.sources.reconnecting.FIRST_PAUSE_S", 0.02)
+    uri = "test://pattern?width=64&height=48&frames=3"
+    camera = ReconnectingSource(lambda: open_source(uri), patience_s=math.inf)
+    noisy = CorruptingSource(TruthSource(camera), parse_schedule("gaussian_noise:1"))
+    with LiveSource(noisy) as source:
+        indices = [frame.index for frame in islice(source, 7)]
+        assert (indices, source.reconnects) == ([*range(7)], 2)
 
 
 def test_a_live_source_refuses_batches() -> None:

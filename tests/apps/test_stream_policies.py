@@ -9,14 +9,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+from eager_adapter import eager
 
 from gain_apps.stream import main
 from gain_apps.streaming.backpressure import Backpressure
@@ -24,22 +23,16 @@ from gain_apps.streaming.loop import StreamLoop
 from gain_apps.streaming.outputs import Outputs
 from gain_apps.streaming.stopping import HUNG_STATUS, StopRequest, Watchdog
 from gain_apps.streaming.summary import RunRecord
-from gain_core import Config, preset
+from gain_core import preset
 from gain_core.errors import StreamError
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adapter import Adapter
-from gain_runtime.engine import AdaptiveEngine, NetworkEngine
+from gain_runtime.engine import AdaptiveEngine
 from gain_runtime.files.adaptive import load_adaptive
 from gain_runtime.frames import Frame, FrameHealth, FrameResult, SourceInfo
-from gain_runtime.sessions.session import Session, open_adaptive_session, open_session
+from gain_runtime.sessions.session import open_adaptive_session, open_session
 from gain_runtime.sources.reader import FrameReader
 from gain_runtime.sources.reconnecting import SignalLostError
-
-
-def eager(session: Session, config: Config, *, update_every: int = 1, **more: Any) -> Adapter:
-    """An adapter whose first update does not wait."""
-    engine = NetworkEngine(session, config, update_every=update_every, warmup_frames=1)
-    return Adapter(engine, **more)
 
 
 class ListSource:
@@ -285,25 +278,14 @@ def test_a_beating_watchdog_ends_nothing_and_a_silent_one_ends_the_process(
 
 
 def test_a_live_run_loses_its_camera_for_good(
-    answering, artifact_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answering, mjpeg, artifact_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = cv2.resize(noise(0), (64, 48), interpolation=cv2.INTER_CUBIC)
-    image = cv2.imencode(".jpg", picture)[1].tobytes()
-    part = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n" % len(image)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
-            self.end_headers()
-            for _ in range(12):
-                self.wfile.write(part + image + b"\r\n")
-            # It is gone for whoever asks again.
-            Handler.do_GET = lambda self: self.send_error(404)  # type: ignore[method-assign]
-
+    # It has nothing for whoever asks again.
+    jpegs = iter([cv2.imencode(".jpg", picture)[1].tobytes()] * 12)
     rows = tmp_path / "rows.jsonl"
     more = [f"--model={artifact_path}", f"--jsonl={rows}", "--set=reconnect=0.2", "--json=-"]
-    with answering(Handler) as host:
+    with answering(mjpeg(lambda: jpegs)) as host:
         status = main([f"http://joe:secret@{host}/", *more])
     captured = capsys.readouterr()
     assert status == 3, captured.err

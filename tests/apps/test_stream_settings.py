@@ -90,7 +90,7 @@ def test_a_malformed_file_is_refused(tmp_path: Path, text: str, expected: str) -
     ("text", "expected"),
     [
         pytest.param("kappa = 3", "unknown key kappa", id="unknown"),
-        pytest.param('half_life = "long"', "a value is of the wrong type", id="type"),
+        pytest.param('half_life = "long"', "half_life: expected a number, got 'long'", id="type"),
         pytest.param("half_life = 0", "half_life: expected a finite number > 0", id="range"),
         pytest.param("iid_ratio = [0.9, 0.5]", "iid_ratio: expected two rising", id="pair"),
     ],

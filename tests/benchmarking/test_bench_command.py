@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,14 @@ def test_json_on_stdout_says_everything(artifact_path, capsys):
     ratio = result["adapted_over_frozen"]["throughput_ratio"]
     assert ratio == pytest.approx(rates[1] / rates[0], rel=1e-3)
     assert result["device"]["cores"] >= 1
+
+
+def test_a_disk_that_is_full_is_one_line(artifact_path, capsys, monkeypatch):
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        status, _, err = run(capsys, artifact_path, PATTERN, *SMALL, "--json=-")
+    assert status == 1
+    assert err.splitlines()[-1].startswith("gain-bench: error: standard output: cannot be written")
 
 
 def test_json_file_and_a_table_on_stdout(artifact_path, tmp_path, capsys):

@@ -108,6 +108,28 @@ def test_what_no_block_confirms_fades_and_the_source_answers():
     assert_array_equal(result.log_probs, result.source_log_probs)
 
 
+def test_what_the_source_gives_to_one_class_confirms_nothing_though_corrected_labels_spread():
+    """The logits of one class rise: as far as was learned, then until they win nearly always."""
+    rng, gain = np.random.default_rng(0), Gain(K, skewness=(0.0, 0.5))
+
+    def frames(risen: float, count: int) -> np.ndarray:
+        logits = 6.0 * np.eye(K)[rng.integers(0, K, count)] + rng.normal(size=(count, K))
+        logits[:, 0] += risen
+        for start in range(0, count, 16):
+            gain.step(None, logits[start : start + 16].astype(np.float32))
+        return logits
+
+    frames(5.0, 640)
+    before = gain.state
+    logits = frames(8.0, 320)
+    corrected = logits - logits.mean(axis=1, keepdims=True) - before.shift
+    shares = [np.bincount(each.argmax(axis=1), minlength=K) / 320 for each in (logits, corrected)]
+    assert shares[0][0] > 0.9
+    assert np.sum(shares[1] ** 2) < 1.0 / gain.config.min_classes
+    assert 0.0 < gain.state.draws[-1] < before.draws[-1]
+    assert gain.state.unconfirmed > before.unconfirmed + 1.0
+
+
 def test_a_camera_parked_for_ten_thousand_frames():
     """One object and noise; then a mixture again, of which it learns as if new."""
     world = camera_world(K, seed=0)

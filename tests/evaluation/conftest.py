@@ -11,10 +11,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from tiny_manifest import write_manifest
 
 from gain_apps.evaluation.methods.protocol import Batch, Head
-from gain_runtime.files.artifact import write_metadata
-from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
+from gain_runtime.files.manifest import HeadLocation
 
 
 @dataclass(frozen=True)
@@ -72,25 +72,8 @@ def save_quarters(
     arrays = [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(bias, "bias")]
     graph = helper.make_graph(nodes, "quarters", [inputs], outputs, arrays)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    manifest = Manifest(
-        source="quarters",
-        weights_sha256="0" * 64,
-        input_name="pixel_values",
-        features_name="features",
-        logits_name="logits",
-        num_classes=len(labels),
-        feature_dim=12,
-        labels=tuple(labels),
-        head=HeadLocation(weight="weight", layout="KD", bias="bias"),
-        preprocess=Preprocess(
-            height_px=SIZE_PX,
-            width_px=SIZE_PX,
-            mean=(0.5,) * 3,
-            std=(0.5,) * 3,
-            crop_fraction=crop,
-        ),
-    )
-    write_metadata(model, manifest)
+    head = HeadLocation(weight="weight", layout="KD", bias="bias")
+    write_manifest(model, labels, head=head, crop_fraction=crop)
     onnx.save(model, path)
     return path
 

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from eager_adapter import eager
 
 from gain_core import preset as named
 from gain_runtime.adapter import Adapter
-from gain_runtime.engine import NetworkEngine
 from gain_runtime.sessions.session import open_session
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -26,7 +26,7 @@ def make_adapter(artifact_path: Path) -> Iterator[Callable[..., Adapter]]:
 
     def make(path: Path = artifact_path, /, *, preset: str = "shift") -> Adapter:
         sessions.append(open_session(path, num_threads=1))
-        return Adapter(NetworkEngine(sessions[-1], named(preset), update_every=1, warmup_frames=1))
+        return eager(sessions[-1], named(preset))
 
     yield make
     for session in sessions:

@@ -10,32 +10,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from tiny_manifest import write_manifest
 
-from gain_export import PreprocessOverrides, export_onnx
 from gain_export.precision import PrecisionReport, convert_precision
-from gain_runtime.files.artifact import write_metadata
-from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
 from gain_scenes.roadsigns.sample import render_labelled
 
-ROADSIGNS = Path(__file__).resolve().parents[2] / "models" / "roadsigns"
 SIZE_PX, WIDTH, CLASSES = 16, 12, 7
-
-
-@pytest.fixture(scope="session")
-def roadsigns(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The road-sign ViT as an artifact; read only."""
-    path = tmp_path_factory.mktemp("roadsigns") / "roadsigns.gain.onnx"
-    half = (0.5, 0.5, 0.5)
-    spec = PreprocessOverrides(
-        img_size=(64, 64), mean=half, std=half, crop_fraction=1.0, interpolation="bicubic"
-    )
-    export_onnx(
-        ROADSIGNS / "roadsigns.onnx",
-        output=path,
-        labels=ROADSIGNS / "labels.txt",
-        preprocess=spec,
-    )
-    return path
 
 
 @pytest.fixture(scope="session")
@@ -113,20 +93,7 @@ def conv_artifact(tmp_path: Path) -> Callable[..., Path]:
     def write(scale: float = 1.0) -> Path:
         model = conv_net(scale)
         model.metadata_props.add(key="author", value="tests")
-        half = (0.5, 0.5, 0.5)
-        manifest = Manifest(
-            source="conv",
-            weights_sha256="0" * 64,
-            input_name="pixel_values",
-            features_name="features",
-            logits_name="logits",
-            num_classes=CLASSES,
-            feature_dim=WIDTH,
-            labels=tuple(f"class {k}" for k in range(CLASSES)),
-            head=HeadLocation(weight="head.weight", layout="KD", bias="head.bias"),
-            preprocess=Preprocess(height_px=SIZE_PX, width_px=SIZE_PX, mean=half, std=half),
-        )
-        write_metadata(model, manifest)
+        write_manifest(model, [f"class {k}" for k in range(CLASSES)])
         path = tmp_path / "conv.gain.onnx"
         path.write_bytes(model.SerializeToString())
         return path

@@ -11,9 +11,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tiny_manifest import write_manifest
 
 from gain_runtime.files.artifact import write_metadata
-from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
+from gain_runtime.files.manifest import HeadLocation, Manifest
 
 NUM_CLASSES, FEATURE_DIM, SIZE_PX = 5, 7, 16
 
@@ -98,23 +99,14 @@ def build_tiny_model(
         initializers,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    manifest = Manifest(
-        source="tiny",
-        weights_sha256="0" * 64,
-        input_name="pixel_values",
-        features_name="features",
-        logits_name="logits",
-        num_classes=NUM_CLASSES,
-        feature_dim=FEATURE_DIM,
-        labels=("apfel", "birne", "cassis", "dattel", "erdbeere, süß"),
+    manifest = write_manifest(
+        model,
+        ("apfel", "birne", "cassis", "dattel", "erdbeere, süß"),
         head=HeadLocation(weight="head.weight", layout=layout, bias="head.bias" if bias else None),
-        preprocess=Preprocess(
-            height_px=SIZE_PX, width_px=SIZE_PX, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3)
-        ),
-        tool_versions={"onnx": onnx.__version__},
+        mean=(0.5, 0.4, 0.3),
+        std=(0.2, 0.25, 0.3),
         verification={"max_abs_difference": 0.0},
     )
-    write_metadata(model, manifest)
     return TinyModel(model=model, manifest=manifest, patches=patches, weight=weight, bias=offset)
 
 

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
+from eager_adapter import eager
 
-from gain_core import Config, ShiftConfig
+from gain_core import ShiftConfig
 from gain_core.errors import ArrayError, ConfigError
 from gain_runtime import preprocess as one_by_one
-from gain_runtime.adapter import Adapter
-from gain_runtime.engine import NetworkEngine
 from gain_runtime.files.manifest import Preprocess
 from gain_runtime.preprocess import BatchPreprocessor, preprocess_batch
 from gain_runtime.sessions.onnx import OnnxSession
-from gain_runtime.sessions.session import Session
 
 SPEC = Preprocess(height_px=40, width_px=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
 MEET_S = 20.0
-
-
-def eager(session: Session, config: Config, *, update_every: int = 1, **more: Any) -> Adapter:
-    """An adapter whose first update does not wait."""
-    engine = NetworkEngine(session, config, update_every=update_every, warmup_frames=1)
-    return Adapter(engine, **more)
 
 
 def frames(count: int) -> list[np.ndarray]:
@@ -114,16 +105,10 @@ def test_adapter_has_the_threads_it_was_given_until_it_is_closed(tiny_artifact):
         alone = eager(session, ShiftConfig())
         expected = alone.step(images)
         assert threads() == []
-        with Adapter(
-            NetworkEngine(session, ShiftConfig(), update_every=1, warmup_frames=1),
-            preprocess_threads=2,
-        ) as adapter:
+        with eager(session, ShiftConfig(), preprocess_threads=2) as adapter:
             result = adapter.step(images)
             assert 1 <= len(threads()) <= 2
         assert threads() == []
         np.testing.assert_array_equal(result.probs, expected.probs)
         with pytest.raises(ConfigError, match="preprocess_threads"):
-            Adapter(
-                NetworkEngine(session, ShiftConfig(), update_every=1, warmup_frames=1),
-                preprocess_threads=0,
-            )
+            eager(session, ShiftConfig(), preprocess_threads=0)

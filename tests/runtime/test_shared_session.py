@@ -9,28 +9,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from eager_adapter import eager
 from safetensors.numpy import load_file
 
-from gain_core import Config, preset
+from gain_core import preset
 from gain_core.errors import ArrayError, ConfigError, EngineError
 from gain_runtime.adapter import Adapter
-from gain_runtime.engine import NetworkEngine
 from gain_runtime.files.artifact import Artifact
 from gain_runtime.sessions.onnx import CUDA_PROVIDER, OnnxSession
-from gain_runtime.sessions.session import Features, Session
+from gain_runtime.sessions.session import Features
 from gain_runtime.sessions.shared import SharedSession, StreamSession
 
 LONG_S = 120.0
-
-
-def eager(session: Session, config: Config, *, update_every: int = 1, **more: Any) -> Adapter:
-    """An adapter whose first update does not wait."""
-    engine = NetworkEngine(session, config, update_every=update_every, warmup_frames=1)
-    return Adapter(engine, **more)
 
 
 @pytest.fixture

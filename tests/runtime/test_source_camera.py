@@ -271,27 +271,12 @@ def test_bad_requests_are_refused(arguments: dict[str, float], named: str) -> No
         CameraRequest(**arguments)  # type: ignore[arg-type]
 
 
-def camera_of(num_frames: int) -> type[BaseHTTPRequestHandler]:
-    """Serves an MJPEG stream of so many green frames."""
+def test_a_live_http_stream_is_read_and_its_end_is_a_lost_signal(answering, mjpeg) -> None:
     green = np.zeros((48, 64, 3), dtype=np.uint8)
     green[:, :, 1] = 255
-    jpeg = cv2.imencode(".jpg", green)[1].tobytes()
-    head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(jpeg)}\r\n\r\n"
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
-            self.end_headers()
-            for _ in range(num_frames):
-                self.wfile.write(head.encode() + jpeg + b"\r\n")
-
-    return Handler
-
-
-def test_a_live_http_stream_is_read_and_its_end_is_a_lost_signal(answering) -> None:
+    jpegs = [cv2.imencode(".jpg", green)[1].tobytes()] * 12
     with (
-        answering(camera_of(12)) as host,
+        answering(mjpeg(lambda: jpegs)) as host,
         open_source(f"http://{host}/live?token=secret") as source,
     ):
         assert source.info.live
@@ -327,8 +312,8 @@ def test_a_recording_behind_a_url_is_no_live_source(answering, tmp_path: Path) -
         assert len(list(source)) == 5
 
 
-def test_a_stream_that_does_not_answer_hides_the_password(answering) -> None:
-    with answering(camera_of(0)) as host:
+def test_a_stream_that_does_not_answer_hides_the_password(answering, mjpeg) -> None:
+    with answering(mjpeg(tuple)) as host:
         pass
     with pytest.raises(StreamError, match="cannot be opened") as caught:
         open_source(f"rtsp://joe:secret@{host}/1")

@@ -133,7 +133,7 @@ def kill(deployment):
 
 
 def test_killing_replicas_loses_at_most_a_snapshot_interval(served, jpegs):
-    from gain_apps.serving import shard_of
+    from gain_apps.serve.ray_adaptation import shard_of
 
     cameras = [
         Camera(key=f"camera-{number}", jpegs=jpegs, over_websocket=number % 2 == 1)

@@ -13,17 +13,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from gain_apps.export import main as export
-from gain_apps.serving import (
-    Adaptation,
-    Front,
-    Seen,
-    ServingSettings,
-    _front,
-    api,
-    app,
-    shard_of,
-)
+from gain_apps.serve.ray_adaptation import Adaptation, Seen, ServingSettings, shard_of
+from gain_apps.serve.ray_front import Front, _front, api
+from gain_apps.serving import app
 from gain_core.errors import ArtifactError, BackendUnavailableError, ConfigError
 from gain_runtime.files.state import read_state
 
@@ -66,18 +58,6 @@ def test_without_ray_the_module_imports_and_the_application_says_what_to_install
     monkeypatch.setitem(sys.modules, "ray.serve", None)
     with pytest.raises(BackendUnavailableError, match=r"'\.\[ray\]'"):
         app(ServingSettings(artifact="a", snapshots="b"))
-
-
-@pytest.fixture(scope="module")
-def roadsigns(tmp_path_factory):
-    """The shipped network as an artifact: of its 53 classes there is something to learn."""
-    path = tmp_path_factory.mktemp("roadsigns") / "roadsigns.gain.onnx"
-    folder = CONFIG.parents[1] / "models" / "roadsigns"
-    form = "--mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --crop-pct 1 --crop-mode squash"
-    given = [folder / "roadsigns.onnx", "--output", path, "--labels", folder / "labels.txt"]
-    given += [*form.split(), "--interpolation", "bicubic"]
-    assert export([str(each) for each in given]) == 0
-    return path
 
 
 def watch(adaptation: Adaptation, key: str, frames: int, *, classes: int = 53) -> dict:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gain_apps.benchmarking.config import BenchConfig
 from gain_apps.benchmarking.stages import percentiles
 from gain_core._optional import require
-from gain_core.errors import BackendUnavailableError, EngineError, GainError
+from gain_core.errors import BackendUnavailableError, EngineError, GainError, one_line
 from gain_runtime.files.artifact import Artifact
 from gain_runtime.sessions.session import Device, open_session
 
@@ -108,7 +108,7 @@ def compare_rivals(
                 row = _measured(forward, pixel_values, rounds=rounds)
         except GainError as err:
             # The others' numbers are worth keeping; the reason stands in this one's place.
-            rows.append({"name": rival.name, "absent": " ".join(str(err).split())})
+            rows.append({"name": rival.name, "absent": one_line(err)})
             continue
         same = np.argmax(row.pop("logits"), axis=1) == np.argmax(expected, axis=1)
         agreement = 100.0 * float(np.mean(same)) if rival.same_weights else None

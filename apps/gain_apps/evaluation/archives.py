@@ -18,7 +18,7 @@ from gain_apps.evaluation.image_data import (
     files_fingerprint,
 )
 from gain_core._optional import require
-from gain_core.errors import ArtifactError, StreamError
+from gain_core.errors import ArtifactError, StreamError, one_line
 from gain_runtime.files.images import IMAGE_SUFFIXES, decode_image
 from gain_runtime.files.paths import is_file, is_folder
 
@@ -225,7 +225,7 @@ def open_dataset(root: Path, files: Sequence[Path], /, *, num_classes: int) -> I
             names = [str(path) for path in files]
             rows = library.load_dataset("parquet", data_files=names, split="train")
     except (OSError, ValueError, library.exceptions.DatasetsError) as err:
-        reason = " ".join(str(err).split())
+        reason = one_line(err)
         raise ArtifactError(f"{root}: cannot be read as a data set ({reason})") from err
     images = [name for name, kind in rows.features.items() if isinstance(kind, library.Image)]
     # Hub files of Parquet say what is an image; those without the note have the bytes in a struct.

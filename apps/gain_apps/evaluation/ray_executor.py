@@ -33,7 +33,13 @@ from gain_apps.evaluation.scores import Trace
 from gain_apps.fsspec_folder import FsspecFolder
 from gain_core import errors
 from gain_core._optional import require
-from gain_core.errors import ArtifactError, BackendUnavailableError, ConfigError, GainError
+from gain_core.errors import (
+    ArtifactError,
+    BackendUnavailableError,
+    ConfigError,
+    GainError,
+    one_line,
+)
 from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.frames import Closing
 from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER
@@ -116,7 +122,7 @@ class RayExecutor(ShardReader, Closing):
         try:
             self._ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, ValueError, RuntimeError) as err:
-            reason = " ".join(str(err).split())
+            reason = one_line(err)
             raise BackendUnavailableError(
                 f"--ray {address}: expected a running Ray cluster ({reason}); "
                 "start one with: ray start --head, or give --ray local"

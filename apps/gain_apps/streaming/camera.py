@@ -17,7 +17,7 @@ from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.run import run_stream
 from gain_apps.streaming.running import StreamHost
 from gain_apps.streaming.stopping import StopRequest
-from gain_core.errors import ConfigError, GainError, StreamError
+from gain_core.errors import ConfigError, GainError, StreamError, one_line
 from gain_runtime.sessions.shared import SharedSession
 from gain_runtime.sources.uri import parse_uri
 
@@ -229,8 +229,8 @@ class Camera:
 
     def _wait_to_restart(self, stop: StopRequest, seconds: float, attempt: int) -> None:
         """Say why, and when it begins again."""
-        logger.error("%s; starting again in %.0f s", _reason(self.failure), seconds)
-        reason = _reason(self.failure).removeprefix(f"{self._source}: ")
+        logger.error("%s; starting again in %.0f s", one_line(self.failure), seconds)
+        reason = one_line(self.failure).removeprefix(f"{self._source}: ")
         self.board.note("stream", f"failed: {reason}; starting again in {seconds:.0f} s")
         self.board.enter("failed", reason, attempt=attempt, next_try_s=time.time() + seconds)
         end_s = time.monotonic() + seconds
@@ -240,15 +240,10 @@ class Camera:
 
     def _fail(self, err: BaseException) -> None:
         """Say it now: the others may run for months."""
-        reason = _reason(err)
+        reason = one_line(err)
         if isinstance(err, GainError):
             logger.error("%s; the other cameras continue", reason)
         # Whoever reads it knows the source.
         reason = reason.removeprefix(f"{self._source}: ")
         self.board.enter("failed", reason)
         self.board.note("stream", f"failed: {reason}")
-
-
-def _reason(err: BaseException | None) -> str:
-    """What went wrong, in one line."""
-    return " ".join(str(err).split()) or type(err).__name__

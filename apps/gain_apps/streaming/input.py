@@ -57,6 +57,11 @@ class TruthSource(Closing):
         """The inner source's."""
         return self._source.skipped
 
+    @property
+    def reconnects(self) -> int:
+        """Times the inner source's signal came back."""
+        return int(getattr(self._source, "reconnects", 0))
+
     def __iter__(self) -> Iterator[Frame]:
         for frame in self._source:
             truth = self._table.get(frame.source_id)

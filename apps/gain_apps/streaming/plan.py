@@ -18,7 +18,7 @@ from gain_runtime.sources.opening import is_picture
 from gain_runtime.sources.uri import parse_uri
 
 __all__ = [
-    "StreamPlan",
+    "ProcessPlan",
     "plan_camera",
     "plan_streams",
 ]
@@ -32,7 +32,7 @@ WITH_SECRETS = ("input", "webhook", "event_webhook", "mqtt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPlan:
+class ProcessPlan:
     """What a process is to run.
 
     Attributes
@@ -53,7 +53,7 @@ class StreamPlan:
     goes_on: bool
 
 
-def plan_streams(settings: Mapping[str, Any], /) -> StreamPlan:
+def plan_streams(settings: Mapping[str, Any], /) -> ProcessPlan:
     """One `StreamConfig` for each input or camera.
 
     A single input gets the settings as they are. Of several, each writes into a folder of its
@@ -90,14 +90,14 @@ def plan_streams(settings: Mapping[str, Any], /) -> StreamPlan:
                 "table [cameras.NAME] there"
             )
         configs = _plan_several(values, cameras)
-        return StreamPlan(
+        return ProcessPlan(
             configs=configs, shared=values, is_service=True, goes_on=values.get("serve") is not None
         )
     if len(inputs) < 2:
         if names:
             raise ConfigError("--names: expected several INPUTs to name, got one; leave it out")
         only = StreamConfig.resolve({**values, "input": inputs[0] if inputs else None})
-        return StreamPlan(configs=(only,), shared=values, is_service=is_service, goes_on=False)
+        return ProcessPlan(configs=(only,), shared=values, is_service=is_service, goes_on=False)
     names = names or [f"stream-{number + 1}" for number in range(len(inputs))]
     if len(names) != len(inputs):
         raise ConfigError(f"--names: expected {len(inputs)}, one for each INPUT, got {len(names)}")
@@ -109,7 +109,7 @@ def plan_streams(settings: Mapping[str, Any], /) -> StreamPlan:
         raise ConfigError("INPUT: standard input can be read by one stream only")
     tables = {name: {"input": uri} for name, uri in zip(names, inputs, strict=True)}
     configs = _plan_several(values, tables)
-    return StreamPlan(configs=configs, shared=values, is_service=True, goes_on=False)
+    return ProcessPlan(configs=configs, shared=values, is_service=True, goes_on=False)
 
 
 def _is_photo(uri: str) -> bool:

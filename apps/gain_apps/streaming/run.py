@@ -373,7 +373,7 @@ def _nothing_classified(run: RunningStream) -> StreamError:
 def _summary(run: RunningStream) -> dict[str, Any]:
     """What `--json` writes."""
     config, record, artifact = run.config, run.record, run.adapter.artifact
-    record.reconnects = int(getattr(run.source, "reconnects", 0))
+    record.reconnects = run.reconnects
     settings = config.to_dict() | {
         "gain": config_to_dict(run.adapter.config),
         "update_every": run.adapter.update_every,

@@ -82,6 +82,11 @@ class RunningStream:
     backpressure: Backpressure | None
     record: RunRecord = field(default_factory=RunRecord)
 
+    @property
+    def reconnects(self) -> int:
+        """Times the source's signal came back; files and drawn pictures have none to lose."""
+        return int(getattr(self.source, "reconnects", 0))
+
 
 def identity_of(run: RunningStream, /) -> StreamIdentity:
     """What does not change while the stream runs."""
@@ -105,7 +110,7 @@ def facts_of(run: RunningStream, /) -> StreamFacts:
         dropped=run.reader.dropped,
         rejected=run.record.rejected,
         skipped=run.source.skipped,
-        reconnects=int(getattr(run.source, "reconnects", 0)),
+        reconnects=run.reconnects,
         outputs_lost=len(run.outputs.lost),
         not_learned=dict(run.record.faults),
         adaptation={"shift_nats": status.shift_nats, "draws": status.draws},

@@ -21,7 +21,7 @@ from gain_apps.serve.event_log import Event, EventLog
 from gain_apps.streaming.camera import Camera
 from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.config_file import CameraFile
-from gain_apps.streaming.plan import StreamPlan, plan_camera
+from gain_apps.streaming.plan import ProcessPlan, plan_camera
 from gain_apps.streaming.running import StreamHost
 from gain_apps.streaming.settings import flag
 from gain_apps.streaming.stopping import StopRequest, Watchdog
@@ -77,7 +77,7 @@ class CameraNameFormatter(logging.Formatter):
 
 
 def run_service(
-    plan: StreamPlan,
+    plan: ProcessPlan,
     stop: StopRequest,
     /,
     *,
@@ -92,7 +92,7 @@ def run_service(
 
     Parameters
     ----------
-    plan : StreamPlan
+    plan : ProcessPlan
     stop : StopRequest
         Ends all of them.
     report : callable
@@ -130,7 +130,7 @@ class Service:
 
     Parameters
     ----------
-    plan : StreamPlan
+    plan : ProcessPlan
     stop : StopRequest
     stack : ExitStack
         Closes what is opened here.
@@ -140,7 +140,7 @@ class Service:
 
     def __init__(
         self,
-        plan: StreamPlan,
+        plan: ProcessPlan,
         stop: StopRequest,
         stack: ExitStack,
         /,
@@ -416,7 +416,7 @@ class _Page:
             self._next_s = None
 
 
-def _settings_alone(plan: StreamPlan) -> StreamConfig:
+def _settings_alone(plan: ProcessPlan) -> StreamConfig:
     """The shared settings of a service that has no camera yet."""
     return StreamConfig.resolve({**plan.shared, "input": "test://pattern"})
 

@@ -16,7 +16,7 @@ import onnxruntime
 
 from gain_core import Config, Method, Prediction
 from gain_core._typing import Array
-from gain_core.errors import ArrayError, ConfigError, EngineError, NumericsError
+from gain_core.errors import ArrayError, ConfigError, EngineError, NumericsError, one_line
 from gain_core.records import arrays_of, refuse_foreign
 from gain_runtime.files.adaptive import PENDING, AdaptiveArtifact, load_adaptive
 from gain_runtime.frames import Closing
@@ -26,7 +26,6 @@ from gain_runtime.sessions.onnx import (
     RUN_ERRORS,
     create_native,
     log_placement,
-    one_line,
 )
 from gain_runtime.sessions.session import check_input
 

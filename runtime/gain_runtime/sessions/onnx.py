@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core._optional import install_line
-from gain_core.errors import BackendUnavailableError, ConfigError, EngineError
+from gain_core.errors import BackendUnavailableError, ConfigError, EngineError, one_line
 from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.frames import Closing
 from gain_runtime.sessions.session import (
@@ -33,7 +33,6 @@ __all__ = [
     "OnnxSession",
     "create_native",
     "log_placement",
-    "one_line",
 ]
 
 logger = logging.getLogger(__name__)
@@ -172,11 +171,6 @@ def log_placement(session: _Native, provider: str) -> None:
         len(nodes),
         f"; elsewhere: {', '.join(elsewhere)}" if elsewhere else "",
     )
-
-
-def one_line(err: Exception) -> str:
-    """ONNX Runtime's messages span lines; ours do not."""
-    return " ".join(str(err).split())
 
 
 Floats = npt.NDArray[np.float32]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core._optional import require
-from gain_core.errors import ArrayError, BackendUnavailableError, EngineError
+from gain_core.errors import ArrayError, BackendUnavailableError, EngineError, one_line
 from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.files.engine import Engine, engine_path, read_engine
 from gain_runtime.files.paths import write_atomically
@@ -321,7 +321,7 @@ def cuda_failures(cupy: Any, where: str, /) -> Iterator[None]:
     except (RuntimeError, MemoryError, cupy.cuda.compiler.CompileException) as err:
         if type(err).__module__.partition(".")[0] not in _CUPY_PACKAGES:
             raise
-        reason = " ".join(str(err).split())
+        reason = one_line(err)
         remedy = "open the session again, in a new process if that fails"
         if isinstance(err, MemoryError):
             remedy = "free device memory or use smaller batches"

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from av.video.reformatter import ColorRange, Colorspace
 
-from gain_core.errors import ArrayError, StreamError
+from gain_core.errors import ArrayError, StreamError, one_line
 from gain_runtime.files.paths import is_folder
 from gain_runtime.frames import Closing, FrameResult, rate_or_none
 from gain_runtime.sources.decoder import VideoDecoder
@@ -185,7 +185,7 @@ class AvWriter(Closing):
 
 def _reason(err: BaseException) -> str:
     """One clause."""
-    return str(getattr(err, "strerror", None) or " ".join(str(err).split()))
+    return str(getattr(err, "strerror", None) or one_line(err))
 
 
 Render = Callable[[FrameResult], npt.NDArray[np.uint8]]

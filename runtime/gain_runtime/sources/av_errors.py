@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 import av
 
+from gain_core.errors import one_line
+
 __all__ = [
     "reason_of",
     "remedy_for",
@@ -67,7 +69,7 @@ def reason_of(
             return f"no host is called {host} (DNS)"
         # A web page of unknown length, such as a login, ends like a broken connection.
         return f"the other side {'sent no video and ' if opening else ''}hung up"
-    return str(getattr(err, "strerror", None) or " ".join(str(err).split()) or type(err).__name__)
+    return str(getattr(err, "strerror", None) or one_line(err))
 
 
 def remedy_for(err: BaseException, /, *, url: str = "") -> str:
