@@ -123,10 +123,9 @@ PROBE_TIMEOUT_S = 20.0
 class DisplaySink(Closing):
     """Shows what `render` draws and reports keys: q or Esc quit, f freeze, r reset, s save.
 
-    Whether a window can be opened is found out once, at the first frame: Qt, inside the desktop
-    wheels of OpenCV, does not fail but aborts the process where it finds no display, so a child
-    process tries first. Where there is none, one warning says why and the sink does nothing.
-    Windows belong to the main thread; use it there.
+    At the first frame a child process tries to open a window, because Qt in OpenCV's desktop wheels
+    aborts the process if it finds no display. Without one, the sink logs one warning and does
+    nothing. Use it in the main thread: windows need it.
 
     Parameters
     ----------
