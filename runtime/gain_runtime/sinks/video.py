@@ -211,8 +211,8 @@ class VideoSink(Closing):
     """Writes what `render` draws for each result into a video file.
 
     Opening tries the encoders until a short clip was written and read back, so that errors show
-    before the first frame. The first frame fixes the size (rounded up to even numbers); later ones are scaled
-    to fit and centred on black.
+    before the first frame. The first frame fixes the size (rounded up to even numbers); later ones
+    are scaled to fit and centred on black.
 
     The file is written as `NAME.partial-XXXX.SUFFIX` beside its final name. `close` reads it back
     and renames it, so an earlier file of that name survives a failure. A process that is killed
