@@ -33,12 +33,21 @@ DEFAULT_PRESET = "shift"
 
 
 def preset(name: str, /) -> Config:
-    """Look named settings up.
+    """Named settings.
+
+    Parameters
+    ----------
+    name : str
+        A key of `PRESETS`.
+
+    Returns
+    -------
+    ShiftConfig or PaperConfig
 
     Raises
     ------
     ConfigError
-        If there are none of that name.
+        If there is no preset of that name.
     """
     if name not in PRESETS:
         raise ConfigError(f"preset: expected one of {', '.join(PRESETS)}, got {name!r}")
@@ -51,12 +60,31 @@ def method_name(config: Config, /) -> str:
 
 
 def config_to_dict(config: Config, /) -> dict[str, Any]:
-    """Plain values for JSON, the method's name among them."""
+    """Settings as plain values for JSON, with the method's name as `method`.
+
+    Parameters
+    ----------
+    config : Config
+
+    Returns
+    -------
+    dict
+        What `config_from_dict` reads.
+    """
     return {"method": method_name(config), **asdict(config)}
 
 
 def config_from_dict(record: Mapping[str, Any], /) -> Config:
     """Rebuild what `config_to_dict` gave.
+
+    Parameters
+    ----------
+    record : mapping of str to value
+        Lists stand for tuples, as in JSON.
+
+    Returns
+    -------
+    ShiftConfig or PaperConfig
 
     Raises
     ------
@@ -111,24 +139,32 @@ def make_method(
     Parameters
     ----------
     head_or_num_classes : array, (K, D) floating, or int
-        The head's weight, or K where it is not known. The paper's method needs the weight.
+        The head's weight, or K if the weight is not known. The paper's method needs the weight.
     config : Config, optional
         Default: the preset `shift`.
     skewness : pair of float, optional
-        Of the source's logits on clean frames of one class, and of many, see `Shift`. Read by the
-        shift only; from the head, or a guess, where it is None.
+        Skewness of the source's logits on clean frames of one class, and of many; see `Shift`.
+        Only `Shift` reads it; default: computed from the head, or a typical value without one.
     clean_shift : sequence of float, (K,), optional
-        What the source shows on clean frames, see `Shift`. Read by the shift only.
-    like : array, optional
-        Its library, device and precision are the state's; default: the head's, or NumPy's float32.
+        Shift that the source shows on clean frames; see `Shift`. Only `Shift` reads it.
+    like : array, any shape and floating dtype, optional
+        With K: the state gets its library, device and dtype; default: float32 of NumPy. A head's
+        own library, device and precision take precedence.
+
+    Returns
+    -------
+    Shift or Paper
 
     Raises
     ------
     ArrayError
         If the head is no floating (K, D) matrix with K >= 2.
     ConfigError
-        If K is below 2, the skewness is no pair of finite numbers, the clean shift has not K, or
-        the paper's method was asked for without a head.
+        If `config` is no config, K is below 2, `skewness` is no pair of finite numbers,
+        `clean_shift` does not hold K finite numbers, or the paper's method gets no head.
+    NumericsError
+        With the paper's method on NumPy: if the head holds NaN or infinity, or its squares
+        overflow.
     """
     config = PRESETS[DEFAULT_PRESET] if config is None else config
     if type(config) not in _CONFIGS.values():

@@ -1,4 +1,4 @@
-"""GAIN with its state kept: the object that sessions and applications hold."""
+"""A method together with its state, as sessions and applications use it."""
 
 from __future__ import annotations
 
@@ -31,26 +31,22 @@ class Gain:
     Parameters
     ----------
     head_or_num_classes : array, (K, D) floating, or int, or a `Method`
-        The head's weight, or K: the default reads logits only.
+        The head's weight, or K. The default method reads logits only, so K is enough.
     config : Config, optional
         Default: the preset `shift`.
     update_every : int, optional
-        Frames between two updates of the state. Every frame is predicted at once against the
-        state as it stands; what it teaches waits until this many frames are pending and is then
-        learned in one go, exactly as if they had come as one batch.
+        Frames between two updates of the state. Every frame is predicted at once with the current
+        state. Its evidence is pending until this many frames are; one update then learns from all
+        of them, exactly as from one batch.
     warmup_frames : int, optional
-        Frames that the first update waits for; until then the prediction is the source's.
-    skewness : pair of float, optional
-        Of the source's logits on clean frames of one class, and of many; see `make_method`.
-    clean_shift : sequence of float, (K,), optional
-        What the source shows on clean frames; see `make_method`.
-    like : array, optional
-        Its library, device and precision are the state's; see `make_method`.
+        Frames before the first update; until then the prediction is the source's.
+    skewness, clean_shift, like : optional
+        See `make_method`.
 
     Raises
     ------
-    ArrayError, ConfigError
-        As `make_method`; ConfigError also where `update_every` or `warmup_frames` is below 1.
+    ArrayError, ConfigError, NumericsError
+        As `make_method`; ConfigError also if `update_every` or `warmup_frames` is below 1.
     """
 
     def __init__(
@@ -97,8 +93,7 @@ class Gain:
     def update_every(self) -> int:
         """Frames between two updates of the state; may be changed at any time.
 
-        A new value counts from the next batch on: frames that are pending by then are learned
-        from together with it, or wait for more.
+        A new value counts from the next batch on; pending frames count towards it.
 
         Raises
         ------
@@ -124,7 +119,7 @@ class Gain:
 
     @property
     def pending_frames(self) -> int:
-        """Frames that were predicted and wait to be learned from."""
+        """Frames that were predicted and not yet learned from."""
         return self._waiting_frames
 
     @property
@@ -133,7 +128,12 @@ class Gain:
         return copy_record(self._state)
 
     def summary(self) -> dict[str, Array]:
-        """A few numbers that tell people what the state says, see `Method.summary`."""
+        """The state in a few numbers; see `Method.summary`.
+
+        Returns
+        -------
+        dict of str to array, () floating
+        """
         return self._method.summary(self._state)
 
     def predict(self, features: Array | None, logits: Array, /) -> Prediction:
@@ -176,7 +176,8 @@ class Gain:
         Raises
         ------
         ArrayError
-            If the shapes do not fit each other or the state.
+            With the paper's method: if a shape, dtype, device or namespace does not fit the state,
+            or `features` is None.
         """
         if self._frozen:
             return
@@ -206,13 +207,13 @@ class Gain:
         Returns
         -------
         Prediction
-            Made before the batch was learned from; where it was learned from at once, revised as
-            far as the method says.
+            Made before the update. If this batch triggered the update, the method may revise it;
+            see `Method.revise`.
 
         Raises
         ------
         ArrayError, NumericsError
-            As `predict`; the state is untouched then.
+            As `predict`; the state does not change then.
         """
         prediction, before = self.predict(features, logits), self._state
         self.update(features, prediction)
@@ -221,7 +222,7 @@ class Gain:
         return self._method.revise(prediction, before, self._state)
 
     def flush(self) -> None:
-        """Learn from the pending frames now, also when frozen: they came before that."""
+        """Learn from the pending frames now, also if frozen: they came before the freeze."""
         self._collect()
         if self._waiting is None:
             return
@@ -230,11 +231,11 @@ class Gain:
         self._waiting, self._waiting_frames = None, 0
 
     def reset(self) -> None:
-        """Return to the source: nothing learned, nothing pending."""
+        """Return to the source state and drop pending frames."""
         self.load_state(self._method.init_state())
 
     def freeze(self) -> None:
-        """Keep predicting with the state as it is, and stop learning; pending frames are kept."""
+        """Stop learning and keep predicting with the current state; pending frames are kept."""
         self._frozen = True
 
     def unfreeze(self) -> None:
@@ -246,10 +247,10 @@ class Gain:
 
         Parameters
         ----------
-        state : record
-            Copied.
+        state : dataclass of arrays
+            A `ShiftState` or `PaperState`; copied.
         frames : int
-            Frames it was learned from.
+            Frames that `state` has learned from.
 
         Raises
         ------

@@ -28,12 +28,12 @@ def expected_gain(log_evaluator: Array, evidence: Array, /) -> Array:
 
     Parameters
     ----------
-    log_evaluator, evidence : array, (B, K)
-        log q_bar and xi.
+    log_evaluator, evidence : array, (B, K) floating
+        log q_bar and xi, in nats.
 
     Returns
     -------
-    array, (B,)
+    array, (B,), dtype of the inputs
         In nats; equal to KL(q_bar || s) - KL(q_bar || q_hat).
     """
     xp = namespace(log_evaluator)
@@ -45,14 +45,14 @@ def evidence_path(source_log_probs: Array, evidence: Array, strength: Array, /) 
 
     Parameters
     ----------
-    source_log_probs, evidence : array, (B, K)
-        log s and xi.
-    strength : array, (B,)
+    source_log_probs, evidence : array, (B, K) floating
+        log s and xi, in nats.
+    strength : array, (B,) floating
         lambda in [0, 1].
 
     Returns
     -------
-    array, (B, K)
+    array, (B, K), dtype of the inputs
         Normalised log-probabilities.
     """
     xp = namespace(source_log_probs)
@@ -64,14 +64,15 @@ def slope(source_log_probs: Array, evidence: Array, /, *, gain: Array, strength:
 
     Parameters
     ----------
-    source_log_probs, evidence : array, (B, K)
-        log s and xi.
-    gain, strength : array, (B,)
-        G and lambda.
+    source_log_probs, evidence : array, (B, K) floating
+        log s and xi, in nats.
+    gain, strength : array, (B,) floating
+        G in nats, and lambda in [0, 1].
 
     Returns
     -------
-    array, (B,)
+    array, (B,), dtype of the inputs
+        In nats.
     """
     xp = namespace(source_log_probs)
     weights = softmax(source_log_probs + strength[:, None] * evidence, xp=xp)
@@ -83,14 +84,14 @@ def solve_strength(source_log_probs: Array, evidence: Array, /, *, gain: Array) 
 
     Parameters
     ----------
-    source_log_probs, evidence : array, (B, K)
-        log s and xi = log q_hat - log s, both normalised.
-    gain : array, (B,)
-        G.
+    source_log_probs, evidence : array, (B, K) floating
+        log s and xi = log q_hat - log s, with s and q_hat normalised.
+    gain : array, (B,) floating
+        G in nats.
 
     Returns
     -------
-    array, (B,)
+    array, (B,), dtype of the inputs
         0 where J'(0) <= 0 (nothing to gain, or no evidence at all), else 1 where J'(1) >= 0,
         else the root of J', by Newton's method inside a bracket.
     """

@@ -20,21 +20,21 @@ quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The adapted prediction of a batch, on the device of the input.
+    """The adapted prediction of a batch, on the state's device.
 
     Attributes
     ----------
-    probs, log_probs : array, (B, K)
+    probs, log_probs : array, (B, K), dtype of the state
         p* and log p*, eq:risk_calibrated_intervention.
-    strength : array, (B,)
+    strength : array, (B,), dtype of the state
         lambda* in [0, 1].
-    gain : array, (B,)
+    gain : array, (B,), dtype of the state
         G in nats, the expected gain of the full correction.
-    source_log_probs : array, (B, K)
+    source_log_probs : array, (B, K), dtype of the state
         log s.
     finite : array, () bool
-        False where an input or the result holds NaN or infinity: reject the batch. A method
-        ignores such a prediction by itself.
+        False if an input or the result holds NaN or infinity: reject the batch. No method learns
+        from such a prediction.
     """
 
     probs: Array
@@ -47,20 +47,20 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posteriors:
-    """The distributions of a batch that the gain is made of.
+    """The distributions from which the gain of a batch is computed.
 
     Attributes
     ----------
-    source : array, (B, K)
+    source : array, (B, K), dtype of the state
         log s.
-    start : array, (B, K)
-        log s as it enters log-ratios: floored, where a method floors it.
-    log_proposal, log_evaluator : array, (B, K)
-        log q_hat and log q_bar; meaningless where `adapts` is false.
+    start : array, (B, K), dtype of the state
+        log s as it enters log-ratios: floored, if the method floors it.
+    log_proposal, log_evaluator : array, (B, K), dtype of the state
+        log q_hat and log q_bar; without meaning if `adapts` is false.
     adapts : array, () bool
-        Whether there is a correction at all.
+        Whether the state proposes a correction.
     finite : array, () bool
-        Of the inputs.
+        Whether the inputs are finite.
     """
 
     source: Array
@@ -75,35 +75,50 @@ S = TypeVar("S")
 
 
 class Method(Protocol[S]):
-    """One way to adapt one classifier.
+    """Protocol of a test-time adaptation method for one classifier.
 
-    A state and the evidence of a batch are frozen dataclasses whose every field is an array, so
-    that they are saved, copied, merged and traced without knowing the method. No function changes
-    what it is given.
+    A state, and the evidence of a batch, are frozen dataclasses of arrays, so that code which
+    saves, copies or traces them need not know the method. No function changes its arguments.
     """
 
     @property
-    def config(self) -> Any: ...
+    def config(self) -> Any:
+        """The settings in use."""
+        ...
 
     @property
-    def num_classes(self) -> int: ...
+    def num_classes(self) -> int:
+        """K."""
+        ...
 
     @property
     def feature_dim(self) -> int | None:
-        """D, or None where features are not read."""
+        """D, or None if the method does not read features."""
         ...
 
     @property
     def measured(self) -> dict[str, Any]:
-        """What `make_method` was told of the source beside head and config, by keyword."""
+        """Keyword arguments of `make_method` that describe the source, beside head and config."""
         ...
 
     def init_state(self) -> S:
-        """The state before the first frame: the source itself."""
+        """The source state: nothing learned."""
         ...
 
     def posteriors(self, features: Array | None, logits: Array, state: S, /) -> Posteriors:
-        """What is proposed of a batch, (B, D) and (B, K), and who judges it.
+        """Proposal and evaluator of a batch.
+
+        Parameters
+        ----------
+        features : array, (B, D) floating, or None
+            Pre-logits features; may be None if `feature_dim` is.
+        logits : array, (B, K) floating
+            The source's logits.
+        state : S
+
+        Returns
+        -------
+        Posteriors
 
         Raises
         ------
@@ -113,7 +128,17 @@ class Method(Protocol[S]):
         ...
 
     def predict(self, features: Array | None, logits: Array, state: S, /) -> Prediction:
-        """`answer` to the posteriors; rows do not see each other, and without a correction p* = s.
+        """Adapted prediction of a batch, each row independent of the others.
+
+        Parameters
+        ----------
+        features, logits, state
+            As `posteriors`.
+
+        Returns
+        -------
+        Prediction
+            p* = s if the state proposes no correction.
 
         Raises
         ------
@@ -130,38 +155,124 @@ class Method(Protocol[S]):
         waiting: Any | None = None,
         /,
     ) -> Any:
-        """What a predicted batch teaches, on top of what waits already.
+        """Evidence of a predicted batch, added to the pending evidence.
 
-        A prediction that is not finite adds nothing.
+        Parameters
+        ----------
+        features : array, (B, D) floating, or None
+            The features `prediction` was made from.
+        prediction : Prediction
+            One that is not finite adds nothing.
+        state : S
+            The current state.
+        waiting : evidence, optional
+            The pending evidence; default: none.
+
+        Returns
+        -------
+        evidence
+            Dataclass of arrays.
         """
         ...
 
     def no_evidence(self, capacity: int, /) -> Any:
-        """Evidence of no frame, with room for `capacity` frames where it keeps rows."""
+        """Evidence of no frame.
+
+        Parameters
+        ----------
+        capacity : int
+            Frames to have room for, if the method keeps a row for each frame.
+
+        Returns
+        -------
+        evidence
+        """
         ...
 
     def hold(self, evidence: Any, capacity: int, /) -> Any:
-        """Evidence of at most `capacity` frames in the shapes of `no_evidence(capacity)`."""
+        """Evidence cut to the newest `capacity` frames, if the method keeps a row for each.
+
+        Parameters
+        ----------
+        evidence : evidence
+            Collected on top of `no_evidence(capacity)`.
+        capacity : int
+
+        Returns
+        -------
+        evidence
+            In the shapes of `no_evidence(capacity)`.
+        """
         ...
 
     def count(self, evidence: Any, /) -> Array:
-        """Frames in it, ()."""
+        """Number of frames in the evidence.
+
+        Parameters
+        ----------
+        evidence : evidence
+
+        Returns
+        -------
+        array, (), dtype of the state
+        """
         ...
 
     def update(self, evidence: Any, state: S, /) -> S:
-        """Learn from evidence; of no frame, the values stay as they are."""
+        """The state after learning from the evidence.
+
+        Parameters
+        ----------
+        evidence : evidence
+            Evidence of no frame changes no value.
+        state : S
+
+        Returns
+        -------
+        S
+        """
         ...
 
     def revises(self, after: S, /) -> Array:
-        """Whether `revise` may change a prediction, () bool."""
+        """Whether `revise` may change a prediction.
+
+        Parameters
+        ----------
+        after : S
+            The state after the update.
+
+        Returns
+        -------
+        array, () bool
+        """
         ...
 
     def revise(self, prediction: Prediction, before: S, after: S, /) -> Prediction:
-        """The prediction of a batch that has been learned from at once."""
+        """Revised prediction of the batch that triggered an update.
+
+        Parameters
+        ----------
+        prediction : Prediction
+            As it was made with `before`.
+        before, after : S
+            The state before and after the update.
+
+        Returns
+        -------
+        Prediction
+        """
         ...
 
     def merge(self, first: S, second: S, /) -> S:
-        """What two devices learned from different frames, as one state.
+        """One state from two that learned from different frames.
+
+        Parameters
+        ----------
+        first, second : S
+
+        Returns
+        -------
+        S
 
         Raises
         ------
@@ -171,12 +282,32 @@ class Method(Protocol[S]):
         ...
 
     def summary(self, state: S, /) -> dict[str, Array]:
-        """A few numbers (), by name, that tell people what the state says."""
+        """The state in a few numbers, for people to read.
+
+        Parameters
+        ----------
+        state : S
+
+        Returns
+        -------
+        dict of str to array, () floating
+            Empty if the method has none.
+        """
         ...
 
 
 def answer(posteriors: Posteriors, /) -> Prediction:
-    """As much of the correction as the evaluator expects to help."""
+    """The prediction with the optimal strength, eq:risk_calibrated_intervention.
+
+    Parameters
+    ----------
+    posteriors : Posteriors
+
+    Returns
+    -------
+    Prediction
+        p* = s, bit for bit, where the strength is 0.
+    """
     start, source = posteriors.start, posteriors.source
     xp = namespace(start)
     adapts = posteriors.adapts
@@ -203,7 +334,7 @@ def answer(posteriors: Posteriors, /) -> Prediction:
 
 
 def _source_answer(posteriors: Posteriors, *, xp: Namespace) -> Prediction:
-    """What `answer` comes to without a correction."""
+    """`answer` without a correction: p* = s."""
     source = posteriors.source
     nothing = xp.zeros(source.shape[:1], dtype=source.dtype)
     return Prediction(
@@ -217,7 +348,18 @@ def _source_answer(posteriors: Posteriors, *, xp: Namespace) -> Prediction:
 
 
 def all_finite(*arrays: Array) -> Array:
-    """One flag, on the device, for all of them."""
+    """Whether all arrays are finite.
+
+    Parameters
+    ----------
+    *arrays : array, any shape, floating
+        At least one; all of one library and device.
+
+    Returns
+    -------
+    array, () bool
+        On their device; the host does not wait for it.
+    """
     xp = namespace(arrays[0])
     flag = all_of(xp.isfinite(arrays[0]), xp=xp)
     for array in arrays[1:]:

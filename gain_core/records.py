@@ -1,4 +1,4 @@
-"""Records of arrays: what a method keeps, by name; copied, counted, saved and checked one way."""
+"""Dataclasses of arrays: copied, counted, checked, and turned into named arrays and back."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def arrays_of(record: Any, /) -> dict[str, Array]:
     ----------
     record : dataclass
         Every field is an array.
+
+    Returns
+    -------
+    dict of str to array
+        The arrays themselves, not copies.
     """
     return {item.name: getattr(record, item.name) for item in fields(record)}
 
@@ -34,9 +39,14 @@ def record_from_arrays(fresh: R, arrays: Mapping[str, Array], /) -> R:
     Parameters
     ----------
     fresh : dataclass
-        A record of the same kind, which says what to expect; only read.
+        A record of the same class, shapes and dtypes; read only.
     arrays : mapping of str to array
-        Exactly the names, shapes and dtypes of `fresh`.
+        Exactly the names, shapes and dtypes of `fresh`; not copied.
+
+    Returns
+    -------
+    dataclass
+        Of the class of `fresh`.
 
     Raises
     ------
@@ -62,12 +72,19 @@ def record_from_arrays(fresh: R, arrays: Mapping[str, Array], /) -> R:
 
 
 def refuse_foreign(fresh: Any, record: Any, /, *, name: str = "state") -> None:
-    """Refuse a record that is not of the same kind, shapes and dtypes as `fresh`.
+    """Refuse a record whose class, shapes or dtypes differ from those of `fresh`.
+
+    Parameters
+    ----------
+    fresh, record : dataclass
+        Every field is an array.
+    name : str
+        What the message calls `record`.
 
     Raises
     ------
     ArrayError
-        If it is of another kind, or an array has another shape or dtype.
+        If the class differs, or an array has another shape or dtype.
     """
     if type(record) is not type(fresh):
         raise ArrayError(
@@ -84,14 +101,36 @@ def refuse_foreign(fresh: Any, record: Any, /, *, name: str = "state") -> None:
 
 
 def copy_record(record: R, /) -> R:
-    """A record that shares no memory with this one."""
+    """Copy a record and its arrays.
+
+    Parameters
+    ----------
+    record : dataclass
+        Every field is an array.
+
+    Returns
+    -------
+    dataclass
+        Of the same class; it shares no memory with `record`.
+    """
     arrays = arrays_of(record)
     xp = array_namespace(*arrays.values())
     return type(record)(**{key: xp.asarray(value, copy=True) for key, value in arrays.items()})
 
 
 def nbytes(record: Any, /) -> int:
-    """Bytes of all arrays of a record."""
+    """Size of all arrays of a record.
+
+    Parameters
+    ----------
+    record : dataclass
+        Every field is an array.
+
+    Returns
+    -------
+    int
+        Bytes.
+    """
     return sum(_bytes_of(array) for array in arrays_of(record).values())
 
 

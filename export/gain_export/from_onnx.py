@@ -72,16 +72,16 @@ def export_onnx(
     force: bool = False,
     on_step: OnStep | None = None,
 ) -> ExportReport:
-    """Make an artifact of an ONNX classifier and verify it against the model's own output.
+    """Write an artifact from an ONNX classifier, verified against the model's own output.
 
     Parameters
     ----------
     path : str or Path
         The `.onnx` file; it is not changed.
     output : str or Path, optional
-        Defaults to `NAME.gain.onnx` beside it.
+        Default: `NAME.gain.onnx` beside it.
     preprocess : PreprocessOverrides, optional
-        How frames become the model's input; what the graph does not show is never guessed.
+        How frames become the model's input. What the graph does not show must be given.
     like : str, optional
         A timm tag or alias whose preprocessing the model shares.
     labels : str or Path, optional
@@ -89,12 +89,11 @@ def export_onnx(
     head : str, optional
         Node or value inside the graph that holds the logits, instead of an output.
     output_name : str, optional
-        The output of the classifier, where several may be one; with `head`, the one to compare
-        with.
+        The output of the classifier, if several could be; with `head`, the output to compare with.
     layout : {"NCHW", "NHWC"}, optional
-        Where the channels are, if the graph leaves it open.
+        Where the channels are, if the graph does not say.
     verify_images : str or Path, optional
-        Folder of photographs to verify on; drawn images without it.
+        Folder of photographs to verify on; default: drawn images.
     force : bool, optional
         Replace an existing file.
     on_step : callable, optional
@@ -107,7 +106,7 @@ def export_onnx(
     Raises
     ------
     ArtifactError
-        If a file cannot be read or written or the model is none that can be used.
+        If a file cannot be read or written, or the model cannot be used.
     BackendUnavailableError
         If `like` is given and timm is missing.
     ConfigError
@@ -115,7 +114,7 @@ def export_onnx(
     EngineError
         If ONNX Runtime cannot run the original or the result.
     ParityError
-        If the two disagree.
+        If the artifact and the original disagree.
     """
     path = Path(path)
     output = path.with_suffix(".gain.onnx") if output is None else Path(output)

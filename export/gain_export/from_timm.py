@@ -318,7 +318,7 @@ def export_timm(
     force: bool = False,
     on_step: OnStep | None = None,
 ) -> ExportReport:
-    """Build a timm model, trace it, verify it against timm's own forward and write an artifact.
+    """Write an artifact from a timm model, verified against timm's own forward pass.
 
     Parameters
     ----------
@@ -329,19 +329,20 @@ def export_timm(
     weights : str or Path, optional
         Local checkpoint instead of the published weights.
     random_seed : int, optional
-        Random weights from this seed, for benchmarks and tests.
+        Seed of random weights, for benchmarks and tests.
     num_classes : int, optional
-        K; a checkpoint states it by itself.
+        K; default: that of the weights.
     labels : str or Path, optional
         One class name per line.
     preprocess : PreprocessOverrides, optional
-        Settings that differ from timm's; `img_size` is baked into the graph.
+        Settings that differ from timm's; `img_size` is fixed in the graph.
     opset : int, optional
-        17 to 20.
+        ONNX opset, 17 to 20.
     ema : bool, optional
-        Of a checkpoint with both: the weights averaged over training (the default) or the last.
+        For a checkpoint with both: take the weights averaged over training (default) or the last
+        ones.
     verify_images : str or Path, optional
-        Folder of photographs to verify on; drawn images without it.
+        Folder of photographs to verify on; default: drawn images.
     force : bool, optional
         Replace an existing file.
     on_step : callable, optional
@@ -354,11 +355,11 @@ def export_timm(
     Raises
     ------
     ArtifactError
-        If weights, labels or photographs cannot be had, or the output cannot be written.
+        If weights, labels or photographs cannot be read, or the output cannot be written.
     BackendUnavailableError
         If torch, timm or onnxscript is missing.
     ConfigError
-        If the name, a setting or the kind of model is wrong.
+        If timm has no such model, the model cannot be used, or a setting is out of its range.
     EngineError
         If the model cannot be traced or run.
     ParityError

@@ -366,16 +366,23 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreprocessOverrides:
-    """The preprocessing settings a user gave; None where nothing was said.
+    """Preprocessing settings that a user gives; None leaves a setting to the model.
 
-    Attributes are those of `gain_runtime.files.manifest.Preprocess`, with `img_size` as
-    (height, width) in px, and `value_range`: what black and white are to a network that normalises
-    by itself.
+    Attributes
+    ----------
+    img_size : (int, int) or None
+        Height and width in px.
+    mean, std : (float, float, float) or None
+        In units of [0, 1] pixels, in the order of `channel_order`.
+    crop_fraction, interpolation, crop_mode, channel_order
+        As in `gain_runtime.files.manifest.Preprocess`.
+    value_range : (float, float) or None
+        Values of black and white, for a network that normalises its pixels itself.
 
     Raises
     ------
     ConfigError
-        If `mean` or `std` are no numbers of [0, 1] pixels, or stand beside a `value_range`.
+        If `mean` or `std` is outside [0, 1], the range does not rise, or both are given.
     """
 
     img_size: tuple[int, int] | None = None
@@ -409,7 +416,13 @@ class PreprocessOverrides:
                 )
 
     def given(self) -> dict[str, object]:
-        """The settings that were given, keyed as `Preprocess` names them."""
+        """The settings that are not None, keyed as `Preprocess` names them.
+
+        Returns
+        -------
+        dict
+            Without `value_range`.
+        """
         names = ("mean", "std", "crop_fraction", "interpolation", "crop_mode", "channel_order")
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.img_size is not None:

@@ -47,27 +47,35 @@ OnStep = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """An artifact that was written, and the numbers its check measured.
+    """An artifact that was written, and what its verification measured.
+
+    `source`, `weights_sha256`, `preprocess`, `verification`, `activation`, `labels_source` and
+    `notes` are those of `gain_runtime.files.manifest.Manifest`.
 
     Attributes
     ----------
     path : Path
+        The artifact.
     sha256 : str
-        Of the artifact's bytes, hexadecimal.
+        SHA-256 of the artifact's bytes, hexadecimal.
     source, weights_sha256 : str
-        As in the manifest.
+        Name and hash of the exported model.
     num_classes : int
+        K.
     feature_dim : int or None
-        D; None where the artifact has logits only.
+        D; None if the artifact has logits only.
     preprocess : Preprocess
+        How a frame becomes the network's input.
     opset, ir_version, size_bytes : int
+        Of the file.
     verification : mapping
-        As in the manifest.
+        The numbers that the verification measured.
     activation, labels_source : str
+        What the model computes from the logits, and where the class names come from.
     notes : tuple of str
-        As in the manifest.
-    seconds : mapping
-        Wall-clock time of every step.
+        What the export read from the model, changed and folded.
+    seconds : mapping of str to float
+        Wall-clock time of each step, in seconds.
     """
 
     path: Path
@@ -87,7 +95,7 @@ class ExportReport:
     seconds: Mapping[str, float]
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, ready for JSON."""
+        """The report as plain values for JSON."""
         values = asdict(self)
         values["path"] = str(self.path)
         return values

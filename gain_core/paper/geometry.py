@@ -1,4 +1,4 @@
-"""What the sums say about centres, covariance and prior, and the two posteriors they give."""
+"""Centres, covariance and prior derived from the sums, and the two posteriors they give."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ MIN_COUNT = 1e-9
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
     """Everything a prediction needs, derived from the sums once per update.
+
+    All arrays have the dtype of the state.
 
     Attributes
     ----------
@@ -56,14 +58,14 @@ def derive_geometry(
     Parameters
     ----------
     sums : Statistics
-    centered, mean : array, (K, D) and (D,)
+    centered, mean : array, (K, D) and (D,), dtype of the sums
         The prototypes less their mean, and that mean.
     config : PaperConfig
 
     Returns
     -------
     Geometry
-        Over no frame, centres at the prototypes and unit variance.
+        Without any frame: centres at the prototypes and unit variance.
     """
     xp = array_namespace(sums.support)
     tiny = scalar(MIN_COUNT, like=sums.support, xp=xp)
@@ -105,13 +107,13 @@ def log_posteriors(features: Array, geometry: Geometry, /) -> tuple[Array, Array
 
     Parameters
     ----------
-    features : array, (B, D)
-        In the geometry's dtype and on its device, normalised if the config says so.
+    features : array, (B, D), dtype and device of the geometry
+        Of unit length if the config normalises.
     geometry : Geometry
 
     Returns
     -------
-    log_proposal, log_evaluator : array, (B, K)
+    log_proposal, log_evaluator : array, (B, K), dtype of the geometry
         Normalised.
     """
     xp = array_namespace(features)

@@ -1,4 +1,4 @@
-"""Algorithm 1 on states: predict a batch, learn from it, merge what was learned apart."""
+"""Algorithm 1 as functions of a state: predict a batch, learn from it, merge two states."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ __all__ = ["Paper", "PaperState"]
 
 @dataclass(frozen=True, kw_only=True)
 class PaperState(Statistics, Geometry):
-    """The sums over all frames (`Statistics`), and what follows from them (`Geometry`).
+    """The sums over all frames (`Statistics`), and the geometry derived from them (`Geometry`).
 
-    Zeros before the first frame.
+    All zero before the first frame.
     """
 
 
@@ -68,8 +68,8 @@ class Paper:
     Parameters
     ----------
     head : array, (K, D) floating
-        Rows of the frozen classifier head, c_k, K >= 2, D >= 1. Their library, device and
-        precision (float64 stays, anything narrower becomes float32) are those of the state.
+        Rows of the frozen classifier head, c_k, K >= 2, D >= 1. The state gets their library,
+        device and precision (float64 stays, anything narrower becomes float32).
     config : PaperConfig, optional
 
     Raises
@@ -102,11 +102,11 @@ class Paper:
 
     @property
     def measured(self) -> dict[str, Any]:
-        """Nothing beside the head."""
+        """Empty: the head is all there is."""
         return {}
 
     def init_state(self) -> PaperState:
-        """Zeros: no history, and the source answers."""
+        """All zero; predictions are then the source's."""
         like = self._centered
         xp = array_namespace(like)
         sizes = {"K": self.num_classes, "D": self.feature_dim}
@@ -121,6 +121,8 @@ class Paper:
     def posteriors(self, features: Array | None, logits: Array, state: PaperState, /) -> Posteriors:
         """Posterior mean and posterior predictive of the target Gaussians.
 
+        eq:target_posterior and eq:posterior_predictive_target.
+
         Parameters
         ----------
         features : array, (B, D) floating
@@ -128,10 +130,14 @@ class Paper:
         logits : array, (B, K) floating
         state : PaperState
 
+        Returns
+        -------
+        Posteriors
+
         Raises
         ------
         ArrayError
-            If a shape, dtype, device or namespace does not fit the state, or features are None.
+            If a shape, dtype, device or namespace does not fit the state, or `features` is None.
         """
         like = state.centers
         xp = array_namespace(like)
@@ -165,7 +171,15 @@ class Paper:
         waiting: Rows | None = None,
         /,
     ) -> Rows:
-        """The batch's rows with omega = zeta p*, zeta being s at the adapted class."""
+        """Rows of the batch: z, p* and zeta, the source's probability of the adapted class.
+
+        Parameters and result as `Method.collect`.
+
+        Raises
+        ------
+        ArrayError
+            If a shape, dtype, device or namespace does not fit the state, or `features` is None.
+        """
         rows = self._rows(features, state)
         like = state.centers
         xp = array_namespace(like)
@@ -186,7 +200,7 @@ class Paper:
         return batch if waiting is None else concatenate(waiting, batch)
 
     def no_evidence(self, capacity: int, /) -> Rows:
-        """`capacity` rows of nothing."""
+        """`capacity` empty rows."""
         like = self._centered
         xp = array_namespace(like)
 
@@ -201,11 +215,11 @@ class Paper:
         )
 
     def hold(self, evidence: Rows, capacity: int, /) -> Rows:
-        """The newest rows; what does not fit are rows of nothing."""
+        """The newest `capacity` rows."""
         return Rows(**{name: rows[-capacity:, ...] for name, rows in arrays_of(evidence).items()})
 
     def count(self, evidence: Rows, /) -> Array:
-        """Frames in it, ()."""
+        """See `Method.count`."""
         return array_namespace(evidence.accepted).sum(evidence.accepted)
 
     @quiet
@@ -214,17 +228,17 @@ class Paper:
         return self._state(add_rows(evidence, state))
 
     def revises(self, after: PaperState, /) -> Array:
-        """Never."""
+        """False: Algorithm 1 predicts before it learns."""
         return array_namespace(after.support).asarray(False)
 
     def revise(
         self, prediction: Prediction, before: PaperState, after: PaperState, /
     ) -> Prediction:
-        """Algorithm 1 answers before it learns."""
+        """The prediction as it is."""
         return prediction
 
     def merge(self, first: PaperState, second: PaperState, /) -> PaperState:
-        """Sums add up, about the first's origin, or the second's where the first has seen nothing.
+        """Add the sums of both; see `Method.merge`.
 
         Raises
         ------
@@ -237,7 +251,7 @@ class Paper:
         return self._state(combine(first, second))
 
     def summary(self, state: PaperState, /) -> dict[str, Array]:
-        """Nothing that could be told in a few numbers."""
+        """Empty."""
         return {}
 
     def _state(self, sums: Statistics) -> PaperState:

@@ -20,18 +20,20 @@ __all__ = ["Rows", "Statistics", "add_rows", "combine", "concatenate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What frames say about the target: the rows from which the sums are made.
+    """The evidence of frames: one row for each, from which the sums are made.
+
+    All arrays have the dtype of the state.
 
     Attributes
     ----------
     features : array, (B, D)
-        In the state's dtype, normalised if the config says so.
+        Of unit length if the config normalises.
     probs : array, (B, K)
         p*.
     reliability : array, (B,)
         zeta, the source's probability of the adapted class.
     accepted : array, (B,)
-        1; or 0 where there is no frame or it was rejected, and all else is zero.
+        1, or 0 for an empty or rejected row, whose other values are all zero.
     """
 
     features: Array
@@ -42,7 +44,9 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """Sums over frames; moments are taken of z - origin.
+    """Sums over frames; the moments are those of z - origin.
+
+    All arrays have the dtype of the state.
 
     Attributes
     ----------
@@ -57,11 +61,11 @@ class Statistics:
     second_moment : array, (D,)
         Sum over classes of V_k, which collapses to sum of zeta (z - origin)^2.
     sample_count : array, ()
-        Sum of 1.
+        Number of frames.
     feature_sum : array, (D,)
         Sum of z - origin.
     origin : array, (D,)
-        Zero until the first frames are in.
+        Zero before the first frame.
     """
 
     support: Array
@@ -75,7 +79,16 @@ class Statistics:
 
 
 def concatenate(first: Rows, second: Rows, /) -> Rows:
-    """The rows of both."""
+    """The rows of both, `first` before `second`.
+
+    Parameters
+    ----------
+    first, second : Rows
+
+    Returns
+    -------
+    Rows
+    """
     xp = array_namespace(first.features)
     return Rows(
         **{
@@ -86,9 +99,17 @@ def concatenate(first: Rows, second: Rows, /) -> Rows:
 
 
 def add_rows(rows: Rows, sums: Statistics, /) -> Statistics:
-    """The sums with some frames more (app:continual_statistics).
+    """Add frames to the sums (app:continual_statistics).
 
-    The first frames' own mean becomes the origin.
+    Parameters
+    ----------
+    rows : Rows
+    sums : Statistics
+
+    Returns
+    -------
+    Statistics
+        If `sums` is empty, the mean of `rows` becomes the origin.
     """
     xp = array_namespace(rows.features)
     added = xp.sum(rows.accepted)
@@ -117,7 +138,17 @@ def _responsible_sum(responsibilities: Array, rows: Array) -> Array:
 
 
 def combine(first: Statistics, second: Statistics, /) -> Statistics:
-    """The sums of both, about the first's origin, or the second's where the first is empty."""
+    """Add the sums of two streams.
+
+    Parameters
+    ----------
+    first, second : Statistics
+
+    Returns
+    -------
+    Statistics
+        About the origin of `first`, or of `second` if `first` is empty.
+    """
     xp = array_namespace(first.support)
     origin = xp.where(first.sample_count > 0, first.origin, second.origin)
     left, right = _about(first, origin), _about(second, origin)

@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AdaptedBatch:
-    """The predictions of one batch, as NumPy arrays of their own memory.
+    """The predictions of one batch, as NumPy arrays that no later batch overwrites.
 
     Attributes
     ----------
     source_probs, source_log_probs : array, (B, K) float32
-        Of the frozen source.
+        Prediction of the frozen source.
     probs, log_probs : array, (B, K) float32
-        Of the adapted prediction, see `Gain.step`.
+        Adapted prediction; see `Gain.step`.
     strength : array, (B,) float32
         lambda* in [0, 1].
     gain : array, (B,) float32
@@ -57,17 +57,17 @@ class AdaptedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptationStatus:
-    """What the state says at this moment.
+    """The state in a few numbers.
 
     Attributes
     ----------
     frames : int
-        Learned from.
+        Frames that the state has learned from.
     shift_nats : float
-        Root mean square of the shift over the classes: how far the domain has moved the logits.
-        0 where the method has no shift.
+        Root mean square over the classes of the shift of the logits, in nats; 0 for a method
+        without a shift.
     draws : float
-        Effective number of draws of a class behind that.
+        Effective number of independent class draws that the shift was estimated from.
     """
 
     frames: int
@@ -83,10 +83,10 @@ class Adapter(Closing):
     engine : Engine
         Not owned: whoever opened its session closes it.
     frozen : bool, optional
-        Never learn. Without a loaded state every adapted prediction is then the source's own.
+        Start frozen. Without a loaded state every adapted prediction is then the source's own.
     preprocess_threads : int or None, optional
-        Threads that take a frame of the batch each, bit for bit as one does; None is one for each
-        core that this process may use.
+        Threads that preprocess one frame each, with the same bits for any number of them; None is
+        one for each core that this process may use.
     exact_preprocess : bool, optional
         As `exact` of `preprocess`.
 
@@ -149,7 +149,7 @@ class Adapter(Closing):
 
     @property
     def frozen(self) -> bool:
-        """Whether nothing is learned at present."""
+        """Whether learning is stopped."""
         return self._learner.frozen
 
     @property
@@ -179,13 +179,17 @@ class Adapter(Closing):
         regions : sequence of B regions or None, optional
             The part of each image to classify.
         learn : bool, optional
-            Whether the batch may change the state; a frame of a covered lens is predicted only.
+            Whether the batch may change the state.
+
+        Returns
+        -------
+        AdaptedBatch
 
         Raises
         ------
         ArrayError
             If an image or region cannot be preprocessed, or the network has another fixed batch
-            size; the state is untouched, as after every error.
+            size. No error changes the state.
         EngineError
             If the forward pass fails.
         NumericsError
@@ -201,7 +205,7 @@ class Adapter(Closing):
         regions: Sequence[Region | None] | None = None,
         learn: bool = True,
     ) -> Callable[[], AdaptedBatch]:
-        """As `step`, without waiting for a device, so that the next batch is prepared meanwhile.
+        """As `step`, but without waiting for a device: prepare the next batch meanwhile.
 
         Parameters
         ----------
@@ -211,13 +215,13 @@ class Adapter(Closing):
         Returns
         -------
         callable
-            Waits for the batch and returns it, or raises as `step`. Batches are worked on in the
-            order of their submission.
+            Waits for the batch and returns it, or raises as `step`. Batches are processed in the
+            order of submission.
 
         Raises
         ------
-        ArrayError
-            As `step`; on the host the other errors as well, at once.
+        ArrayError, EngineError, NumericsError
+            As `step`. On a device, `submit` itself raises only what preprocessing raises.
         """
         started = perf_counter_ns()
         pixel_values = self._preprocessor(images, regions=regions)
@@ -237,7 +241,7 @@ class Adapter(Closing):
         Parameters
         ----------
         batch_size : int, optional
-            The B that will be used.
+            B, as later batches will have it.
 
         Raises
         ------
@@ -250,7 +254,12 @@ class Adapter(Closing):
         self._in_turn(lambda: self._engine.warm_up(zeros))
 
     def status(self) -> AdaptationStatus:
-        """What the adaptation is doing."""
+        """The state in a few numbers, once all submitted batches are done.
+
+        Returns
+        -------
+        AdaptationStatus
+        """
         summary = self._in_turn(self._learner.summary)
         numbers = {name: float(np.asarray(value)) for name, value in summary.items()}
         return AdaptationStatus(
@@ -260,11 +269,11 @@ class Adapter(Closing):
         )
 
     def reset(self) -> None:
-        """Return to the source: nothing learned, nothing pending."""
+        """Return to the source state and drop pending frames."""
         self._in_turn(self._learner.reset)
 
     def freeze(self) -> None:
-        """Keep predicting with the state as it is, and stop learning."""
+        """Stop learning and keep predicting with the current state."""
         self._in_turn(self._learner.freeze)
 
     def unfreeze(self) -> None:
@@ -272,16 +281,14 @@ class Adapter(Closing):
         self._in_turn(self._learner.unfreeze)
 
     def save_state(self, path: str | Path, /, *, flush: bool = True) -> None:
-        """Write the state, whole or not at all.
+        """Write the state; a failure leaves no partial file.
 
         Parameters
         ----------
         path : str or Path
-            Replaced if it exists. Read by adapters of the artifact and of adaptive files made
-            from it alike.
+            Replaced if it exists. The file fits the artifact and adaptive files made from it.
         flush : bool, optional
-            Learn from the pending frames first. A snapshot does not, so that taking one changes no
-            later prediction.
+            Learn from the pending frames first, which changes later predictions.
 
         Raises
         ------

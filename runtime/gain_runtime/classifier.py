@@ -1,4 +1,4 @@
-"""The front door: a classifier that adapts, from one file."""
+"""`load`: a classifier that adapts, from one file."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Image = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Result:
-    """What was found out about one image, or about B of them.
+    """The prediction for one image, or for B of them.
 
     Attributes
     ----------
     label : str, or tuple of B str
-        Of the most probable class.
+        Name of the most probable class.
     probs, source : array, (K,) or (B, K) float32
         The adapted probabilities, and those of the frozen network.
     strength : float, or array (B,) float32
-        How much of the correction was applied, in [0, 1]; at 0 `probs` are `source`.
+        Strength of the correction, in [0, 1]; at 0 `probs` equals `source`.
     """
 
     label: str | tuple[str, ...]
@@ -46,11 +46,12 @@ class Result:
 
 
 class Classifier(Closing):
-    """A network that keeps itself calibrated; `load` opens one. Use it as a context manager.
+    """A classifier that adapts to its stream; `load` opens one. Use it as a context manager.
 
     Parameters
     ----------
     engine : Engine
+        Network and adaptation.
     resources : ExitStack, optional
         Closed with the classifier.
     """
@@ -74,10 +75,15 @@ class Classifier(Closing):
         learn : bool, optional
             Whether the state may change.
 
+        Returns
+        -------
+        Result
+            Of one image if one was given, else of B.
+
         Raises
         ------
         ArrayError
-            If an image has another shape or dtype; the state is untouched, as after every error.
+            If an image has another shape or dtype. No error changes the state.
         EngineError
             If the forward pass fails.
         NumericsError
@@ -98,11 +104,16 @@ class Classifier(Closing):
         )
 
     def status(self) -> AdaptationStatus:
-        """What the adaptation is doing."""
+        """The state in a few numbers.
+
+        Returns
+        -------
+        AdaptationStatus
+        """
         return self._adapter.status()
 
     def freeze(self) -> None:
-        """Keep predicting with the state as it is, and stop learning."""
+        """Stop learning and keep predicting with the current state."""
         self._adapter.freeze()
 
     def unfreeze(self) -> None:
@@ -110,21 +121,31 @@ class Classifier(Closing):
         self._adapter.unfreeze()
 
     def reset(self) -> None:
-        """Return to the frozen network: nothing learned, nothing pending."""
+        """Return to the source state and drop pending frames."""
         self._adapter.reset()
 
     def save(self, path: str | Path, /) -> None:
-        """Write what was learned, whole or not at all.
+        """Learn from the pending frames and write the state; a failure leaves no partial file.
+
+        Parameters
+        ----------
+        path : str or Path
+            Replaced if it exists.
 
         Raises
         ------
         ArtifactError
-            If it cannot be written.
+            If it cannot be written or holds NaN or infinity.
         """
         self._adapter.save_state(path)
 
     def load_state(self, path: str | Path, /) -> None:
-        """Continue from what `save` wrote; what was learned before is dropped.
+        """Continue from a saved state; the current state is dropped.
+
+        Parameters
+        ----------
+        path : str or Path
+            Written by `save`.
 
         Raises
         ------
@@ -157,26 +178,36 @@ def load(
     Parameters
     ----------
     path : str or Path
-        An artifact of `gain-export`, or an adaptive file; its metadata say which.
+        An artifact of `gain-export`, or an adaptive file.
     device : {"cpu", "cuda", "auto", "tensorrt"}, optional
+        As for `open_session`; `tensorrt` runs no adaptive files.
     config : Config, optional
-        Default: `gain_core.preset("shift")`. Baked into an adaptive file.
+        Default: `gain_core.preset("shift")`. Fixed in an adaptive file, so not allowed with one.
     update_every, warmup_frames : int, optional
-        Frames between two updates, and before the first one; `gain_core`'s defaults. Baked into an
-        adaptive file.
+        Frames between two updates, and before the first one; defaults as for `Gain`. An adaptive
+        file fixes `warmup_frames` and the least `update_every`.
     state : str or Path, optional
-        What `Classifier.save` wrote.
+        A state file, as `Classifier.save` writes it, to continue from.
     num_threads : int, optional
         CPU threads within one operator; None lets the library choose.
+
+    Returns
+    -------
+    Classifier
+        Close it, or use it as a context manager.
 
     Raises
     ------
     ArtifactError
-        If a file is missing, damaged, or not what is expected.
-    BackendUnavailableError, EngineError
-        If the device cannot be used, or the network cannot be loaded on it.
+        If a file is missing, damaged, or of the wrong kind, or the state belongs to another
+        artifact.
+    BackendUnavailableError
+        If the device cannot be used.
     ConfigError
-        If a setting is out of its range, or given for a file that has it baked in.
+        If a setting is out of its range or fixed in the file, the state was learned with another
+        config, or the method reads features and the artifact has none.
+    EngineError
+        If the network cannot be loaded on the device.
     """
     resources = ExitStack()
     with resources:
@@ -211,7 +242,7 @@ def open_engine(
     num_threads: int | None = None,
     allow_host_code: bool = False,
 ) -> Engine:
-    """Open a file's network and what adapts it.
+    """Open the network of a file together with its adaptation.
 
     Parameters
     ----------
@@ -221,6 +252,10 @@ def open_engine(
         Closes the session.
     allow_host_code : bool, optional
         As for `open_session`.
+
+    Returns
+    -------
+    Engine
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What adapts behind an adapter: a network with `Gain` beside it, or an adaptive file."""
+"""Network and adaptation of an `Adapter`: a session with `Gain`, or an adaptive file."""
 
 from __future__ import annotations
 
@@ -36,22 +36,29 @@ Times = tuple[int, int]
 
 
 class EngineArtifact(Protocol):
-    """What is said about the file in use."""
+    """The file in use: an artifact or an adaptive file."""
 
     @property
-    def path(self) -> Path: ...
-
-    @property
-    def sha256(self) -> str:
-        """Of the file's bytes, hexadecimal."""
+    def path(self) -> Path:
+        """Where the file is."""
         ...
 
     @property
-    def manifest(self) -> Manifest: ...
+    def sha256(self) -> str:
+        """SHA-256 of the file's bytes, hexadecimal."""
+        ...
+
+    @property
+    def manifest(self) -> Manifest:
+        """The artifact's manifest."""
+        ...
 
 
 class Learner(Protocol):
-    """What keeps the state and learns: `Gain` on the host, or an adaptive file's session."""
+    """Keeps the state and learns: `Gain` on the host, or an adaptive file's session.
+
+    The members are those of `Gain`.
+    """
 
     @property
     def method(self) -> Method[Any]: ...
@@ -70,7 +77,7 @@ class Learner(Protocol):
 
     @property
     def state(self) -> Any:
-        """A copy, NumPy arrays."""
+        """A copy of the state, as NumPy arrays."""
         ...
 
     def summary(self) -> dict[str, Array]: ...
@@ -87,14 +94,16 @@ class Learner(Protocol):
 
 
 class Engine(Protocol):
-    """Pixels in, adapted predictions out."""
+    """Network and adaptation: pixels in, adapted predictions out."""
 
     @property
-    def artifact(self) -> EngineArtifact: ...
+    def artifact(self) -> EngineArtifact:
+        """The file in use."""
+        ...
 
     @property
     def artifact_sha256(self) -> str:
-        """Of the artifact that states belong to."""
+        """SHA-256 of the artifact that states belong to, hexadecimal."""
         ...
 
     @property
@@ -103,19 +112,63 @@ class Engine(Protocol):
         ...
 
     @property
-    def learner(self) -> Learner: ...
+    def learner(self) -> Learner:
+        """Keeps the state."""
+        ...
 
     def step(self, pixel_values: Floats, /, *, learn: bool) -> tuple[Prediction, Times]:
-        """Predict a batch, learn from it where asked; nanoseconds of network and adaptation."""
+        """Predict a batch, and learn from it if asked.
+
+        Parameters
+        ----------
+        pixel_values : array, (B, 3, height_px, width_px) float32
+        learn : bool
+            Whether the batch may change the state.
+
+        Returns
+        -------
+        Prediction, (int, int)
+            The prediction, and the nanoseconds spent in the network and in the adaptation.
+
+        Raises
+        ------
+        ArrayError
+            If the network cannot take an array of this shape, dtype or layout.
+        EngineError
+            If the forward pass fails.
+        NumericsError
+            If the network returned NaN or infinity.
+        """
         ...
 
     def warm_up(self, pixel_values: Floats, /) -> None:
-        """One pass from which nothing is learned."""
+        """Run the network once without learning.
+
+        Parameters
+        ----------
+        pixel_values : array, (B, 3, height_px, width_px) float32
+
+        Raises
+        ------
+        ArrayError, EngineError
+            As `step`.
+        """
         ...
 
 
 def artifact_method(artifact: Artifact, config: Config | None = None, /) -> Method[Any]:
-    """The method for an artifact: its head, where it has one, and what was measured of it.
+    """Make the method for an artifact, from its head and what the export measured.
+
+    Parameters
+    ----------
+    artifact : Artifact
+    config : Config, optional
+        Default: the preset `shift`.
+
+    Returns
+    -------
+    Method
+        On NumPy.
 
     Raises
     ------
@@ -128,16 +181,17 @@ def artifact_method(artifact: Artifact, config: Config | None = None, /) -> Meth
 
 
 class NetworkEngine:
-    """A session's forward pass with `Gain` on the host behind it.
+    """A session's forward pass, followed by `Gain` on the host.
 
-    The default reads K logits of a frame, which are less to copy than they are to adapt on a
-    device; where everything is to stay there, use an adaptive file.
+    The default method reads only the K logits of a frame: copying them to the host costs less than
+    adapting on the device. To keep everything on the device, use an adaptive file.
 
     Parameters
     ----------
     session : Session
         Not owned.
     config : Config, optional
+        Default: the preset `shift`.
     update_every, warmup_frames : int, optional
         As for `Gain`.
 
@@ -188,18 +242,17 @@ class NetworkEngine:
 
 
 class AdaptiveEngine:
-    """An adaptive file: network and adaptation are one call, and the state stays where it runs.
+    """An adaptive file: network and adaptation in one call, with the state on its device.
 
     Parameters
     ----------
     session : AdaptiveSession
-        Not owned; it is the learner, too. Config, warm-up and the least `update_every` are the
-        file's.
+        Not owned; also the learner. The file fixes config, warm-up and the least `update_every`.
 
     Raises
     ------
     ArtifactError
-        If the file has no network and so takes no frames.
+        If the file has no network, and so takes no frames.
     """
 
     def __init__(self, session: AdaptiveSession, /) -> None:
@@ -214,7 +267,7 @@ class AdaptiveEngine:
         self.learner = session
 
     def step(self, pixel_values: Floats, /, *, learn: bool) -> tuple[Prediction, Times]:
-        """See `Engine`; everything counts as the network's time."""
+        """See `Engine`; all time counts as the network's."""
         started = perf_counter_ns()
         prediction = (self.learner.step if learn else self.learner.predict)(pixel_values)
         return prediction, (perf_counter_ns() - started, 0)

@@ -1,4 +1,4 @@
-"""Frames, what is known of each, the results made of them, and what yields and takes both."""
+"""Frames, their results, and the protocols of sources and sinks."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Self = TypeVar("Self", bound="Closing")
 
 
 class Closing(ABC):
-    """Sources, sinks, sessions and stores: a context that closes them, whatever happened in it."""
+    """Context manager that calls `close` at the end."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what is held; may be called twice."""
+        """Release resources; may be called twice."""
 
     def __enter__(self: Self) -> Self:
         return self
@@ -61,16 +61,16 @@ class Frame:
     index : int
         Position in the source, counted from 0; dropped or skipped frames leave gaps.
     timestamp_ns : int
-        Files: presentation time where the container has one. Live: monotonic clock read after
-        the grab returned.
+        Nanoseconds. Files: presentation time, if the container has one. Live: monotonic clock,
+        read after the grab returned.
     source_id : str
         What the frame came from (file name, device), credentials removed.
     region : (left, top, right, bottom) in px, or None
         The part of the image to classify; None means the whole frame.
     truth : int or None
-        Class index where the source knows it.
+        Class index, if the source knows it.
     condition : str or None
-        Name of the domain the frame belongs to where the source knows it (`fog`, `night`).
+        Domain of the frame, if the source knows it (`fog`, `night`).
     """
 
     image: npt.NDArray[np.uint8]
@@ -86,10 +86,24 @@ class Frame:
 class SourceInfo:
     """What is known about a source before its first frame.
 
-    `rate_hz` and `num_frames` are None where the source cannot tell; `live` sources keep
-    producing whether or not anybody reads, so their reader drops the oldest frames. `detail` says
-    in a word or two how the frames are made (`h264`, `hevc on cuda`). `timed` says whether time
-    stamps tell when frames were taken; photos have none, and are shown one after another.
+    Attributes
+    ----------
+    source_id : str
+        File name or device, credentials removed.
+    width_px, height_px : int
+        Size of the frames; later ones may differ.
+    rate_hz : float or None
+        Frames per second; None if unknown.
+    num_frames : int or None
+        None if unknown.
+    live : bool
+        Whether frames arrive whether or not anybody reads, so that a reader drops the oldest.
+    class_names : tuple of str or None
+        Names of the classes that `Frame.truth` indexes, if the source knows them.
+    detail : str or None
+        How the frames are made (`h264`, `hevc on cuda`).
+    timed : bool
+        Whether time stamps tell when frames were taken; photos have none.
     """
 
     source_id: str
@@ -107,7 +121,9 @@ class FrameSource(Protocol):
     """An open source of frames: iterate once, close once (a context manager)."""
 
     @property
-    def info(self) -> SourceInfo: ...
+    def info(self) -> SourceInfo:
+        """What is known before the first frame."""
+        ...
 
     @property
     def skipped(self) -> int:
@@ -116,7 +132,9 @@ class FrameSource(Protocol):
 
     def __iter__(self) -> Iterator[Frame]: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the source."""
+        ...
 
     def __enter__(self) -> FrameSource: ...
 
@@ -129,7 +147,20 @@ class FrameSource(Protocol):
 
 
 def rate_or_none(rate_hz: float | None, /, *, most_hz: float = MAX_RATE_HZ) -> float | None:
-    """A frame rate as claimed, or None where it cannot be one (0, NaN, a time base like 90000)."""
+    """A claimed frame rate, or None if it cannot be one (0, NaN, a time base like 90000).
+
+    Parameters
+    ----------
+    rate_hz : float or None
+        As the container claims it.
+    most_hz : float
+        Highest rate that is believed.
+
+    Returns
+    -------
+    float or None
+        Frames per second.
+    """
     return rate_hz if rate_hz is not None and 0.0 < rate_hz <= most_hz else None
 
 
@@ -145,7 +176,7 @@ FILLED_SHARE = 8
 
 
 class FrameHealth:
-    """Looks at each frame of one stream in turn."""
+    """Checks each frame of one stream in turn."""
 
     def __init__(self) -> None:
         self._last: npt.NDArray[np.uint8] | None = None
@@ -197,11 +228,12 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameResult:
-    """What was found out about one frame, as plain host values.
+    """The prediction for one frame, as plain host values.
 
     Attributes
     ----------
     frame : Frame
+        The classified frame.
     source_top, adapted_top : tuple of Ranked
         Most probable classes of the frozen source and of the adapted prediction, best first.
     strength, gain : float
@@ -209,12 +241,12 @@ class FrameResult:
     rate_hz : float
         Frames per second over the recent past.
     stage_ms : mapping
-        Milliseconds this frame spent per stage (`preprocess`, `forward`, `adapt`).
+        Milliseconds per stage (`preprocess`, `forward`, `adapt`) for this frame.
     utc_ns : int
-        Nanoseconds since 1970 by the system's clock: when a live frame was captured, when another
-        one was classified.
+        Nanoseconds since 1970 by the system's clock: the capture of a live frame, else the
+        classification.
     latency_ms : float or None
-        From the capture of a live frame to its prediction; None for other sources.
+        Milliseconds from the capture of a live frame to its prediction; None for other sources.
     """
 
     frame: Frame
@@ -236,6 +268,10 @@ class FrameResult:
 class Sink(Protocol):
     """Receives every result in order; `close` finishes what it writes and may be called twice."""
 
-    def write(self, result: FrameResult, /) -> None: ...
+    def write(self, result: FrameResult, /) -> None:
+        """Take the next result."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Finish what was written."""
+        ...

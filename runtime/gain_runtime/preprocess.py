@@ -124,10 +124,11 @@ def preprocess_batch(
     ----------
     images : sequence of B arrays, (H, W, 3) uint8 RGB
     spec : Preprocess
+        As the artifact's manifest states it.
     regions : sequence of B regions or None, optional
         One per image, see `preprocess`.
     executor : concurrent.futures.Executor, optional
-        Of threads, which take a frame each; without it this thread takes them all.
+        Of threads, one frame each; default: all frames in the caller's thread.
     exact : bool, optional
         As for `preprocess`.
 
@@ -160,7 +161,17 @@ def preprocess_batch(
 def one_region_each(
     images: Sequence[object], regions: Sequence[Region | None] | None, /
 ) -> Sequence[Region | None]:
-    """The regions, of which there must be one per image; None is the whole of each.
+    """Check that there is one region per image.
+
+    Parameters
+    ----------
+    images : sequence of B images
+    regions : sequence of B regions or None, optional
+        None stands for whole images.
+
+    Returns
+    -------
+    sequence of B regions or None
 
     Raises
     ------
@@ -352,15 +363,15 @@ def _resized_size(height: int, width: int, spec: Preprocess) -> tuple[int, int]:
 
 
 class BatchPreprocessor(Closing):
-    """`preprocess_batch` in a few threads; Pillow and NumPy let go of the interpreter's lock.
+    """`preprocess_batch` in several threads; Pillow and NumPy release the interpreter's lock.
 
     Parameters
     ----------
     spec : Preprocess
         As the artifact's manifest states it.
     threads : int or None, optional
-        At most so many, each begun when there is a frame for it; 1 works in the caller's thread,
-        None is one for each core that this process may use.
+        Most threads; 1 works in the caller's thread, None is one for each core that this process
+        may use.
     exact : bool, optional
         As for `preprocess`.
 
@@ -388,7 +399,7 @@ class BatchPreprocessor(Closing):
         *,
         regions: Sequence[Region | None] | None = None,
     ) -> npt.NDArray[np.float32]:
-        """See `preprocess_batch`, to which it is equal to the last bit.
+        """See `preprocess_batch`; equal to it to the last bit.
 
         Raises
         ------
@@ -401,7 +412,7 @@ class BatchPreprocessor(Closing):
         )
 
     def close(self) -> None:
-        """End the threads; what comes after is preprocessed in the caller's."""
+        """End the threads; later calls work in the caller's thread."""
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown()

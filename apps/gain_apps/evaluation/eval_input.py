@@ -182,30 +182,42 @@ class FeatureStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSettings:
-    """How a network is run on a data set; none of it is for a feature dump but the domains.
+    """How a network is run on a data set.
+
+    A feature dump takes `domains`, `severities`, `cache`, `device` and `num_threads` only.
 
     Attributes
     ----------
     domains : tuple of str, or None
-        In order; by default those that the data have, or ImageNet-C's fifteen.
+        In order; default: those of the data, or the fifteen of ImageNet-C.
     severities : tuple of float
+        Severities of the corruptions.
     views : int
         Crops and flips of each image.
     normalise : {"timm", "unit", "imagenet"}
         Mean and deviation of the pixels: the artifact's own, none, or ImageNet's.
-    class_file, image_list : Path or None
-        `classes.tsv` for WordNet ids; which images of a tree, in which order.
+    class_file : Path or None
+        `classes.tsv` for WordNet ids.
+    image_list : Path or None
+        Which images of a folder, and in which order.
     class_subset : {"all", "present"}
         Predict among all classes, or only among those with images.
     source_images : str or None
-        Clean images, to measure the source on.
+        Folder of clean images on which to measure the source.
     cache : str, Path or None
-        Folder for features; by default in the user's cache folder. An executor of several machines
-        takes an fsspec URL, too.
-    device : str
+        Folder for features; default: in the user's cache folder. With several machines it may be
+        an fsspec URL.
+    device : {"cpu", "cuda", "tensorrt", "auto"}
+        As for `open_session`.
     num_threads : int or None
+        CPU threads within one operator; None lets the library choose.
     torch : (str, Path) or None
         timm's name of the network and the weights it was exported from, for methods that train it.
+
+    Raises
+    ------
+    ConfigError
+        If `views` is below 1.
     """
 
     domains: tuple[str, ...] | None = None
@@ -241,23 +253,24 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EvalInput:
-    """Features to stream, and what they are of.
+    """Features to stream, with their origin.
 
     Attributes
     ----------
     store : FeatureStore
+        The features.
     record : mapping
         `model` and `data` as plain values for the result file.
     default_order : str
-        Of the images within a domain.
+        Order of the images within a domain.
     single_severity : bool
-        Whether there is no choice of severity.
+        Whether the data have one severity only.
     recorded : array, (N,) int64, or None
-        Domain of each image where the stream is a recording, shown as it is.
+        Domain of each image, if the frames are streamed as recorded.
     recordings : tuple of int
-        How many images each recording has.
+        Number of images in each recording.
     network : callable, or None
-        Makes the network in torch where it was named.
+        Builds the network in torch, if `InputSettings.torch` names it.
     origin : Origin or None
         How it was opened.
     """
@@ -282,7 +295,7 @@ def open_input(
     executor: Executor | None = None,
     on_images: OnImages | None = None,
 ) -> EvalInput:
-    """Open a feature dump, or an artifact with a data set; features not cached yet are computed.
+    """Open a feature dump, or an artifact with a data set; compute features not yet cached.
 
     Parameters
     ----------
@@ -292,12 +305,16 @@ def open_input(
         Data set of an artifact; several `test://` sources are recordings, one after the other.
     settings : InputSettings, optional
     recorded : bool
-        Show the frames of `test://` sources as they were recorded.
+        Stream the frames of `test://` sources as they were recorded.
     executor : Executor, optional
-        Where features are computed; by default here.
+        Computes features; default: this process.
     on_images : callable, optional
-        Called with a title and a number of steps before each forward pass over a domain; what it
-        returns is called after every step.
+        Called with a title and a number of steps before each forward pass over a domain; the
+        callable that it returns is called after every step.
+
+    Returns
+    -------
+    EvalInput
 
     Raises
     ------
@@ -305,6 +322,8 @@ def open_input(
         If model and data do not fit each other, or a setting does not fit them.
     ArtifactError, StreamError
         If a file is missing or damaged.
+    BackendUnavailableError
+        If a library that the data set or device needs is not installed.
     """
     # Imported late: a feature dump needs no OpenCV and no ONNX Runtime.
     from gain_apps.evaluation.feature_dump import is_dump, load_dump

@@ -70,27 +70,27 @@ def evaluate(
     stream : str
         `NAME` or `NAME:key=value`, see `StreamPlan` and `camera_streams`.
     order : str, optional
-        Of the images within a domain; by default that of the data.
+        Order of the images within a domain; default: that of the data.
     methods : sequence of str
-        As `make_method` takes them; the source is always run, and first.
+        As `make_method` takes them; the source is always run first.
     seeds : int or sequence of int
-        How many, from 0, or which.
+        Number of seeds, from 0, or the seeds.
     batch_size : int, optional
-        Frames a step; 16 where objects stay as a camera sees them, else 64.
+        Frames per step; default: 16 if objects stay in view as for a camera, else 64.
     settings : InputSettings, optional
         How the network is run; not for an `EvalInput`.
     diagnose : bool
         Record strength and gain of GAIN's methods before each batch is learned from.
     command : str
-        What is written into the result as its origin.
+        Written into the result as its origin.
     executor : Executor, optional
-        Where the work is done; by default here.
+        Does the work; default: this process.
     result : Path, optional
-        Result file, written as runs end. Until the last has ended it lists under `unfinished` what
-        is missing, and the same evaluation started again goes on from there.
+        Result file, written as runs end. Until the last run has ended, its entry `unfinished` lists
+        what is missing; the same evaluation, started again, continues from there.
     on_task : callable, optional
-        Called with a title and a number of steps before each part of the work; what it returns
-        is called after every step.
+        Called with a title and a number of steps before each part of the work; the callable that
+        it returns is called after every step.
 
     Returns
     -------
@@ -99,8 +99,16 @@ def evaluate(
 
     Raises
     ------
-    ConfigError, ArtifactError, StreamError, NumericsError, BackendUnavailableError, EngineError
-        If a setting is out of range or does not fit the data, or a file is missing or damaged.
+    ArtifactError, StreamError
+        If a file is missing or damaged.
+    BackendUnavailableError
+        If a library or device that is needed is not there.
+    ConfigError
+        If a setting is out of range or does not fit the data.
+    EngineError
+        If the network cannot be loaded or run.
+    NumericsError
+        If features or predictions hold NaN or infinity.
 
     Examples
     --------

@@ -61,12 +61,16 @@ class ServeAddress:
         Parameters
         ----------
         text : str
-            `8080`, `0.0.0.0:8080`, `[::1]:8080`; without a host it is the loopback address.
+            `8080`, `0.0.0.0:8080`, `[::1]:8080`. Default of the host: the loopback address.
+
+        Returns
+        -------
+        ServeAddress
 
         Raises
         ------
         ConfigError
-            If it is anything else.
+            If `text` has another form, or the port is above 65535.
         """
         match = PATTERN.fullmatch(text)
         # Digits of other scripts are digits to a regular expression.
@@ -79,7 +83,7 @@ class ServeAddress:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it; a name other than `localhost` may be anything."""
+        """Whether only this machine can reach it; False for names other than `localhost`."""
         return is_loopback(self.host)
 
     @property
@@ -90,7 +94,17 @@ class ServeAddress:
 
 
 def is_loopback(host: str, /) -> bool:
-    """Whether a name or address, without brackets, is this machine's own and no other's."""
+    """Whether a host is the loopback address, which only this machine can reach.
+
+    Parameters
+    ----------
+    host : str
+        Name or address, without brackets. Of names only `localhost` is known.
+
+    Returns
+    -------
+    bool
+    """
     if host.lower() == "localhost":
         return True
     try:
@@ -105,12 +119,16 @@ def read_token(path: str | Path, /) -> str:
     Parameters
     ----------
     path : str or Path
-        A file that holds it, white space around it ignored.
+        A file that holds it; white space around it is ignored.
+
+    Returns
+    -------
+    str
 
     Raises
     ------
     ConfigError
-        If the file cannot be read, or the token is short, long or not printable ASCII.
+        If the file cannot be read, or the token is too short, too long or not printable ASCII.
     """
     try:
         with Path(path).open("rb") as file:
@@ -127,12 +145,13 @@ def read_token(path: str | Path, /) -> str:
 
 
 def token_from_secrets() -> str | None:
-    """The token where systemd, Docker or the environment hands one over.
+    """The token that systemd, Docker or the environment provides.
 
     Returns
     -------
     str or None
-        From the credential or secret `serve-token`, or the variable `GAIN_SERVE_TOKEN`.
+        From the credential or secret `serve-token`, or the variable `GAIN_SERVE_TOKEN`; None if
+        there is neither.
 
     Raises
     ------
@@ -169,24 +188,26 @@ def open_server(
     address: ServeAddress,
     token: str | None = None,
 ) -> PageServer:
-    """Serve the page of all cameras from a thread of its own.
+    """Serve the page of all cameras in a thread of its own.
 
     Parameters
     ----------
     cameras : Cameras
+        What the page shows.
     address : ServeAddress
+        Where to listen.
     token : str, optional
-        What viewers must know.
+        Token that viewers must give.
 
     Returns
     -------
     PageServer
-        Listening already; a context manager.
+        Already listening; a context manager.
 
     Raises
     ------
     ConfigError
-        If the address is reachable from other machines and there is no token.
+        If other machines can reach the address and there is no token.
     BackendUnavailableError
         If the extra `serve` is not installed.
     StreamError

@@ -31,23 +31,23 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """Whether the device keeps up, and what gives way where it does not.
+    """Whether the device keeps up with the stream, and how the work was reduced if not.
 
     Attributes
     ----------
     load : {"keeping-up", "updating-less", "skipping"}
     level : int
-        Steps taken to keep up.
+        Number of steps by which the work was reduced.
     update_every : int
-        Frames between two updates at present.
+        Frames between two updates now.
     stride : int
-        One frame in so many is classified.
+        One in `stride` frames is classified.
     left_out : int
-        Frames skipped by it so far.
+        Frames that `stride` has skipped so far.
     throttled : bool
-        Whether the device slows itself down.
+        Whether the device runs slower than its full speed.
     celsius : float or None
-        Its hottest zone; None where none can be read.
+        Temperature of the hottest zone in degrees Celsius; None if it cannot be read.
     """
 
     load: Load = "keeping-up"
@@ -61,9 +61,18 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFacts:
-    """Snapshots: taken so far, whether the last failed, learned frames that are in none.
+    """What the snapshots of a stream hold.
 
-    `last_utc_s` is when the last one was written, in seconds since 1970.
+    Attributes
+    ----------
+    written : int
+        Snapshots written so far.
+    failing : bool
+        Whether the last one failed.
+    frames_not_kept : int
+        Learned frames that are in no snapshot.
+    last_utc_s : float or None
+        When the last one was written, in seconds since 1970.
     """
 
     written: int = 0
@@ -74,24 +83,28 @@ class KeptFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFacts:
-    """What the loop knows beside the newest result; asked for on the loop's own thread.
+    """The counts and states of a stream, beside its newest result.
 
     Attributes
     ----------
     frozen : bool
-    frames_learned, dropped, rejected, skipped : int
-        Frames in the state; left out because the network was busy; not classifiable; unreadable.
+        Whether learning is stopped.
+    frames_learned : int
+        Frames that the state has learned from.
+    dropped, rejected, skipped : int
+        Frames left out because the network was busy; that could not be classified; that could
+        not be read.
     reconnects : int
-        Times a lost source came back.
+        Times that a lost source returned.
     outputs_lost : int
-        Outputs that failed and were left out.
-    not_learned : mapping
-        Frames that were predicted but not learned from, by what was wrong with them.
-    adaptation : mapping
+        Outputs that failed; the stream goes on without them.
+    not_learned : mapping of str to int
+        Frames that were predicted but not learned from, by fault.
+    adaptation : mapping of str to float
         Numbers of the adapter's status.
     device : DeviceFacts
     kept : KeptFacts or None
-        None where no snapshots are taken.
+        None if no snapshots are taken.
     """
 
     frozen: bool = False
@@ -108,7 +121,17 @@ class StreamFacts:
 
 
 def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind, str]]:
-    """Kind and text of what is different; numbers that change with every frame are left out."""
+    """The events that tell how two states of a stream differ.
+
+    Parameters
+    ----------
+    before, after : StreamFacts
+
+    Returns
+    -------
+    list of (str, str)
+        Kind and text of each event; numbers that change with every frame give none.
+    """
     found: list[tuple[EventKind, str]] = []
     if after.frames_learned < before.frames_learned:
         found.append(
@@ -157,7 +180,20 @@ LATENCY_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 class StreamIdentity:
     """What does not change while a stream runs.
 
-    `artifact` is a file name without its folder, `source_id` is free of credentials.
+    Attributes
+    ----------
+    source_id : str
+        File name or device, credentials removed.
+    artifact : str
+        File name without its folder.
+    artifact_sha256 : str
+        SHA-256 of the artifact, hexadecimal.
+    provider : str
+        The execution provider in use.
+    version : str
+        Version of gain-edge.
+    labels : tuple of str
+        K class names.
     """
 
     source_id: str
@@ -170,7 +206,17 @@ class StreamIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """From capture to prediction: counts by `LATENCY_BOUNDS_S` and above, and their sum."""
+    """Time from capture to prediction.
+
+    Attributes
+    ----------
+    counts : tuple of int
+        Frames in each bucket of `LATENCY_BOUNDS_S`, and above the last.
+    sum_s : float
+        Sum over all frames, in seconds.
+    recent_ms : tuple of float
+        Of the newest frames, in milliseconds.
+    """
 
     counts: tuple[int, ...]
     sum_s: float
@@ -179,11 +225,11 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveView:
-    """One consistent picture of a board.
+    """Everything a board holds, read at one moment.
 
     `sequence` grows with every result; `stage_seconds` are sums over all frames; `agreement` is
-    over the last 256 frames and None before the first; `age_s` is that of the newest result, or
-    of the stream where there is none; `rate_hz` is over the last five seconds.
+    over the last 256 frames and None before the first; `age_s` is the age of the newest result, or
+    of the stream if there is none; `rate_hz` is over the last five seconds.
     """
 
     sequence: int
@@ -207,16 +253,16 @@ class LiveView:
 class LiveBoard:
     """A sink that keeps the newest result and short histories; it never waits for a reader.
 
-    It outlives the runs of its stream, so that curves and counts go on when a camera is restarted.
+    One board serves all runs of its stream, so that curves and counts go on when a camera restarts.
 
     Parameters
     ----------
     name : str
-        The stream's.
+        Name of the stream.
     events : EventLog
         Not owned.
     on_connection : callable, optional
-        Receives the first connection and each whose state is a new one.
+        Called with the first connection, and with each whose state differs from the one before.
     clock : callable, optional
         Monotonic seconds.
     wall_clock : callable, optional
@@ -276,6 +322,7 @@ class LiveBoard:
         Parameters
         ----------
         identity : StreamIdentity
+            Of this run.
         probe : callable
             Returns the `StreamFacts`; called from `write` and `poll`, a few times a second.
         """
@@ -292,16 +339,17 @@ class LiveBoard:
         attempt: int = 0,
         next_try_s: float | None = None,
     ) -> None:
-        """Note what the stream does from now on, and why; any thread may.
+        """Set the state of the stream; any thread may call it.
 
         Parameters
         ----------
-        state : str
+        state : {"starting", "running", "paused", "ended", "failed"}
         why : str, optional
+            The reason, for the page.
         attempt : int, optional
-            Which try is next, or going on, of a stream that failed and begins again.
+            Number of the current or next attempt to restart a failed stream.
         next_try_s : float, optional
-            When it begins, in seconds since 1970.
+            When the next attempt begins, in seconds since 1970.
         """
         with self._lock:
             if state != self._state:
@@ -311,7 +359,12 @@ class LiveBoard:
             self.connect(Connection(state="closed", attempt=attempt, next_try_s=next_try_s))
 
     def connect(self, connection: Connection, /) -> None:
-        """Note how the connection to the source stands; any thread may."""
+        """Set the state of the connection to the source; any thread may call it.
+
+        Parameters
+        ----------
+        connection : Connection
+        """
         with self._lock:
             before, self._connection = self._connection, connection
         if before.state != connection.state:
@@ -343,7 +396,7 @@ class LiveBoard:
         self.poll()
 
     def poll(self) -> None:
-        """Look for changes of state between frames, too."""
+        """Look for changes between frames: add an event for each."""
         now = self._clock()
         if now - self._probed_s < PROBE_INTERVAL_S:
             return
@@ -360,11 +413,11 @@ class LiveBoard:
                 self.note(kind, text)
 
     def note(self, kind: EventKind, text: str, /, *, who: str = "") -> None:
-        """Add an event; any thread may.
+        """Add an event; any thread may call it.
 
         Parameters
         ----------
-        kind : str
+        kind : EventKind
         text : str
             Without credentials.
         who : str, optional
@@ -373,7 +426,7 @@ class LiveBoard:
         self._events.add(self.name, kind, text, who=who)
 
     def last_event(self) -> Event | None:
-        """The newest event of this stream."""
+        """The newest event of this stream, or None."""
         return self._events.last(self.name)
 
     def close(self) -> None:
@@ -384,7 +437,12 @@ class LiveBoard:
             self._events.keep(self.name, newest)
 
     def view(self) -> LiveView:
-        """Everything at one moment; any thread may ask."""
+        """Everything the board holds at this moment; any thread may call it.
+
+        Returns
+        -------
+        LiveView
+        """
         now = self._clock()
         with self._lock:
             return LiveView(
@@ -411,15 +469,20 @@ class LiveBoard:
             )
 
     def points(self, scale: Scale = "fine", /, *, since_s: float = 0.0) -> list[Point]:
-        """The history from `since_s` on; any thread may ask.
+        """The history from `since_s` on; any thread may call it.
 
         Parameters
         ----------
         scale : {"fine", "coarse"}
-            Bins of a second over ten minutes, or of two minutes over a day. What happened before
-            this process began is in bins of two minutes in both.
+            Bins of one second over ten minutes, or of two minutes over a day. The time before this
+            process began is in bins of two minutes in both.
         since_s : float
             Seconds since 1970.
+
+        Returns
+        -------
+        list of Point
+            Oldest first.
         """
         with self._lock:
             points = self._histories[scale].points(since_s=since_s)

@@ -35,7 +35,16 @@ COMMANDS: tuple[Command, ...] = get_args(Command)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRequest:
-    """A command, who gave it, and what came of it once it was carried out."""
+    """A command in the queue.
+
+    Attributes
+    ----------
+    command : Command
+    who : str
+        Who gave it.
+    outcome : Future of str
+        What was done, once it was carried out.
+    """
 
     command: Command
     who: str
@@ -48,8 +57,8 @@ class CommandQueue:
     Parameters
     ----------
     capacity : int, optional
-        Commands that may wait. A loop that hangs shall not collect hours of impatient clicks and
-        then carry them all out.
+        Most commands that wait, so that a loop that hangs does not later carry out all of the
+        clicks made meanwhile.
     """
 
     def __init__(self, *, capacity: int = 32) -> None:
@@ -58,7 +67,7 @@ class CommandQueue:
         self._lock = threading.Lock()
 
     def submit(self, command: Command, /, *, who: str = "") -> CommandRequest | None:
-        """Leave a command for the loop; never blocks.
+        """Queue a command for the loop; never blocks.
 
         Parameters
         ----------
@@ -70,12 +79,12 @@ class CommandQueue:
         Returns
         -------
         CommandRequest or None
-            None where `capacity` of them wait already.
+            None if `capacity` commands already wait.
 
         Raises
         ------
         ConfigError
-            If it is none of `COMMANDS`.
+            If `command` is none of `COMMANDS`.
         """
         if command not in COMMANDS:
             raise ConfigError(f"command: expected one of {', '.join(COMMANDS)}, got {command!r}")
@@ -87,7 +96,13 @@ class CommandQueue:
         return request
 
     def drain(self) -> list[CommandRequest]:
-        """Take every waiting command, oldest first."""
+        """Take every waiting command.
+
+        Returns
+        -------
+        list of CommandRequest
+            Oldest first.
+        """
         with self._lock:
             taken = list(self._waiting)
             self._waiting.clear()

@@ -38,13 +38,13 @@ class ProcessPlan:
     Attributes
     ----------
     configs : tuple of StreamConfig
-        One for each stream; may be empty where cameras can be added.
+        One for each stream; may be empty if cameras can be added.
     shared : mapping
-        The settings that all have, for those that are added later.
+        The settings of all streams, also of those that are added later.
     is_service : bool
-        Whether the streams are watched and kept alive: several, or one with a page.
+        Whether failed streams are restarted: of several streams, or of one with a page.
     goes_on : bool
-        Whether it waits for cameras to be added when it has none.
+        Whether the process waits for cameras to be added when it has none.
     """
 
     configs: tuple[StreamConfig, ...]
@@ -56,22 +56,26 @@ class ProcessPlan:
 def plan_streams(settings: Mapping[str, Any], /) -> ProcessPlan:
     """One `StreamConfig` for each input or camera.
 
-    A single input gets the settings as they are. Of several, each writes into a folder of its
-    name, made here: `--jsonl out/rows.jsonl` becomes `out/NAME/rows.jsonl`, `--snapshots kept`
-    becomes `kept/NAME`. Page, metrics and MQTT connection are shared. The streams of a service wait
-    for their cameras for ever, unless `reconnect` says otherwise.
+    A single input gets the settings as they are. With several, each stream writes into a folder of
+    its name, created here: `--jsonl out/rows.jsonl` becomes `out/NAME/rows.jsonl`, `--snapshots
+    kept` becomes `kept/NAME`. Page, metrics and MQTT connection are shared. The streams of a
+    service wait for their cameras without limit, unless `reconnect` is set.
 
     Parameters
     ----------
     settings : mapping
-        Field name of `StreamConfig` to value, flags over file; `input` and `names` are a text or
-        a list of texts, `cameras` has settings for each name.
+        Field name of `StreamConfig` to value, flags over file. `input` and `names` are a string or
+        a list of strings; `cameras` maps each name to its settings.
+
+    Returns
+    -------
+    StreamPlan
 
     Raises
     ------
     ConfigError
-        As `StreamConfig.resolve`; if the names do not fit the inputs, or a setting cannot be meant
-        for several streams.
+        As `StreamConfig.resolve`; also if the names do not fit the inputs, or a setting does not
+        suit several streams.
     """
     values = _with_secrets(settings)
     inputs, names = _listed(values.pop("input", None)), _listed(values.pop("names", None))

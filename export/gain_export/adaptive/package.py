@@ -58,9 +58,11 @@ class AdaptiveReport:
     num_nodes : int
         Nodes of the step, the branches of its conditionals not counted.
     state_bytes : int
-        Of all state tensors together.
+        Size of all state tensors together.
     update_every, warmup_frames : int
+        As fixed in the file.
     features_only : bool
+        Whether the network was left out.
     """
 
     path: Path
@@ -74,12 +76,12 @@ class AdaptiveReport:
     features_only: bool
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, ready for JSON."""
+        """The report as plain values for JSON."""
         return asdict(self) | {"path": str(self.path)}
 
 
 def adaptive_path(artifact_path: str | Path, /) -> Path:
-    """Where an artifact's adaptive file goes unless the user says otherwise.
+    """The default path of an artifact's adaptive file.
 
     Parameters
     ----------
@@ -118,22 +120,22 @@ def add_adaptation(
     warmup_frames: int = WARMUP_FRAMES,
     features_only: bool = False,
 ) -> AdaptiveReport:
-    """Write an adaptive file: an artifact's network with one step of GAIN behind it.
+    """Write an adaptive file: an artifact's network, followed by one step of the method.
 
     Parameters
     ----------
     artifact_path : str or Path
-        Any artifact, mixed precision or int8 as well: its features and logits are float32.
+        Any artifact, also of mixed precision or int8: its features and logits are float32.
     output_path : str or Path
         Usually `NAME.adaptive.onnx`; replaced if it exists.
     config : Config, optional
-        Baked in. Default: the preset `shift`.
+        Fixed in the file. Default: the preset `shift`.
     update_every, warmup_frames : int, optional
-        Frames between two updates of the state, and frames the first one waits for, baked in; see
+        Frames between two updates of the state, and before the first one; fixed in the file. See
         `gain_core.Gain`.
     features_only : bool, optional
-        Leave the network out: the file takes logits instead of pixels, and features where the
-        method reads them.
+        Leave the network out: the file takes logits instead of pixels, and features if the method
+        reads them.
 
     Returns
     -------

@@ -90,24 +90,24 @@ def write_triton(
     adaptive_path : str or Path
         The `.adaptive.onnx` file.
     repository : str or Path
-        Folder of models; made if it is missing.
+        Folder of models; created if it is missing.
     backend : {"onnxruntime", "tensorrt"}, optional
-        With the first the file is copied byte for byte. With the second its scalar inputs and
-        outputs are written with one axis of 1, and Triton wants `NAME/1/model.plan` built of it:
-        the config begins with the command.
+        `onnxruntime` copies the file byte for byte. `tensorrt` writes its scalar inputs and outputs
+        with one axis of length 1; Triton then needs `NAME/1/model.plan` built from it, by the
+        command at the top of the config.
     force : bool, optional
-        Replace the model if it is there, with all its versions.
+        Replace an existing model with all its versions.
 
     Returns
     -------
     Path
-        The model's folder, whose name is the file's without `.adaptive.onnx`.
+        The model's folder, named as the file without `.adaptive.onnx`.
 
     Raises
     ------
     ArtifactError
-        If the file is no adaptive one, `check_triton` refuses the repository, or it cannot be
-        written. What was there before is untouched then.
+        If the file is no adaptive file, `check_triton` refuses the repository, or it cannot be
+        written. An existing model then stays as it was.
     """
     path, repository = Path(adaptive_path), Path(repository)
     artifact = load_adaptive(path)

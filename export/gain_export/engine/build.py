@@ -46,17 +46,18 @@ _SECONDS_TO_STOP = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
-    """An engine that lies beside its ONNX file.
+    """An engine beside its ONNX file.
 
     Attributes
     ----------
     path : Path
+        The `.engine` file.
     size_bytes : int
     header : EngineHeader
     built : bool
-        Whether this call built it; False where the one there still fitted.
+        Whether this call built it; False if the existing one still fits.
     seconds : float
-        Wall-clock time of the build.
+        Wall-clock time of the build, in seconds.
     """
 
     path: Path
@@ -66,7 +67,7 @@ class EngineReport:
     seconds: float
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, ready for JSON."""
+        """The report as plain values for JSON."""
         return {**asdict(self), "path": str(self.path)}
 
 
@@ -82,23 +83,24 @@ def build_engine(
 ) -> EngineReport:
     """Build the engine of an artifact or adaptive file, unless the one beside it still fits.
 
-    Where it can be run it is verified before it is written, see `verify_engine`; where it cannot,
-    its header says why. One that still fits is verified again if images are given, if it never
-    was, or if drift that was once accepted is not any more.
+    An engine that can run here is verified before it is written, see `verify_engine`; otherwise its
+    header says why it was not. An engine that still fits is verified again if images are given, if
+    it never was verified, or if drift was accepted before and `allow_drift` is now false.
 
     Parameters
     ----------
     onnx_path : str or Path
-        The engine is written beside it, with the suffix `.engine`, whole or not at all.
+        The engine is written beside it, with the suffix `.engine`; a failure leaves no partial
+        file.
     options : EngineOptions, optional
     verify_images : str or Path, optional
-        Folder of photographs to verify on; drawn ones without it.
+        Folder of photographs to verify on; default: drawn images.
     allow_drift : bool, optional
-        Write the engine although it misses its bar, or does not run on the GPU that it is for.
+        Write the engine even if it misses its bar, or does not run on the GPU that it is for.
     force : bool, optional
-        Build even if the engine there fits.
+        Build even if the existing engine fits.
     on_step : callable, optional
-        Takes the name and progress of each phase.
+        Called with the name and progress of each phase.
 
     Returns
     -------
@@ -107,7 +109,7 @@ def build_engine(
     Raises
     ------
     ArtifactError
-        If the file is missing or no ONNX model, or there are no such images.
+        If the file is missing or no ONNX model, or the images cannot be read.
     BackendUnavailableError
         If no TensorRT library is installed.
     ConfigError
@@ -116,7 +118,7 @@ def build_engine(
         If the library cannot read or build the network, its process is killed, or the engine does
         not run on the GPU that it is for.
     ParityError
-        If the engine misses the bar of its precision. The engine that was there stays as it is.
+        If the engine misses the bar of its precision. An existing engine stays as it was.
     """
     onnx_path, options = Path(onnx_path), options or EngineOptions()
     sha256, profile, precision = _identify(onnx_path, options)
@@ -178,11 +180,12 @@ def check_engine_options(options: EngineOptions, /) -> None:
 
 
 def check_engine(onnx_path: str | Path, /, *, options: EngineOptions | None = None) -> EngineReport:
-    """Check that the engine beside an ONNX file fits it, the library here and the options.
+    """Check that the engine beside an ONNX file fits the file, the options and this machine.
 
     Parameters
     ----------
     onnx_path : str or Path
+        The ONNX file.
     options : EngineOptions, optional
 
     Returns

@@ -1,4 +1,4 @@
-"""What can be chosen about an engine; not its precision, which the ONNX file states."""
+"""The options of an engine. Its precision is none of them: the ONNX file states it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,27 @@ class EngineOptions:
     Attributes
     ----------
     library : {"tensorrt", "tensorrt_rtx"} or None
-        None takes the one that is installed.
+        None takes the installed one.
     compute_capabilities : tuple of int
-        The GPUs to build for, as 86 for 8.6; empty means the GPU at hand. Only TensorRT-RTX
-        builds for a GPU that is not there.
+        The GPUs to build for, as 86 for 8.6; empty means the GPU of this machine. Only
+        TensorRT-RTX builds for other GPUs.
     opt_batch, max_batch : int
         Batch size to tune for, and the largest one.
     builder_level : int or None
-        0 to 5; None is the library's own.
+        TensorRT's optimisation level, 0 to 5; None is the library's default.
     workspace_bytes : int or None
-        Scratch memory the kernels may ask for; None is half of the GPU's free memory, or the
-        library's own choice where no GPU can be asked.
+        Scratch memory that kernels may use; None is half of the GPU's free memory, or the library's
+        default without a GPU.
+    hardware_compatible : bool
+        Build for all GPUs of Ampere and later; TensorRT only.
+    version_compatible : bool
+        Build a plan that later versions of the library run; it holds host code, see
+        `TensorRTSession`.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of its range.
     """
 
     library: str | None = None
@@ -62,16 +72,16 @@ class EngineOptions:
                 )
 
     def profile(self, fixed_batch: int | None, /) -> tuple[int, int, int]:
-        """Smallest, best and largest batch size of an engine.
+        """Smallest, tuned and largest batch size of an engine.
 
         Parameters
         ----------
         fixed_batch : int or None
-            The file's batch size, where it has one; the engine then takes that and no other.
+            The file's batch size, if it is fixed; the engine then takes no other.
 
         Returns
         -------
-        tuple of int
+        (int, int, int)
         """
         if fixed_batch is not None:
             return fixed_batch, fixed_batch, fixed_batch

@@ -78,7 +78,7 @@ class PrecisionReport:
     written: bool
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, ready for JSON."""
+        """The report as plain values for JSON."""
         return asdict(self) | {"path": str(self.path)}
 
 

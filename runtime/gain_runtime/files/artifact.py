@@ -83,18 +83,20 @@ _FLOAT_TYPES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Artifact:
-    """A checked artifact: where it lies, what it is, and the head adaptation starts from.
+    """A checked artifact.
 
     Attributes
     ----------
     path : Path
+        The `.onnx` file.
     sha256 : str
-        Of the file's bytes, hexadecimal.
+        SHA-256 of the file's bytes, hexadecimal.
     manifest : Manifest
+        Its `gain.*` metadata.
     head_weight : array, (K, D) float32, read-only; or None
-        None where the artifact has logits only.
+        None if the artifact has logits only.
     head_bias : array, (K,) float32, read-only; or None
-        Zeros where the head has no bias; None as the weight.
+        Zeros if the head has no bias; None if the artifact has logits only.
     """
 
     path: Path
@@ -105,7 +107,7 @@ class Artifact:
 
     @property
     def measured(self) -> dict[str, Any]:
-        """What the export measured on clean images, as `gain_core.make_method` takes it."""
+        """What the export measured on clean images, as keywords of `gain_core.make_method`."""
         fitness = self.manifest.fitness
         return {} if fitness is None else fitness.measured
 
@@ -118,12 +120,16 @@ def load_artifact(path: str | Path, /) -> Artifact:
     path : str or Path
         The `.onnx` file.
 
+    Returns
+    -------
+    Artifact
+
     Raises
     ------
     ArtifactError
         If the file is missing, unreadable, truncated, no ONNX model, has no `gain.*` metadata
         or another schema of it, refers to data outside itself, or if its graph or head does not
-        have the names and shapes the manifest states.
+        have the names and shapes that the manifest states.
     """
     path = Path(path)
     model, sha256 = read_model(path)
@@ -137,7 +143,11 @@ def load_artifact(path: str | Path, /) -> Artifact:
 
 
 def read_model(path: Path, /) -> tuple[onnx.ModelProto, str]:
-    """Read an ONNX model that lies in one file, with the file's hash.
+    """Read an ONNX model that is one file, and hash the file.
+
+    Parameters
+    ----------
+    path : Path
 
     Returns
     -------

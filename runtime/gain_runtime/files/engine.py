@@ -264,7 +264,15 @@ _VERSION_AT = slice(24, 28)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Engine:
-    """A whole engine file: its path, its header and its plan."""
+    """A whole engine file.
+
+    Attributes
+    ----------
+    path : Path
+    header : EngineHeader
+    plan : bytes
+        The serialised TensorRT plan.
+    """
 
     path: Path
     header: EngineHeader
@@ -272,7 +280,7 @@ class Engine:
 
 
 def engine_path(artifact_path: Path, /) -> Path:
-    """Where the engine of an ONNX file lies: beside it, with the suffix `.engine`."""
+    """The engine file that belongs to an ONNX file: beside it, with the suffix `.engine`."""
     return artifact_path.with_suffix(".engine")
 
 
@@ -309,6 +317,15 @@ def write_engine(path: Path, header: EngineHeader, plan: bytes, /) -> None:
 
 def read_engine(path: str | Path, /) -> Engine:
     """Read an engine file and check that it is whole.
+
+    Parameters
+    ----------
+    path : str or Path
+        The `.engine` file.
+
+    Returns
+    -------
+    Engine
 
     Raises
     ------

@@ -123,7 +123,24 @@ def load_picture(path: Path, /) -> Picture:
 
 
 def decode_image(data: bytes, /, *, shown: str) -> npt.NDArray[np.uint8]:
-    """Decode a picture in memory, as `load_image` does a file; `shown` is what errors call it."""
+    """Decode a picture in memory, as `load_image` does a file.
+
+    Parameters
+    ----------
+    data : bytes
+        The content of a picture file.
+    shown : str
+        What errors call it.
+
+    Returns
+    -------
+    array, (H, W, 3) uint8 RGB
+
+    Raises
+    ------
+    StreamError
+        If it cannot be decoded.
+    """
     return _decode(io.BytesIO(data), shown).pixels
 
 
@@ -241,10 +258,16 @@ LEFT_OUT = {
 
 @dataclass(slots=True)
 class PictureList:
-    """Files that are pictures by their first bytes or their names, and what else was met.
+    """Files that are pictures by their first bytes or their names, and what was left out.
 
-    `left_out` counts files that were not taken by kind, `closed` are folders that could not be
-    listed, each with the reason.
+    Attributes
+    ----------
+    paths : list of Path
+        The pictures.
+    left_out : Counter of str
+        Number of other files by kind.
+    closed : list of str
+        Folders that could not be listed, each with the reason.
     """
 
     paths: list[Path] = field(default_factory=list)
@@ -252,13 +275,13 @@ class PictureList:
     closed: list[str] = field(default_factory=list)
 
     def complaint(self) -> str:
-        """What was left out, as one clause; empty where it was nothing."""
+        """What was left out, as text for messages; empty if nothing was."""
         parts = [f"{count} {LEFT_OUT[kind]}" for kind, count in sorted(self.left_out.items())]
         parts += [f"the folder {closed}" for closed in self.closed]
         return ", ".join(parts)
 
     def add(self, path: Path, /) -> None:
-        """Take a file in, or count why not; folders and hidden files are passed over."""
+        """Add a picture, or count another file; folders and hidden files are ignored."""
         if path.name.startswith(".") or path.name == CLASS_FILE:
             return
         kind = _kind(path)
@@ -300,7 +323,11 @@ def walk(root: Path, closed: list[str], /) -> Iterator[Path]:
     ----------
     root : Path
     closed : list of str
-        Gets the folders that cannot be listed, each with the reason.
+        Folders that cannot be listed are added, each with the reason.
+
+    Yields
+    ------
+    Path
     """
     seen: set[tuple[int, int]] = set()
     waiting = [root]
@@ -321,13 +348,17 @@ def walk(root: Path, closed: list[str], /) -> Iterator[Path]:
 
 
 def matching(pattern: str, closed: list[str], /) -> list[Path]:
-    """Everything that a pattern matches; `**` stands for any folders, visited as `walk` does.
+    """Every path that a pattern matches; `**` stands for any folders, visited as `walk` does.
 
     Parameters
     ----------
     pattern : str
     closed : list of str
-        Gets the folders that cannot be listed.
+        Folders that cannot be listed are added, each with the reason.
+
+    Returns
+    -------
+    list of Path
     """
     before, stars, after = _split(pattern)
     if not stars:

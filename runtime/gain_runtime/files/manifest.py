@@ -80,7 +80,7 @@ class Fitness:
 
     @property
     def measured(self) -> dict[str, Any]:
-        """What of it `gain_core.make_method` takes, by its names."""
+        """The values that `gain_core.make_method` takes, by keyword."""
         if self.one_class_skewness is None:
             return {}
         skewness = self.one_class_skewness, self.mixture_skewness
@@ -88,12 +88,21 @@ class Fitness:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], /) -> Fitness:
-        """Rebuild it from JSON.
+        """Read the record of a manifest.
+
+        Parameters
+        ----------
+        record : mapping
+            Parsed JSON; unknown keys are ignored.
+
+        Returns
+        -------
+        Fitness
 
         Raises
         ------
         TypeError, ValueError
-            If a key is missing, or a value is none of its kind.
+            If a key is missing, or a value has the wrong type or is out of range.
         """
         known = {item.name for item in fields(cls)}
         # Records of earlier versions call the skewness asymmetry, and hold what is not used now.
@@ -130,6 +139,11 @@ class Preprocess:
         In units of [0, 1] pixels, in the order of `channel_order`.
     channel_order : str
         `RGB` or `BGR`: the order in which the network wants the planes.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of its range.
     """
 
     height_px: int
@@ -165,10 +179,16 @@ class Preprocess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLocation:
-    """Where the classifier head's arrays lie among the graph's initializers.
+    """The initializers of the graph that hold the classifier head.
 
-    `layout` is `KD` for a weight stored (K, D) and `DK` for its transpose; trailing axes of
-    length one (a 1x1 convolution) are dropped by the reader. `bias` is None where there is none.
+    Attributes
+    ----------
+    weight : str
+        Name of the weight. Its trailing axes of length one (a 1x1 convolution) are dropped.
+    layout : {"KD", "DK"}
+        Whether the weight is stored as (K, D) or transposed.
+    bias : str or None
+        Name of the bias; None if the head has none.
     """
 
     weight: str
@@ -189,7 +209,7 @@ class Manifest:
     input_name, logits_name : str
         Names of the graph's input and of its output (B, K).
     features_name : str or None
-        Of its output (B, D); None where the artifact has logits only.
+        Name of its output (B, D); None if the artifact has logits only.
     num_classes : int
         K.
     feature_dim : int or None
@@ -198,20 +218,28 @@ class Manifest:
         K class names; empty strings are not allowed.
     head : HeadLocation or None
         None as for `features_name`.
+    preprocess : Preprocess
+        How a frame becomes the graph's input.
     tool_versions : mapping
         Library versions at export.
     verification : mapping
         The numbers the export's own check measured.
     fitness : Fitness or None
-        What clean images said at export; None where none were given.
+        What the export measured on clean images; None if none were given.
     labels_source : str
-        Who says that the classes are called so, in words.
+        Where the class names come from.
     activation : str
-        What the model that was exported makes of `logits`: "none", "softmax", "log_softmax",
-        "sigmoid", "probabilities" (it gave these, and `logits` are their logarithm) or
+        What the exported model computes from `logits`: "none", "softmax", "log_softmax",
+        "sigmoid", "probabilities" (its output, of which `logits` is the logarithm) or
         "class_number".
     notes : tuple of str
-        What the export read off the model, changed and folded.
+        What the export read from the model, changed and folded.
+
+    Raises
+    ------
+    ConfigError
+        If only some of `features_name`, `feature_dim` and `head` are given, or `labels` or
+        `fitness` is not of K classes.
     """
 
     source: str
@@ -256,7 +284,12 @@ class Manifest:
         return (self.features_name, self.feature_dim), logits
 
     def to_metadata(self) -> dict[str, str]:
-        """Flat `gain.*` strings, ready for `metadata_props`."""
+        """The record as `gain.*` strings for `metadata_props`.
+
+        Returns
+        -------
+        dict of str to str
+        """
         record = {key: value for key, value in asdict(self).items() if value is not None}
         metadata = {PREFIX + "schema": SCHEMA_VERSION}
         for key, value in record.items():
@@ -266,7 +299,18 @@ class Manifest:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], /, *, path: str) -> Manifest:
-        """Read the record back.
+        """Read the record from a model's metadata.
+
+        Parameters
+        ----------
+        metadata : mapping of str to str
+            Keys that do not begin with `gain.` are ignored.
+        path : str
+            Named in messages.
+
+        Returns
+        -------
+        Manifest
 
         Raises
         ------

@@ -52,19 +52,24 @@ MISSING = (errno.ENOENT, errno.ENOTDIR)
 def file_status(
     path: str | Path, /, *, error: type[GainError] = ConfigError
 ) -> os.stat_result | None:
-    """What the system says of a path, links followed; None where nothing is there.
+    """Status of a file or folder, links followed.
 
     Parameters
     ----------
     path : str or Path
     error : type
-        Of what is raised.
+        Class of the error to raise.
+
+    Returns
+    -------
+    os.stat_result or None
+        None if nothing is there.
 
     Raises
     ------
     GainError
-        If the system does not tell: no permission for a folder above, a link that points to
-        itself, a name no file system takes.
+        An `error`, if the path cannot be accessed: no permission for a folder above, a link that
+        points to itself, a name that no file system takes.
     """
     try:
         return Path(path).stat()
@@ -103,11 +108,16 @@ def resolved(path: str | Path, /, *, error: type[GainError] = ConfigError) -> Pa
 
 
 def regular_file(path: Path, /) -> None:
-    """Refuse what is no file: reading a pipe would wait for ever.
+    """Refuse what is no regular file: reading a pipe would wait for ever.
+
+    Parameters
+    ----------
+    path : Path
 
     Raises
     ------
     StreamError
+        If it is missing, cannot be accessed, or is no regular file.
     """
     status = file_status(path, error=StreamError)
     if status is None:
@@ -125,6 +135,17 @@ def regular_file(path: Path, /) -> None:
 def read_head(path: Path, size: int = HEAD_BYTES, /) -> bytes:
     """The first bytes of a regular file.
 
+    Parameters
+    ----------
+    path : Path
+    size : int
+        Number of bytes.
+
+    Returns
+    -------
+    bytes
+        Fewer than `size` if the file is shorter.
+
     Raises
     ------
     StreamError
@@ -138,9 +159,17 @@ def read_head(path: Path, size: int = HEAD_BYTES, /) -> bytes:
 
 
 def content_of(head: bytes, /) -> Content:
-    """What a file is by its first `HEAD_BYTES` bytes, whatever its name says.
+    """Kind of a file, from its content and not from its name.
 
-    TIFF files may yet turn out to be a camera's raw data.
+    Parameters
+    ----------
+    head : bytes
+        The first `HEAD_BYTES` bytes.
+
+    Returns
+    -------
+    Content
+        A camera's raw data may pass for TIFF.
     """
     if head.startswith(LFS_POINTER):
         return "lfs pointer"

@@ -1,4 +1,4 @@
-"""A folder of numbered states, of which a crash at any moment leaves the last ones whole."""
+"""A folder of numbered state files; a crash never damages the ones already written."""
 
 from __future__ import annotations
 
@@ -38,7 +38,17 @@ LOCK = ".lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One file: its number, and the frames its state was learned from."""
+    """One snapshot file.
+
+    Attributes
+    ----------
+    path : Path
+        The state file.
+    number : int
+        Rises with every snapshot.
+    frames : int
+        Frames that its state has learned from.
+    """
 
     path: Path
     number: int
@@ -46,10 +56,10 @@ class Snapshot:
 
 
 class SnapshotStore(Closing):
-    """The snapshots of one stream (a context manager); nobody else may use the folder meanwhile.
+    """The snapshots of one stream, in a folder that it locks (a context manager).
 
-    Each snapshot is a state file of its own name, so that writing one cannot damage another. The
-    last three are kept.
+    Each snapshot is a file of its own, so that writing one cannot damage another. The last three
+    are kept.
 
     Parameters
     ----------
@@ -77,16 +87,20 @@ class SnapshotStore(Closing):
 
     @property
     def folder(self) -> Path:
-        """Where they lie."""
+        """The folder of the snapshots."""
         return self._folder
 
     @property
     def set_aside(self) -> tuple[str, ...]:
-        """What was set aside by this store and why, one line each."""
+        """Snapshots that this store set aside, and why; one line each."""
         return tuple(self._set_aside_lines)
 
     def snapshots(self) -> list[Snapshot]:
-        """Those that may be loaded, newest first.
+        """The snapshots that were not set aside, newest first.
+
+        Returns
+        -------
+        list of Snapshot
 
         Raises
         ------
@@ -96,12 +110,21 @@ class SnapshotStore(Closing):
         return self._listed(set_aside=False)
 
     def write(self, adapter: Adapter, /) -> Snapshot:
-        """Keep the state as it is; frames that wait to be learned from keep waiting.
+        """Write a snapshot of the adapter's state; pending frames stay pending.
+
+        Parameters
+        ----------
+        adapter : Adapter
+
+        Returns
+        -------
+        Snapshot
 
         Raises
         ------
         ArtifactError
-            If it cannot be written; the older ones are untouched.
+            If it cannot be written or holds NaN or infinity, which leaves the older ones as they
+            are, or if the folder cannot be listed.
         """
         frames = adapter.frames
         path = self._folder / f"snapshot-{self._next:010d}-{frames}.safetensors"
@@ -116,13 +139,13 @@ class SnapshotStore(Closing):
     def restore(self, adapter: Adapter, /, *, before: int | None = None) -> Snapshot | None:
         """Load the newest snapshot that belongs to the adapter's artifact and config.
 
-        Those that are damaged or belong to something else are renamed, with one line each, and
-        never looked at again.
+        Damaged snapshots, and those of another artifact or config, are set aside: renamed, logged,
+        and not tried again.
 
         Parameters
         ----------
         adapter : Adapter
-            Untouched where there is none.
+            Its state changes only if a snapshot is loaded.
         before : int or None
             Only snapshots with a lower number.
 
@@ -134,8 +157,8 @@ class SnapshotStore(Closing):
         Raises
         ------
         ArtifactError
-            If the folder cannot be listed, or a snapshot exists and may not be read: it is whole,
-            and starting without it would lose what was learned.
+            If the folder cannot be listed, or a snapshot must not be read: starting without it
+            would lose what was learned.
         """
         for snapshot in self.snapshots():
             if before is not None and snapshot.number >= before:
@@ -150,14 +173,25 @@ class SnapshotStore(Closing):
         return None
 
     def forget_after(self, number: int, /) -> None:
-        """Delete the snapshots with a higher number: what they learned was rolled back."""
+        """Delete the snapshots with a higher number, after a roll-back.
+
+        Parameters
+        ----------
+        number : int
+            Of the newest snapshot to keep.
+
+        Raises
+        ------
+        ArtifactError
+            If the folder cannot be listed.
+        """
         for snapshot in self.snapshots():
             if snapshot.number > number:
                 with suppress(OSError):
                     snapshot.path.unlink()
 
     def close(self) -> None:
-        """Let others use the folder; may be called twice."""
+        """Unlock the folder; may be called twice."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.close()

@@ -39,7 +39,15 @@ HostArrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedState:
-    """A state read from a file, and the number of frames it was learned from."""
+    """A state read from a file.
+
+    Attributes
+    ----------
+    state : dataclass of arrays
+        On the method's library and device.
+    frames : int
+        Frames that the state has learned from.
+    """
 
     state: Any
     frames: int
@@ -47,11 +55,12 @@ class LoadedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StateFile:
-    """A state file that is whole, whatever it belongs to.
+    """A whole state file; it may belong to any artifact.
 
     Attributes
     ----------
     path : Path
+        The file.
     config : mapping
         The config it was learned with, as `config_to_dict` gives it; of any version.
     artifact_sha256 : str
@@ -59,7 +68,7 @@ class StateFile:
     frames : int
         Number of frames it was learned from.
     arrays : mapping of str to array
-        The state by field, finite.
+        The state's arrays by field, NumPy, finite.
     """
 
     path: Path
@@ -69,7 +78,16 @@ class StateFile:
     arrays: Mapping[str, npt.NDArray[Any]]
 
     def state(self, method: Method[Any], /) -> Any:
-        """The state as a record of a method, on its device.
+        """The state of a method, on the method's library and device.
+
+        Parameters
+        ----------
+        method : Method
+
+        Returns
+        -------
+        dataclass of arrays
+            Of the class that `method.init_state` gives.
 
         Raises
         ------
@@ -88,14 +106,14 @@ def save_state(
     artifact_sha256: str,
     frames: int,
 ) -> None:
-    """Write a state to one safetensors file, whole or not at all.
+    """Write a state to one safetensors file; a failure leaves no partial file.
 
     Parameters
     ----------
     path : str or Path
         Replaced if it exists.
-    state : record
-        Of a method, on any device. What still waits in a `Gain` is not part of it: flush first.
+    state : dataclass of arrays
+        A method's state, on any device. Pending frames of a `Gain` are not in it: flush first.
     config : Config
         The config it was learned with.
     artifact_sha256 : str
@@ -106,8 +124,8 @@ def save_state(
     Raises
     ------
     ArtifactError
-        If the state holds NaN or infinity or the file cannot be written; a file that was there
-        before is untouched then.
+        If the state holds NaN or infinity, or the file cannot be written; an existing file stays
+        as it was.
     ConfigError
         If `frames` is negative.
     """
@@ -148,15 +166,19 @@ def load_state(
     path : str or Path
         Written by `save_state`.
     method : Method
-        The one in use; the arrays come to its library and device.
+        The one in use; the arrays are moved to its library and device.
     artifact_sha256 : str
         Hash of the artifact in use.
+
+    Returns
+    -------
+    LoadedState
 
     Raises
     ------
     ArtifactError
         If the file is missing, truncated, corrupt, no state file, of another schema or artifact,
-        or if its arrays do not fit the head.
+        or if its arrays do not fit the method.
     ConfigError
         If it was learned with another config; the message lists the fields that differ.
     """
@@ -178,12 +200,16 @@ def load_state(
 
 
 def read_state(path: str | Path, /) -> StateFile:
-    """Read a state file without asking what it belongs to.
+    """Read a state file without checking which artifact it belongs to.
 
     Parameters
     ----------
     path : str or Path
         Written by `save_state`.
+
+    Returns
+    -------
+    StateFile
 
     Raises
     ------
@@ -254,9 +280,17 @@ def _check_schema(metadata: Mapping[str, str], path: Path) -> None:
 
 
 def config_differences(saved: Mapping[str, object], expected: Mapping[str, object], /) -> str:
-    """The fields in which two configs differ, for people; empty where they are the same.
+    """The fields in which two configs differ, as text for messages.
 
-    The sums of a state mean something else under another config.
+    Parameters
+    ----------
+    saved, expected : mapping of str to value
+        As `config_to_dict` gives them.
+
+    Returns
+    -------
+    str
+        Empty if they are the same.
     """
     return "; ".join(
         f"{name}: expected {expected.get(name, 'no such field')}, "

@@ -201,11 +201,10 @@ class AdaptiveBinding:
 
 
 class AdaptiveSession(Closing):
-    """Network and adaptation as one call; `Gain`'s methods on the file's own inputs.
+    """Network and adaptation in one call: the methods of `Gain`, on the inputs of the file.
 
-    Two sets of state buffers live on the device: a step reads one and writes the other, then
-    they change places. No state crosses to the host but on request; of a step on a GPU only the
-    prediction does.
+    The device holds two sets of state buffers: a step reads one and writes the other, then they
+    swap. A step copies only the prediction to the host; the state is copied on request.
 
     Parameters
     ----------
@@ -265,25 +264,26 @@ class AdaptiveSession(Closing):
 
     @property
     def method(self) -> Method[Any]:
-        """What is baked into the graph, on NumPy."""
+        """The method that the graph computes, on NumPy."""
         return self._artifact.method
 
     @property
     def config(self) -> Config:
-        """The settings baked into the graph."""
+        """The settings fixed in the graph."""
         return self._artifact.config
 
     @property
     def update_every(self) -> int:
         """Frames between two updates of the state; may be raised while a stream runs.
 
-        What is baked into the file is the least, and what it starts with. A graph holds no more
-        waiting frames than it was made for, so beyond that the others are not learned from.
+        The file fixes the initial value, which is also the least. The graph holds only as many
+        pending frames as it was made for; with a larger value the frames beyond that are predicted
+        but not learned from.
 
         Raises
         ------
         ConfigError
-            If it is set to fewer frames than the file has baked in.
+            If it is set to fewer frames than the file fixes.
         """
         return self._update_every
 
@@ -300,12 +300,12 @@ class AdaptiveSession(Closing):
 
     @property
     def warmup_frames(self) -> int:
-        """Frames the first update waits for."""
+        """Frames before the first update."""
         return self._artifact.warmup_frames
 
     @property
     def frozen(self) -> bool:
-        """Whether nothing is learned at present."""
+        """Whether learning is stopped."""
         return self._frozen
 
     @property
@@ -315,21 +315,44 @@ class AdaptiveSession(Closing):
 
     @property
     def pending_frames(self) -> int:
-        """Frames that were predicted and wait to be learned from."""
+        """Frames that were predicted and not yet learned from."""
         return self._pending_frames
 
     @property
     def state(self) -> Any:
-        """The method's state as of the last update, copied to the host as NumPy arrays."""
+        """The method's state as of the last update, copied to the host as NumPy arrays.
+
+        Raises
+        ------
+        EngineError
+            If the session is closed.
+        """
         fresh = self.method.init_state()
         return type(fresh)(**self._read(arrays_of(fresh)))
 
     def summary(self) -> dict[str, Array]:
-        """See `Method.summary`; the state is copied to the host for it."""
+        """See `Method.summary`; copies the state to the host.
+
+        Raises
+        ------
+        EngineError
+            If the session is closed.
+        """
         return self.method.summary(self.state)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Every state tensor by field, what waits included, copied to the host."""
+        """Every state tensor, pending evidence included, copied to the host.
+
+        Returns
+        -------
+        dict of str to array
+            By field of the file's state.
+
+        Raises
+        ------
+        EngineError
+            If the session is closed.
+        """
         return self._read(item.field for item in self._artifact.state)
 
     def predict(self, *inputs: Floats) -> Prediction:
@@ -338,13 +361,13 @@ class AdaptiveSession(Closing):
         Parameters
         ----------
         *inputs : arrays, float32, C-contiguous
-            `pixel_values` (B, 3, height_px, width_px); where the file has no network, `logits`
-            (B, K), and before them `features` (B, D) where the method reads these.
+            `pixel_values` (B, 3, height_px, width_px). For a file without a network: `logits`
+            (B, K), after `features` (B, D) if the method reads them.
 
         Returns
         -------
         Prediction
-            NumPy arrays of their own memory.
+            NumPy arrays that no later batch overwrites.
 
         Raises
         ------
@@ -358,7 +381,7 @@ class AdaptiveSession(Closing):
         return self._run(inputs, update=False)
 
     def step(self, *inputs: Floats) -> Prediction:
-        """Predict a batch, then learn from it, at once or when `update_every` frames wait.
+        """Predict a batch, then learn from it, now or once `update_every` frames are pending.
 
         Parameters
         ----------
@@ -368,8 +391,7 @@ class AdaptiveSession(Closing):
         Returns
         -------
         Prediction
-            Made before the batch was learned from; where it was learned from at once, revised as
-            far as the method says, as `Gain.step` has it.
+            As `Gain.step`: made before the update, and revised if this batch triggered it.
 
         Raises
         ------
@@ -379,7 +401,13 @@ class AdaptiveSession(Closing):
         return self._run(inputs, update=not self._frozen)
 
     def flush(self) -> None:
-        """Learn from the pending frames now, on the host."""
+        """Learn from the pending frames now, on the host.
+
+        Raises
+        ------
+        EngineError
+            If frames are pending and the session is closed.
+        """
         if not self._pending_frames:
             return
         artifact = self._artifact
@@ -392,11 +420,17 @@ class AdaptiveSession(Closing):
         self.load_state(state, frames=self._frames + self._pending_frames)
 
     def reset(self) -> None:
-        """Return to the source: nothing learned, nothing pending."""
+        """Return to the source state and drop pending frames.
+
+        Raises
+        ------
+        EngineError
+            If the session is closed.
+        """
         self._replace({item.field: item.zeros() for item in self._artifact.state}, frames=0)
 
     def freeze(self) -> None:
-        """Keep predicting with the state as it is, and stop learning; pending frames are kept."""
+        """Stop learning and keep predicting with the current state; pending frames are kept."""
         self._frozen = True
 
     def unfreeze(self) -> None:
@@ -411,12 +445,14 @@ class AdaptiveSession(Closing):
         state : record
             NumPy arrays; copied.
         frames : int
-            Frames it was learned from.
+            Frames that `state` has learned from.
 
         Raises
         ------
         ArrayError
             If it belongs to another method or network.
+        EngineError
+            If the session is closed.
         """
         refuse_foreign(self.method.init_state(), state)
         arrays: dict[str, Any] = {item.field: item.zeros() for item in self._artifact.state}

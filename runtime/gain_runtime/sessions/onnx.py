@@ -177,7 +177,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class OnnxSession(Closing):
-    """An artifact executed by ONNX Runtime on the provider that was asked for, and on no other.
+    """An artifact run by ONNX Runtime, on the given provider and no other.
 
     Parameters
     ----------
@@ -235,15 +235,20 @@ class OnnxSession(Closing):
         Parameters
         ----------
         pixel_values : array, (B, 3, height_px, width_px) float32
-            C-contiguous, of NumPy's; B may be 0. Where the network takes one batch size only,
-            batches are cut and filled up.
+            NumPy, C-contiguous; B may be 0. For a network of one batch size, batches are split
+            and padded.
+
+        Returns
+        -------
+        Features
 
         Raises
         ------
         ArrayError
             If the array has another type, shape or layout.
         EngineError
-            If the session is closed or ONNX Runtime fails.
+            If the session is closed, ONNX Runtime fails, or an output is not what the manifest
+            states.
         """
         if self._session is None:
             raise EngineError(

@@ -1,4 +1,4 @@
-"""What every loaded network offers and checks, and the choice of one for a device."""
+"""The protocol of a loaded network, its checks, and opening one on a device."""
 
 from __future__ import annotations
 
@@ -48,9 +48,13 @@ Floats = npt.NDArray[np.float32]
 
 
 class Features(NamedTuple):
-    """One forward pass: `features` (B, D) float32 and `logits` (B, K) float32, fresh arrays.
+    """The outputs of one forward pass, as new NumPy arrays.
 
-    `features` is None where the artifact has logits only.
+    Attributes
+    ----------
+    features : array, (B, D) float32, or None
+        Pre-logits features; None if the artifact has logits only.
+    logits : array, (B, K) float32
     """
 
     features: Floats | None
@@ -61,7 +65,9 @@ class Session(Protocol):
     """A loaded, callable network that owns its resources (a context manager)."""
 
     @property
-    def artifact(self) -> Artifact: ...
+    def artifact(self) -> Artifact:
+        """The loaded artifact."""
+        ...
 
     @property
     def provider(self) -> str:
@@ -69,10 +75,29 @@ class Session(Protocol):
         ...
 
     def infer(self, pixel_values: Floats, /) -> Features:
-        """Run one batch, (B, 3, height_px, width_px) float32, C-contiguous."""
+        """Run one batch.
+
+        Parameters
+        ----------
+        pixel_values : array, (B, 3, height_px, width_px) float32
+            NumPy, C-contiguous.
+
+        Returns
+        -------
+        Features
+
+        Raises
+        ------
+        ArrayError
+            If the array has another type, shape or layout, or the network takes no batch of B.
+        EngineError
+            If the session is closed or the forward pass fails.
+        """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the network; may be called twice."""
+        ...
 
     def __enter__(self) -> Session: ...
 
@@ -95,11 +120,11 @@ def check_input(name: str, array: Any, shape: tuple[int | None, ...], /) -> int:
     Parameters
     ----------
     name : str
-        Of the network's input.
+        Name of the network's input.
     array : object
-        What was given; expected is a C-contiguous float32 array of NumPy's.
+        Expected to be a C-contiguous float32 array of NumPy.
     shape : tuple of int or None
-        None is any size; the first is the batch.
+        The expected shape, B first; None is any size.
 
     Returns
     -------
@@ -137,7 +162,17 @@ def check_input(name: str, array: Any, shape: tuple[int | None, ...], /) -> int:
 def check_outputs(
     path: Path, outputs: Sequence[Floats], manifest: Manifest, /, *, batch_size: int
 ) -> None:
-    """A network computes what its manifest promises, even where its shapes are symbolic.
+    """Refuse outputs whose shape or dtype is not what the manifest states.
+
+    Parameters
+    ----------
+    path : Path
+        Named in messages.
+    outputs : sequence of arrays
+        In the order of `Manifest.outputs`.
+    manifest : Manifest
+    batch_size : int
+        B.
 
     Raises
     ------
@@ -158,7 +193,7 @@ def as_features(outputs: Sequence[Floats], /) -> Features:
 
 
 def no_features(manifest: Manifest, /) -> Features:
-    """What a network says of no image."""
+    """The outputs for a batch of 0 images."""
     return as_features([np.empty((0, width), dtype=np.float32) for _, width in manifest.outputs])
 
 
@@ -190,9 +225,9 @@ def open_session(
     ----------
     artifact : Artifact, str or Path
     device : {"cpu", "cuda", "auto", "tensorrt"}, optional
-        `tensorrt` runs the `.engine` file beside the artifact; nothing is built here. `auto`
-        takes the first of `tensorrt`, `cuda` and `cpu` on which a forward pass succeeds, and logs
-        which, and why not those before it. The others are never replaced.
+        `tensorrt` runs the `.engine` file beside the artifact, and builds none. `auto` takes the
+        first of `tensorrt`, `cuda` and `cpu` on which a forward pass succeeds, and logs the choice
+        and why the others failed. A device that is named is never replaced by another.
     num_threads : int, optional
         CPU threads within one operator; None lets the library choose.
     allow_host_code : bool, optional
@@ -240,7 +275,7 @@ def open_adaptive_session(
     artifact : AdaptiveArtifact
     device : {"cpu", "cuda", "auto"}, optional
         As for `open_session`, without `tensorrt`, which runs no adaptive files; `auto` takes the
-        GPU where the graph loads on it.
+        GPU if the graph loads on it.
     num_threads : int, optional
         CPU threads within one operator; None lets the library choose.
 
@@ -275,13 +310,12 @@ def open_adaptive_session(
 
 
 def first_that_opens(openers: Mapping[str, Callable[[], Opened]], /) -> Opened:
-    """Open on the first device that can, and log the choice and why not those before it.
+    """Open on the first device that works; log the choice and why the others failed.
 
     Parameters
     ----------
-    openers : mapping
-        From the devices' names, best first, to what opens a session there; the last one's errors
-        are the caller's.
+    openers : mapping of str to callable
+        By device name, best first; each opens a session. The errors of the last one are raised.
 
     Returns
     -------

@@ -30,12 +30,12 @@ POLL_S = 0.1
 
 
 class SharedSession:
-    """Runs the frames of several streams, each in a thread of its own, through one session.
+    """Runs the frames of several streams, one thread each, through one session.
 
-    Whatever is asked during a forward pass shares the next one. Where the last pass was shared,
-    the first stream that asks waits up to `wait_s` for the others, but no longer than until all
-    have asked: cameras that are never ready together wait for nobody. Each gets its own rows. Where
-    the network takes no larger batch, the streams take turns, which is said once.
+    Requests that arrive during a forward pass are batched into the next one. If the last pass was
+    shared, the first stream to ask waits up to `wait_s` for the others, and only until all have
+    asked: cameras that are never ready together do not wait. Each stream gets its own rows. If
+    the network takes no larger batch, the streams take turns; that is logged once.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class SharedSession:
     wait_s : float, optional
         Longest wait for other streams, in seconds.
     most_rows : int, optional
-        Frames per forward pass at most; one stream's own batch is never split.
+        Most frames in a forward pass; the batch of one stream is never split.
 
     Raises
     ------
@@ -87,11 +87,17 @@ class SharedSession:
 
     @property
     def rows(self) -> int:
-        """Frames in them."""
+        """Frames in those passes."""
         return self._rows
 
     def join(self) -> StreamSession:
-        """A session for one more stream; closing it lets the others wait for one stream less."""
+        """A session for one more stream.
+
+        Returns
+        -------
+        StreamSession
+            Close it when the stream ends, so that the others do not wait for it.
+        """
         with self._changed:
             self._streams += 1
         return StreamSession(self)
@@ -112,7 +118,7 @@ class SharedSession:
         Returns
         -------
         Features
-            The rows of this batch, NumPy's.
+            The rows of this batch.
 
         Raises
         ------

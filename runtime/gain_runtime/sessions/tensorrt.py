@@ -51,7 +51,7 @@ _NO_DRIVER = re.compile(r"cudaError (35|100)\b[^)]*")
 
 
 class TensorRTSession(Closing):
-    """An artifact executed by TensorRT, from the engine that was built of it.
+    """An artifact run by TensorRT, from the engine built of it.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ class TensorRTSession(Closing):
     engine : str or Path, optional
         Defaults to the `.engine` file beside the artifact.
     allow_host_code : bool, optional
-        Take version-compatible engines, whose plans bring code that runs on the host: only where
-        nobody else can write the file.
+        Take version-compatible engines, whose plans hold code that runs on the host. Allow it
+        only if nobody else can write the file.
 
     Raises
     ------
@@ -115,7 +115,11 @@ class TensorRTSession(Closing):
         Parameters
         ----------
         pixel_values : array, (B, 3, height_px, width_px) float32
-            C-contiguous, of NumPy's; B may be 0, or lie within the engine's profile.
+            NumPy, C-contiguous; B is 0 or within the engine's profile.
+
+        Returns
+        -------
+        Features
 
         Raises
         ------

@@ -49,6 +49,10 @@ def utc_text(utc_ns: int, /) -> str:
 def result_record(result: FrameResult, /) -> dict[str, Json]:
     """A result as JSON values; the keys are the same for every frame.
 
+    Parameters
+    ----------
+    result : FrameResult
+
     Returns
     -------
     dict
@@ -79,13 +83,12 @@ def result_record(result: FrameResult, /) -> dict[str, Json]:
 
 
 class JsonlSink(Closing):
-    """Appends `result_record` of every result as a line.
+    """Appends `result_record` of every result as one line of JSON.
 
-    A line goes out in one write and one that the disk has no room for is taken back, so that
-    whatever ends in a line break is a whole row. A system may end a killed process between two
-    pages of a write: then, and only then, part of a last row stays, without a line break; the next
-    run cuts it off. The file is locked, so that no second run writes into it. `reopen` after it was
-    renamed begins a new one.
+    Each line is one write, and is removed again if the disk is full, so that every line that ends
+    in a line break is whole. A process that is killed during a write may leave part of a line; the
+    next run cuts it off. The file is locked: a second run cannot write to it. For log rotation,
+    rename the file and call `reopen`.
 
     Parameters
     ----------
@@ -95,8 +98,7 @@ class JsonlSink(Closing):
     Raises
     ------
     StreamError
-        If the file cannot be opened, or another run writes to it; from `write` and `close`, if it
-        cannot be written.
+        If the file cannot be opened, or another run writes to it.
     """
 
     def __init__(self, target: str | Path, /) -> None:
@@ -107,7 +109,15 @@ class JsonlSink(Closing):
         self._closed = False
 
     def write(self, result: FrameResult, /) -> None:
-        """Append one line."""
+        """Append one line.
+
+        Raises
+        ------
+        NumericsError
+            If a probability, the strength or the gain is not finite.
+        StreamError
+            If the sink is closed or the line cannot be written.
+        """
         if self._closed:
             raise StreamError(f"{self._shown}: already closed")
         text = json.dumps(

@@ -250,7 +250,13 @@ class MqttSink(Closing):
         publisher.announce(stream)
 
     def write(self, result: FrameResult, /) -> None:
-        """Leave a result for the thread."""
+        """Queue a result for the thread.
+
+        Raises
+        ------
+        NumericsError
+            If a probability, the strength or the gain is not finite.
+        """
         self._publisher.publish(self._base, json.dumps(result_record(result), allow_nan=False))
         now_s, best = time.monotonic(), (result.adapted_top[0].index, result.changed)
         if best != self._last or now_s >= self._next_state_s:

@@ -33,24 +33,24 @@ QUALITY = 90
 
 
 class ChangedSink:
-    """Writes the whole frame as a JPEG and one line about it; the oldest make room for the newest.
+    """Writes each frame whose class adaptation changed as a JPEG, and keeps the newest ones.
 
-    Names go on counting over runs, and `changed.tsv` has one line per picture: file name, frame
-    index, class of the source and adapted class.
+    Numbers in file names continue over runs. `changed.tsv` has one line per picture: file name,
+    frame index, class of the source and adapted class.
 
     Parameters
     ----------
     folder : str or Path
         Created if it is missing.
     most : int, optional
-        Pictures kept.
+        Most pictures to keep.
 
     Raises
     ------
     ConfigError
         If `most` is below 1.
     StreamError
-        If the folder cannot be used; from `write`, if it cannot be written.
+        If the folder cannot be used.
     """
 
     def __init__(self, folder: str | Path, /, *, most: int = 1000) -> None:
@@ -69,7 +69,13 @@ class ChangedSink:
         self._lines = _read_lines(self._folder / "changed.tsv")
 
     def write(self, result: FrameResult, /) -> None:
-        """Keep the frame, if its prediction was changed."""
+        """Keep the frame, if adaptation changed its class.
+
+        Raises
+        ------
+        StreamError
+            If the folder cannot be written.
+        """
         if not result.changed:
             return
         number = self._numbers[-1] + 1 if self._numbers else 1
@@ -94,7 +100,7 @@ class ChangedSink:
             raise StreamError(f"{self._folder}: cannot be written ({err.strerror})") from err
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no file is kept open."""
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -123,10 +129,9 @@ PROBE_TIMEOUT_S = 20.0
 class DisplaySink(Closing):
     """Shows what `render` draws and reports keys: q or Esc quit, f freeze, r reset, s save.
 
-    Whether a window can be opened is found out once, at the first frame: Qt, inside the desktop
-    wheels of OpenCV, does not fail but aborts the process where it finds no display, so a child
-    process tries first. Where there is none, one warning says why and the sink does nothing.
-    Windows belong to the main thread; use it there.
+    At the first frame a child process tries to open a window, because Qt in OpenCV's desktop wheels
+    aborts the process if it finds no display. Without one, the sink logs one warning and does
+    nothing. Use it in the main thread: windows need it.
 
     Parameters
     ----------

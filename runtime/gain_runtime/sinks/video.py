@@ -210,14 +210,13 @@ LONGEST_GAP_S = 10.0
 class VideoSink(Closing):
     """Writes what `render` draws for each result into a video file.
 
-    The encoder is chosen by writing and reading back a short clip while opening, so that an
-    unwritable folder, an unknown suffix or an absent encoder is an error before the first frame.
-    The first frame fixes the size (rounded up to even numbers); later ones are scaled to fit and
-    centred on black.
+    Opening tries the encoders until a short clip was written and read back, so that errors show
+    before the first frame. The first frame fixes the size (rounded up to even numbers); later ones
+    are scaled to fit and centred on black.
 
-    The file is written beside its final name as `NAME.partial-XXXX.SUFFIX` and renamed by `close`
-    once it was read back, so an earlier file of that name survives a failure. After Ctrl-C `close`
-    finishes the file as usual; a process that is killed leaves the partial file.
+    The file is written as `NAME.partial-XXXX.SUFFIX` beside its final name. `close` reads it back
+    and renames it, so an earlier file of that name survives a failure. A process that is killed
+    leaves the partial file.
 
     Parameters
     ----------
@@ -226,19 +225,19 @@ class VideoSink(Closing):
     render : callable
         FrameResult to (H, W, 3) uint8 RGB.
     rate_hz : float or None
-        Usual frame rate; 30 where it is None or cannot be one. A frame whose time stamp does not
-        grow is shown one period after the one before.
+        Usual frame rate; 30 if it is None or not believable. A frame whose time stamp does not
+        grow is shown one period after the frame before.
     constant : bool
-        Show every frame for one period, whatever its time stamp: photos have none.
+        Ignore time stamps and show every frame for one period, as for photos.
     longest_gap_s : float or None
-        What a longer time between two frames is cut to; None keeps every gap.
+        Longest time between two frames, in seconds; longer gaps are cut to it. None keeps all.
     encoders : sequence of str or None
         FFmpeg's names of encoders to try in order; None means a list by suffix.
 
     Raises
     ------
     StreamError
-        See above; from `write` and `close`, if the file cannot be written or read back.
+        If the folder cannot be written, the suffix is unknown, or no encoder works.
     """
 
     def __init__(
@@ -284,7 +283,15 @@ class VideoSink(Closing):
         self._closed = False
 
     def write(self, result: FrameResult, /) -> None:
-        """Render and append one frame, at the time its stamp tells."""
+        """Render and append one frame, at the time of its stamp.
+
+        Raises
+        ------
+        ArrayError
+            If `render` gives no (H, W, 3) uint8 array.
+        StreamError
+            If the sink is closed, no encoder takes this size, or the file cannot be written.
+        """
         if self._closed:
             raise StreamError(f"{self._path}: already closed")
         image = self._render(result)
@@ -306,7 +313,12 @@ class VideoSink(Closing):
     def close(self) -> None:
         """Finish, read back and rename the file; may be called twice.
 
-        After a failed `write` the partial file is only removed: the error was raised there.
+        After a failed `write` it only removes the partial file.
+
+        Raises
+        ------
+        StreamError
+            If the file cannot be written or read back.
         """
         if self._closed:
             return

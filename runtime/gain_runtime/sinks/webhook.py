@@ -64,7 +64,7 @@ class Webhook(Closing):
         self._background = BackgroundSink[Record](f"{flag} {redact_to_host(url)}", self._post)
 
     def post(self, record: Record, /) -> None:
-        """Leave a record for the thread."""
+        """Queue a record for the thread."""
         self._background.write(record)
 
     def close(self) -> None:
@@ -106,7 +106,13 @@ class WebhookSink(Closing):
         self._last: int | None = None
 
     def write(self, result: FrameResult, /) -> None:
-        """Leave a result for the thread, if its class is a new one."""
+        """Queue a result for the thread, if its class differs from the one before.
+
+        Raises
+        ------
+        NumericsError
+            If a probability, the strength or the gain is not finite.
+        """
         best = result.adapted_top[0].index
         if best != self._last:
             self._last = best

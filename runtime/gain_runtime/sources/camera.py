@@ -235,8 +235,13 @@ class CameraRequest:
         settle; dark frames would enter the running statistics. None means 10 for cameras and
         pipelines and 0 for network streams.
     num_tries : int
-        Failed reads in a row after which the signal counts as lost; fewer where they take more
-        than 10 s together.
+        Failed reads in a row after which the signal counts as lost; fewer if they take more than
+        10 s together.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of its range, or only one of width and height is given.
     """
 
     width_px: int | None = None

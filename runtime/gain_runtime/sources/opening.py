@@ -69,12 +69,12 @@ def open_source(
     camera : CameraRequest or None
         What to ask cameras and live streams for.
     patience_s : float
-        Seconds for which the lost signal of a camera or live stream is waited for.
+        Seconds to wait for the signal of a camera or live stream to return.
     hwaccel : str or None
         FFmpeg's hardware decoder for videos and network streams (`cuda`, `vaapi`,
-        `videotoolbox`); an error where it cannot be used.
+        `videotoolbox`).
     watch : ConnectionWatch or None
-        Is told how the connection to it stands.
+        Called with the state of the connection.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def open_source(
     ConfigError
         If the URI is malformed or names an unknown scheme, test source or parameter.
     StreamError
-        If the source is missing, unreadable or yields no frame.
+        If the source is missing, unreadable or yields no frame, or `hwaccel` cannot be used.
     ArtifactError
         If a `classes.tsv` found beside photos is malformed.
     """

@@ -64,7 +64,13 @@ NAME = "test://pattern"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternParams:
-    """Size in px, number of frames and rate in Hz; the URI's parameters."""
+    """Parameters of the URI: size in px, number of frames and rate in Hz.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of its range.
+    """
 
     width: int = 640
     height: int = 480

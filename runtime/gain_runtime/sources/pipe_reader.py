@@ -28,7 +28,7 @@ class ByteReader(Protocol):
 
 
 class PipeReader(Closing):
-    """Reads a descriptor, and may look at its first bytes before.
+    """Reads a file descriptor, whose first bytes can be looked at before.
 
     Parameters
     ----------
@@ -37,11 +37,6 @@ class PipeReader(Closing):
         What messages call it.
     owned : bool
         Whether `close` closes the descriptor.
-
-    Raises
-    ------
-    StreamError
-        From `read`, if the descriptor cannot be read.
     """
 
     def __init__(self, fd: int, /, *, shown: str, owned: bool = False) -> None:
@@ -54,7 +49,15 @@ class PipeReader(Closing):
 
     @classmethod
     def open(cls, path: Path, /) -> PipeReader:
-        """Open a named pipe without waiting for the one who writes to it.
+        """Open a named pipe without waiting for a writer.
+
+        Parameters
+        ----------
+        path : Path
+
+        Returns
+        -------
+        PipeReader
 
         Raises
         ------
@@ -68,13 +71,45 @@ class PipeReader(Closing):
         return cls(fd, shown=str(path), owned=True)
 
     def peek(self, size: int, /) -> bytes:
-        """The first bytes, fewer than `size` only where the pipe ends before; they stay."""
+        """Look at the first bytes without taking them.
+
+        Parameters
+        ----------
+        size : int
+            Number of bytes.
+
+        Returns
+        -------
+        bytes
+            Fewer than `size` only at the end of the pipe.
+
+        Raises
+        ------
+        StreamError
+            If the descriptor cannot be read.
+        """
         while len(self._ahead) < size and (more := self._next(size - len(self._ahead))):
             self._ahead += more
         return self._ahead[:size]
 
     def read(self, size: int, /) -> bytes:
-        """What there is, at least one byte; nothing at the end and once closed."""
+        """Take the next bytes, as many as there are.
+
+        Parameters
+        ----------
+        size : int
+            Most bytes to take.
+
+        Returns
+        -------
+        bytes
+            At least one; none at the end of the pipe and after `close`.
+
+        Raises
+        ------
+        StreamError
+            If the descriptor cannot be read.
+        """
         if self._ahead:
             piece, self._ahead = self._ahead[:size], self._ahead[size:]
             return piece

@@ -50,7 +50,7 @@ class FrameReader(Closing):
         oldest queued frame is dropped and counted. None means `drop_oldest` for live sources
         and `block` for the others.
     queue_size : int
-        Frames read ahead at most.
+        Most frames to read ahead.
 
     Raises
     ------

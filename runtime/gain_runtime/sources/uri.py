@@ -28,7 +28,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsiParams:
-    """Parameters of a `csi://` URI: size in px, rate in Hz, quarter turns as `nvvidconv` counts."""
+    """Parameters of a `csi://` URI: size in px, rate in Hz, `flip-method` of `nvvidconv`.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of its range.
+    """
 
     width: int = 1280
     height: int = 720
@@ -48,13 +54,17 @@ class CsiParams:
 
 
 def csi_pipeline(sensor: int, params: CsiParams, /) -> str:
-    """The pipeline that hands BGR frames to OpenCV, the newest only.
+    """The GStreamer pipeline that hands OpenCV the newest frame, BGR.
 
     Parameters
     ----------
     sensor : int
         Number of the connector.
     params : CsiParams
+
+    Returns
+    -------
+    str
     """
     return (
         f"nvarguscamerasrc sensor-id={sensor} ! "
