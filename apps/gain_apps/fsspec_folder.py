@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gain_core._optional import require
 from gain_core.errors import ArtifactError, ConfigError, GainError
 from gain_runtime.files.paths import write_atomically
+from gain_runtime.optional import require
 
 __all__ = ["FsspecFolder"]
 

@@ -22,10 +22,10 @@ from gain_apps.fsspec_folder import FsspecFolder
 from gain_apps.serve.address import token_from_secrets
 from gain_apps.serve.ray_adaptation import Adaptation, Seen, ServingSettings
 from gain_apps.serve.ray_front import Front, api
-from gain_core._optional import require
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.files.images import decode_image
+from gain_runtime.optional import require
 from gain_runtime.preprocess import BatchPreprocessor
 from gain_runtime.sessions.session import open_session
 

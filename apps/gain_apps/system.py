@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from gain_core._optional import install_line
 from gain_core.errors import ConfigError, StreamError
+from gain_runtime.optional import install_line
 from gain_runtime.sources.uri import redact, redact_to_host
 
 __all__ = [

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gain_core._optional import require
 from gain_core.errors import ArtifactError, ConfigError, one_line
 from gain_export import trace
 from gain_export.aliases import Alias, load_aliases
@@ -44,6 +43,7 @@ from gain_export.write import (
     choose_images,
     verification_pixels,
 )
+from gain_runtime.optional import require
 
 __all__ = [
     "Source",

@@ -12,11 +12,11 @@ from typing import Any
 
 import onnx
 
-from gain_core._optional import require
 from gain_core.errors import ConfigError, EngineError
 from gain_export.onnx_file import MAX_BYTES, lower_opset, opset_of
 from gain_export.preprocessing import PIXEL_VALUES
 from gain_export.surgery import LOGITS
+from gain_runtime.optional import require
 
 torch = require("torch", extra="export")
 timm_layers = require("timm.layers", extra="export")

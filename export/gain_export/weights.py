@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gain_core._optional import require
 from gain_core.errors import ArtifactError
 from gain_export.aliases import Alias
 from gain_runtime.files.paths import is_file
+from gain_runtime.optional import require
 
 torch = require("torch", extra="export")
 safetensors = require("safetensors", extra="export")

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from gain_core.metrics import accuracy, expected_calibration_error, negative_log_likelihood
+from gain_apps.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from gain_runtime.files.manifest import Preprocess
 from gain_runtime.files.paths import write_atomically
 from gain_runtime.preprocess import preprocess_batch

@@ -15,8 +15,8 @@ import cv2
 import numpy as np
 import pytest
 
+from gain_apps.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from gain_core import config_from_dict, preset
-from gain_core.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from gain_runtime.adapter import Adapter
 from gain_runtime.engine import NetworkEngine, artifact_method
 from gain_runtime.files.state import load_state

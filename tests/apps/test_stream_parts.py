@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from gain_apps.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.input import TruthSource, _dressed
 from gain_apps.streaming.loop import StreamLoop, rank
@@ -28,7 +29,6 @@ from gain_apps.streaming.summary import (
     stage_percentiles,
 )
 from gain_core.errors import ConfigError, StreamError
-from gain_core.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from gain_runtime.frames import Frame, FrameResult, Ranked, SourceInfo
 from gain_runtime.sources.opening import open_source
 from gain_runtime.sources.reader import FrameReader

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from gain_apps.benchmarking.config import BenchConfig
 from gain_apps.benchmarking.stages import percentiles
-from gain_core._optional import require
 from gain_core.errors import BackendUnavailableError, EngineError, GainError, one_line
 from gain_runtime.files.artifact import Artifact
+from gain_runtime.optional import require
 from gain_runtime.sessions.session import Device, open_session
 
 __all__ = [

@@ -16,8 +16,8 @@ import onnxruntime
 
 from gain_apps.system import ThermalWatch, read_number, read_numbers, read_text, whole_number
 from gain_core import __version__
-from gain_core._optional import require
 from gain_core.errors import BackendUnavailableError
+from gain_runtime.optional import require
 from gain_runtime.sessions.onnx import CPU_PROVIDER
 from gain_runtime.sessions.tensorrt import cuda_failures
 

@@ -17,10 +17,10 @@ from gain_apps.evaluation.image_data import (
     check_labels,
     files_fingerprint,
 )
-from gain_core._optional import require
 from gain_core.errors import ArtifactError, StreamError, one_line
 from gain_runtime.files.images import IMAGE_SUFFIXES, decode_image
 from gain_runtime.files.paths import is_file, is_folder
+from gain_runtime.optional import require
 
 __all__ = ["Member", "dataset_files", "open_dataset", "open_tar", "read_tars", "tar_files"]
 

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from gain_apps.evaluation.streams import Order
 from gain_core import __version__
-from gain_core._optional import require
 from gain_core.errors import ArtifactError, BackendUnavailableError, ConfigError, StreamError
 from gain_runtime.files.images import CLASS_FILE, IMAGE_SUFFIXES
 from gain_runtime.files.paths import is_file, is_folder, write_atomically
 from gain_runtime.frames import Frame
+from gain_runtime.optional import require
 from gain_runtime.sources.images import ClassList, class_list_from_names, read_class_list
 from gain_runtime.sources.opening import open_source
 from gain_scenes import corruptions, roadsigns

@@ -32,7 +32,6 @@ from gain_apps.evaluation.image_input import open_maker
 from gain_apps.evaluation.scores import Trace
 from gain_apps.fsspec_folder import FsspecFolder
 from gain_core import errors
-from gain_core._optional import require
 from gain_core.errors import (
     ArtifactError,
     BackendUnavailableError,
@@ -42,6 +41,7 @@ from gain_core.errors import (
 )
 from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.frames import Closing
+from gain_runtime.optional import require
 from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER
 from gain_runtime.sessions.session import Features, Session, open_session
 

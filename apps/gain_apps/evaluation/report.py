@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gain_core._optional import require
 from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.files.paths import write_atomically
+from gain_runtime.optional import require
 
 __all__ = ["check_report_path", "write_report"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gain_apps.system import find_secret
-from gain_core._optional import require
 from gain_core.errors import ConfigError
+from gain_runtime.optional import require
 
 if TYPE_CHECKING:
     from gain_apps.serve.cameras import Cameras

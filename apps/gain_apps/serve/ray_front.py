@@ -11,9 +11,9 @@ from starlette.requests import HTTPConnection
 
 from gain_apps.serve.access import Access, Logins, bearer_token
 from gain_apps.serve.ray_adaptation import SHOWN, ServingSettings, shard_of
-from gain_core._optional import require
 from gain_core.errors import GainError, one_line
 from gain_runtime.files.artifact import load_artifact
+from gain_runtime.optional import require
 
 __all__ = ["Front", "api"]
 

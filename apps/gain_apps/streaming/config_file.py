@@ -20,9 +20,9 @@ from gain_apps.flags import (
     warn,
 )
 from gain_apps.streaming.config import StreamConfig
-from gain_core._optional import require
 from gain_core.errors import ConfigError
 from gain_runtime.files.paths import exists, file_status, write_atomically
+from gain_runtime.optional import require
 
 __all__ = [
     "SHARED",

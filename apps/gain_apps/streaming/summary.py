@@ -20,7 +20,7 @@ from rich.control import strip_control_codes
 from rich.status import Status
 from rich.table import Table
 
-from gain_core.metrics import accuracy, calibration_excess, negative_log_likelihood
+from gain_apps.metrics import accuracy, calibration_excess, negative_log_likelihood
 from gain_runtime.adapter import STAGES, AdaptedBatch
 from gain_runtime.frames import Closing, FrameResult
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gain_apps.metrics import calibration_excess
 from gain_apps.streaming.summary import NUM_BINS, percent
-from gain_core._optional import require
 from gain_core.errors import ConfigError, StreamError
-from gain_core.metrics import calibration_excess
 from gain_runtime.files.paths import is_folder, write_atomically
 from gain_runtime.frames import FrameResult
+from gain_runtime.optional import require
 
 __all__ = [
     "Timeline",

@@ -13,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from gain_core._optional import install_line
 from gain_core.errors import ConfigError, EngineError, GainError
 from gain_export.engine.options import EngineOptions
 from gain_runtime.files.engine import EngineHeader
 from gain_runtime.files.paths import write_atomically
+from gain_runtime.optional import install_line
 from gain_runtime.sessions.tensorrt_library import (
     Gpu,
     cache_file,

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gain_core._optional import install_line
 from gain_core.errors import BackendUnavailableError, ConfigError, EngineError, one_line
 from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.frames import Closing
+from gain_runtime.optional import install_line
 from gain_runtime.sessions.session import (
     Features,
     as_features,

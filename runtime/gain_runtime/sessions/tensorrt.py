@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gain_core._optional import require
 from gain_core.errors import ArrayError, BackendUnavailableError, EngineError, one_line
 from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.files.engine import Engine, engine_path, read_engine
 from gain_runtime.files.paths import write_atomically
 from gain_runtime.frames import Closing
+from gain_runtime.optional import require
 from gain_runtime.sessions.session import (
     Features,
     as_features,

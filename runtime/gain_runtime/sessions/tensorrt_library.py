@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gain_core._optional import install_line, require
 from gain_core.errors import BackendUnavailableError, ConfigError
+from gain_runtime.optional import install_line, require
 
 __all__ = [
     "EXTRAS",

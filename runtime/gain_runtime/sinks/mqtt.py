@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from gain_core import __version__
-from gain_core._optional import require
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.frames import Closing, FrameResult
+from gain_runtime.optional import require
 from gain_runtime.sinks.background import BackgroundSink
 from gain_runtime.sinks.jsonl import result_record, utc_text
 from gain_runtime.sources.uri import redact

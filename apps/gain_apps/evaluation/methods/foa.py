@@ -8,8 +8,8 @@ import numpy as np
 
 from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats
 from gain_apps.evaluation.methods.torch_network import TorchNetwork
-from gain_core._optional import require
 from gain_core.errors import ConfigError
+from gain_runtime.optional import require
 
 __all__ = [
     "Foa",

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_apps.evaluation.methods.protocol import Batch, Floats
-from gain_core._optional import require
 from gain_core.errors import ConfigError, NumericsError, ParityError
+from gain_runtime.optional import require
 
 __all__ = ["NetworkMaker", "SourcePixels", "TorchNetwork", "timm_network"]
 

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from gain_core import ArrayError, ConfigError
-from gain_core.metrics import (
+from gain_apps.metrics import (
     accuracy,
-    brier_score,
     calibration_excess,
     expected_calibration_error,
     negative_log_likelihood,
 )
+from gain_core import ArrayError, ConfigError
 
 
 def two_class(*confidences: float) -> np.ndarray:
@@ -98,20 +97,6 @@ def test_negative_log_likelihood_takes_log_probs_beyond_the_range_of_exp():
     assert negative_log_likelihood(log_probs, np.array([0, 0])) == 1000.0
 
 
-@pytest.mark.parametrize(
-    ("probs", "labels", "expected"),
-    [
-        pytest.param([[1.0, 0.0, 0.0]], [0], 0.0, id="right"),
-        pytest.param([[1.0, 0.0, 0.0]], [1], 2.0, id="wrong"),
-        pytest.param([[0.25, 0.25, 0.25, 0.25]], [3], 0.75, id="uniform"),
-        # (0.3^2 + 0.2^2 + 0.1^2 + 0.7^2 + 0.8^2 + 0.1^2) / 2 = (0.14 + 1.14) / 2
-        pytest.param([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1]], [0, 1], 0.64, id="mean-over-samples"),
-    ],
-)
-def test_brier_score_sums_squares_over_classes(probs, labels, expected):
-    assert_allclose(brier_score(np.array(probs), np.array(labels)), expected, atol=1e-12)
-
-
 def test_metrics_of_float32_probabilities_agree_with_float64():
     rng = np.random.default_rng(3)
     logits = rng.normal(size=(500, 7)) * 2
@@ -119,7 +104,6 @@ def test_metrics_of_float32_probabilities_agree_with_float64():
     labels = rng.integers(0, 7, size=500)
     narrow = probs.astype(np.float32)
     assert accuracy(narrow, labels) == accuracy(probs, labels)
-    assert_allclose(brier_score(narrow, labels), brier_score(probs, labels), rtol=1e-5)
     assert_allclose(
         expected_calibration_error(narrow, labels),
         expected_calibration_error(probs, labels),
@@ -145,7 +129,7 @@ def test_calibration_excess_of_parts_adds_up_to_that_of_the_whole():
     )
 
 
-METRICS = [accuracy, expected_calibration_error, negative_log_likelihood, brier_score]
+METRICS = [accuracy, expected_calibration_error, negative_log_likelihood]
 
 
 @pytest.mark.parametrize("metric", METRICS)

@@ -11,7 +11,6 @@ from gain_core.errors import ArrayError, ConfigError
 
 __all__ = [
     "accuracy",
-    "brier_score",
     "calibration_excess",
     "expected_calibration_error",
     "negative_log_likelihood",
@@ -127,31 +126,6 @@ def negative_log_likelihood(log_probs: Floats, labels: Ints, /) -> float:
     """
     _check(log_probs, labels)
     return float(-np.mean(log_probs[np.arange(len(labels)), labels], dtype=np.float64))
-
-
-def brier_score(probs: Floats, labels: Ints, /) -> float:
-    """Mean squared distance between the prediction and the one-hot label, in [0, 2].
-
-    Parameters
-    ----------
-    probs : array, (N, K) floating
-        Rows sum to one.
-    labels : array, (N,) integer
-        Class indices.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ArrayError
-        As `accuracy`.
-    """
-    _check(probs, labels)
-    probs = probs.astype(np.float64)
-    at_label = probs[np.arange(len(labels)), labels]
-    return float(np.mean(np.sum(probs * probs, axis=1) - 2.0 * at_label + 1.0))
 
 
 def _check(scores: Floats, labels: Ints) -> None:
