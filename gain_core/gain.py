@@ -36,11 +36,15 @@ class Gain:
         Default: the preset `shift`.
     update_every : int, optional
         Frames between two updates of the state. Every frame is predicted at once with the current
-        state. Its evidence is pending until this many frames are; one update then learns from all
-        of them, exactly as from one batch.
+        state. Once this many frames are pending, one update learns from all of them, exactly as
+        from one batch.
     warmup_frames : int, optional
         Frames before the first update; until then the prediction is the source's.
-    skewness, clean_shift, like : optional
+    skewness : pair of float, optional
+        See `make_method`.
+    clean_shift : sequence of float, (K,), optional
+        See `make_method`.
+    like : array, any shape and floating dtype, optional
         See `make_method`.
 
     Raises

@@ -331,7 +331,7 @@ def export_timm(
     random_seed : int, optional
         Seed of random weights, for benchmarks and tests.
     num_classes : int, optional
-        K; default: that of the weights.
+        K; default: that of the weights, or timm's with random ones.
     labels : str or Path, optional
         One class name per line.
     preprocess : PreprocessOverrides, optional

@@ -139,7 +139,7 @@ class Adapter(Closing):
         Raises
         ------
         ConfigError
-            If it is set below 1, or below what an adaptive file has baked in.
+            If it is set below 1, or below the value that an adaptive file fixes.
         """
         return self._learner.update_every
 

@@ -269,7 +269,12 @@ class Sink(Protocol):
     """Receives every result in order; `close` finishes what it writes and may be called twice."""
 
     def write(self, result: FrameResult, /) -> None:
-        """Take the next result."""
+        """Take the next result.
+
+        Parameters
+        ----------
+        result : FrameResult
+        """
         ...
 
     def close(self) -> None:

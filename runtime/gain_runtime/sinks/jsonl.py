@@ -41,6 +41,10 @@ def utc_text(utc_ns: int, /) -> str:
     ----------
     utc_ns : int
         Nanoseconds since 1970.
+
+    Returns
+    -------
+    str
     """
     moment = datetime.fromtimestamp(utc_ns // 1_000_000_000, tz=timezone.utc)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{utc_ns // 1_000_000 % 1000:03d}Z"
