@@ -85,7 +85,7 @@ def preprocess(
         The part of the frame to use, right and bottom exclusive; clipped to the frame.
     exact : bool, optional
         False scales only what the crop keeps: in half the time where it keeps half of a frame,
-        and equal to timm within one level of 255.
+        and within two levels of 255 of timm. A tall frame may be scaled whole, see `_rows_first`.
 
     Returns
     -------
@@ -337,11 +337,21 @@ def _resize_what_is_kept(image: npt.NDArray[np.uint8], spec: Preprocess) -> Imag
         min(math.ceil(edge + REACH * max(by, 1.0)), most)
         for edge, by, most in ((box[2], across, width), (box[3], down, height))
     )
+    size = spec.width_px, spec.height_px
+    part = _rows_first((far_x - x, far_y - y), size)
+    if part != _rows_first((width, height), (crop.width_px, crop.height_px)):
+        return _resize_and_crop(image, spec)
     return Image.fromarray(image[y:far_y, x:far_x]).resize(
-        (spec.width_px, spec.height_px),
+        size,
         _FILTERS[spec.interpolation],
         box=(box[0] - x, box[1] - y, min(box[2] - x, far_x - x), min(box[3] - y, far_y - y)),
     )
+
+
+def _rows_first(size: tuple[int, int], resized: tuple[int, int]) -> bool:
+    """Whether Pillow 13 scales (width, height) down before across: it rounds and clips between."""
+    fewer_columns, fewer_rows = (a - b for a, b in zip(size, resized, strict=True))
+    return fewer_rows > max(2 * fewer_columns, 0)
 
 
 def _resized_size(height: int, width: int, spec: Preprocess) -> tuple[int, int]:

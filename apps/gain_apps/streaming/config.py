@@ -121,7 +121,7 @@ class StreamConfig:
         Classes listed per frame.
     device : str
     fast_preprocess : bool
-        Scale only what the crop keeps; within one level of the exact pixels.
+        Scale only what the crop keeps; within two levels of the exact pixels.
     allow_host_code : bool
         Run an engine that brings code for the CPU.
     num_threads : int or None
