@@ -16,7 +16,6 @@ from gain_runtime.files.artifact import load_artifact, read_model, write_metadat
 from gain_runtime.files.manifest import Fitness
 from gain_runtime.files.paths import write_atomically
 from gain_runtime.preprocess import preprocess_batch
-from gain_runtime.sessions.onnx import OnnxSession
 
 __all__ = [
     "CLASS_IMAGES",
@@ -79,6 +78,9 @@ def add_fitness(path: Path, folder: Path, /) -> Fitness:
     EngineError
         If ONNX Runtime cannot run it.
     """
+    # Measuring logits that are there already needs no ONNX Runtime.
+    from gain_runtime.sessions.onnx import OnnxSession
+
     artifact = load_artifact(path)
     logits: list[Floats] = []
     with OnnxSession(artifact) as session:
