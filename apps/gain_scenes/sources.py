@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gain_core.errors import ArrayError, ConfigError
-from gain_runtime.frames import Closing, Frame, FrameSource, SourceInfo
+from gain_runtime.frames import Frame, FrameSource, SourceInfo, WrappingSource
 from gain_runtime.sources.opening import SourceFactory
 from gain_runtime.sources.pattern import open_pattern
 from gain_runtime.sources.uri import record_from_params
@@ -28,7 +28,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-class LiveSource(Closing):
+class LiveSource(WrappingSource):
     """Gives the frames of another source at that source's rate, stamped with the clock.
 
     Its reader drops what nobody takes in time, as it does with a camera. Where the other source is
@@ -49,7 +49,7 @@ class LiveSource(Closing):
         rate_hz = source.info.rate_hz
         if rate_hz is None:
             raise ConfigError(f"{source.info.source_id}: expected a rate to play it at, got none")
-        self._source = source
+        super().__init__(source)
         self._period_s = 1.0 / rate_hz
         self._closed = threading.Event()
 
@@ -57,16 +57,6 @@ class LiveSource(Closing):
     def info(self) -> SourceInfo:
         """The other source's, live."""
         return replace(self._source.info, live=True)
-
-    @property
-    def skipped(self) -> int:
-        """As the other source counts them."""
-        return self._source.skipped
-
-    @property
-    def reconnects(self) -> int:
-        """Times the other source's signal came back."""
-        return int(getattr(self._source, "reconnects", 0))
 
     def __iter__(self) -> Iterator[Frame]:
         due_s = time.monotonic()
@@ -81,7 +71,7 @@ class LiveSource(Closing):
     def close(self) -> None:
         """End the iteration, also one that waits; may be called twice."""
         self._closed.set()
-        self._source.close()
+        super().close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +139,7 @@ class Stretch:
         return f"{self.name}:{round(self.severity(share))}"
 
 
-class CorruptingSource(Closing):
+class CorruptingSource(WrappingSource):
     """Another source's frames, corrupted.
 
     Frames too small for a corruption are skipped and counted.
@@ -187,26 +177,16 @@ class CorruptingSource(Closing):
                 f"--corrupt: {source.info.source_id} does not tell its length, which a severity "
                 "that changes is spread over; add --max-frames N or use one constant severity"
             )
-        self._source = source
+        super().__init__(source)
         self._schedule = schedule
         self._length = min(lengths, default=1)
         self._seed = seed
         self._skipped = 0
 
     @property
-    def info(self) -> SourceInfo:
-        """The inner source's."""
-        return self._source.info
-
-    @property
     def skipped(self) -> int:
         """Frames that could not be decoded or corrupted so far."""
         return self._source.skipped + self._skipped
-
-    @property
-    def reconnects(self) -> int:
-        """Times the inner source's signal came back."""
-        return int(getattr(self._source, "reconnects", 0))
 
     def __iter__(self) -> Iterator[Frame]:
         for frame in self._source:
@@ -222,10 +202,6 @@ class CorruptingSource(Closing):
             if frame.condition is not None:
                 condition = f"{frame.condition}+{condition}"
             yield replace(frame, image=image, condition=condition)
-
-    def close(self) -> None:
-        """Close the inner source."""
-        self._source.close()
 
     def _place(self, index: int) -> tuple[Stretch, float]:
         """The stretch a frame lies in, and how far along it."""

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from gain_core.errors import ArtifactError
 from gain_core.shift.clean import MIN_SEPARATION, ONE_CLASS, clean_shift, skewness
 from gain_export.images import iterate_photographs
-from gain_runtime.files.artifact import load_artifact, read_model, write_metadata
 from gain_runtime.files.manifest import Fitness
 from gain_runtime.files.paths import write_atomically
 from gain_runtime.preprocess import preprocess_batch
@@ -78,7 +77,8 @@ def add_fitness(path: Path, folder: Path, /) -> Fitness:
     EngineError
         If ONNX Runtime cannot run it.
     """
-    # Measuring logits that are there already needs no ONNX Runtime.
+    # Measuring logits that are there already needs neither ONNX nor its runtime.
+    from gain_runtime.files.artifact import load_artifact, read_model, write_metadata
     from gain_runtime.sessions.onnx import OnnxSession
 
     artifact = load_artifact(path)

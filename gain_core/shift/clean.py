@@ -1,4 +1,4 @@
-"""What logits of clean images say: how skewed those of one class and of many are; their shift."""
+"""Skewness, shift and shrinkage, as a stream and the clean images are measured by them alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from array_api_compat import array_namespace
 
 from gain_core._checks import detached
-from gain_core._rows import softmax
+from gain_core._rows import softmax, sum_of
+from gain_core._typing import Array, Namespace
 from gain_core.errors import ConfigError
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "checked_pair",
     "checked_shift",
     "clean_shift",
+    "james_stein",
+    "one_over_draws",
     "skewness",
     "skewness_of_head",
 ]
@@ -93,10 +96,24 @@ def clean_shift(centered: Any, /) -> Any:
     share = xp.mean(labels, axis=0)
     some = xp.ones_like(mean[0]) * EPS
     sharp = xp.maximum(xp.mean(xp.sum(labels * labels, axis=1)) - 1.0 / num_classes, some)
-    # As the method has it of a stream: few classes say little of how all of them are alike.
-    excess = (xp.sum(share * share) - 1.0 / num_classes) / sharp
-    error = variance * xp.maximum(excess, xp.ones_like(excess) / count)
-    return mean * xp.maximum(1.0 - error / xp.maximum(xp.sum(mean * mean), some), 0.0 * some)
+    # Few classes say little of how all of them are alike.
+    error = one_over_draws(share, sharp, xp.ones_like(sharp) / count, xp=xp)
+    return mean * james_stein(mean, variance * error, some=some, xp=xp)
+
+
+def one_over_draws(share: Array, sharp: Array, least: Array, /, *, xp: Namespace) -> Array:
+    """One over the effective number of draws of a class, at least `least`, of any shape.
+
+    From the classes' mean labels (K,). Labels that are not sharp spread over classes that are not
+    there: even two frames of one class agree in them by no more than |q|^2, of which `sharp` is
+    what exceeds 1 / K.
+    """
+    return xp.maximum((xp.sum(share * share) - 1.0 / share.shape[0]) / sharp, least)
+
+
+def james_stein(move: Array, noise: Array, *, some: Array, xp: Namespace) -> Array:
+    """The share of a move (K,) that is kept by James and Stein's shrinkage, in [0, 1]."""
+    return xp.maximum(1.0 - noise / xp.maximum(sum_of(move * move, xp=xp), some), 0.0 * noise)
 
 
 def checked_shift(
@@ -111,12 +128,8 @@ def checked_shift(
     """
     if values is None:
         return None
-    try:
-        shift = tuple(map(float, values))
-        valid = len(shift) == num_classes and all(map(math.isfinite, shift))
-    except (TypeError, ValueError):
-        valid = False
-    if not valid:
+    shift = _finite(values, num_classes)
+    if shift is None:
         raise ConfigError(
             f"clean_shift: expected {num_classes} finite numbers, one for each class, got "
             f"{values!s:.60}; measure it with gain-export --calibrate"
@@ -132,14 +145,20 @@ def checked_pair(pair: tuple[float, float], /) -> tuple[float, float]:
     ConfigError
         If they are no two finite numbers.
     """
-    try:
-        one_class, mixture = map(float, pair)
-        valid = math.isfinite(one_class) and math.isfinite(mixture)
-    except (TypeError, ValueError):
-        valid = False
-    if not valid:
+    numbers = _finite(pair, 2)
+    if numbers is None:
         raise ConfigError(
             f"skewness: expected two finite numbers, of one class and of a mixture, got {pair!r}; "
             "measure them with gain-export --calibrate"
         )
+    one_class, mixture = numbers
     return one_class, mixture
+
+
+def _finite(values: Iterable[float], count: int) -> tuple[float, ...] | None:
+    """The numbers, if they are so many and all finite."""
+    try:
+        numbers = tuple(map(float, values))
+    except (TypeError, ValueError):
+        return None
+    return numbers if len(numbers) == count and all(map(math.isfinite, numbers)) else None

@@ -27,6 +27,8 @@ from gain_core.shift.clean import (
     MIN_SEPARATION,
     checked_pair,
     checked_shift,
+    james_stein,
+    one_over_draws,
     skewness_of_head,
 )
 from gain_core.shift.config import ShiftConfig
@@ -421,15 +423,13 @@ class Shift:
         square = xp.maximum(square, 0.0 * square)
         mean = mean - xp.mean(mean, axis=1, keepdims=True)
         share = sums["longest"][1, :] / count
-        # One over the number of draws. Labels that are not sharp spread over classes that are not
-        # there: even two frames of one class agree in them by no more than |q|^2.
         sharp = xp.maximum(sums["longest_facts"][1] / count - 1.0 / K, some)
-        error = xp.maximum((xp.sum(share * share) - 1.0 / K) / sharp, 1.0 / draws)
+        error = one_over_draws(share, sharp, 1.0 / draws, xp=xp)
         total = xp.sum(square)
         shift, variance = 0.0 * share, 0.0 * iid
         for j in reversed(range(NUM_TIMESCALES)):
             move, noise = mean[j, :] - shift, total * error[j]
-            kept = _james_stein(move, noise, some=some, xp=xp)
+            kept = james_stein(move, noise, some=some, xp=xp)
             # The shortest timescale, in a video, shows what the next frame will show.
             kept = iid * kept if j == 0 else kept
             longest = j == NUM_TIMESCALES - 1
@@ -438,7 +438,7 @@ class Shift:
         # The logarithm of a deviation has the variance 1/2 a draw, of labels as sharp as a frame's.
         logs = 0.5 * xp.log(xp.maximum(square, xp.maximum(MIN_VARIANCE * total / K, some)))
         logs = logs - xp.mean(logs)
-        logs = _james_stein(logs, 0.5 * K * error[-1] / sharp, some=some, xp=xp) * logs
+        logs = james_stein(logs, 0.5 * K * error[-1] / sharp, some=some, xp=xp) * logs
         # The logits keep their size.
         rest = xp.sum(square * xp.exp(-2.0 * logs))
         size = 0.5 * xp.log(xp.maximum(total, some) / xp.maximum(rest, some))
@@ -450,7 +450,7 @@ class Shift:
         confirmed = xp.minimum(xp.maximum(2.0 - sums["unconfirmed"], nothing), one)
         # Frequent classes of the place: shares shrunk towards equal ones, within twice of them.
         away, noise = share - 1.0 / K, 1.0 / draws[-1] + 0.05 / K
-        prior = 1.0 / K + _james_stein(away, noise, some=some, xp=xp) * away
+        prior = 1.0 / K + james_stein(away, noise, some=some, xp=xp) * away
         bounds = self._zeros() + 0.5 / K, self._zeros() + 2.0 / K
         log_prior = xp.log(xp.minimum(xp.maximum(prior, bounds[0]), bounds[1]))
         log_prior = log_prior - xp.mean(log_prior)
@@ -540,8 +540,3 @@ def _mean(total: Array, count: Array, *, xp: Namespace) -> Array:
     if is_numpy_namespace(xp):
         return total / count if some else 0.0 * total
     return xp.where(some, total / xp.where(some, count, xp.ones_like(count)), 0.0 * total)
-
-
-def _james_stein(move: Array, noise: Array, *, some: Array, xp: Namespace) -> Array:
-    """The share of a move that is kept, in [0, 1]."""
-    return xp.maximum(1.0 - noise / xp.maximum(sum_of(move * move, xp=xp), some), 0.0 * noise)

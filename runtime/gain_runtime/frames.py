@@ -22,6 +22,7 @@ __all__ = [
     "Ranked",
     "Sink",
     "SourceInfo",
+    "WrappingSource",
     "rate_or_none",
 ]
 
@@ -144,6 +145,38 @@ class FrameSource(Protocol):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+
+class WrappingSource(Closing):
+    """Another source's frames, changed on the way: `__iter__` is the subclass's.
+
+    Parameters
+    ----------
+    source : FrameSource
+        Owned: closing this closes it.
+    """
+
+    def __init__(self, source: FrameSource, /) -> None:
+        self._source = source
+
+    @property
+    def info(self) -> SourceInfo:
+        """The inner source's."""
+        return self._source.info
+
+    @property
+    def skipped(self) -> int:
+        """The inner source's."""
+        return self._source.skipped
+
+    @property
+    def reconnects(self) -> int:
+        """Times the inner source's signal came back."""
+        return int(getattr(self._source, "reconnects", 0))
+
+    def close(self) -> None:
+        """Close the inner source."""
+        self._source.close()
 
 
 def rate_or_none(rate_hz: float | None, /, *, most_hz: float = MAX_RATE_HZ) -> float | None:

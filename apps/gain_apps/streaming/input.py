@@ -10,7 +10,7 @@ from pathlib import Path
 from gain_apps.streaming.config import NO_TRUTH, StreamConfig
 from gain_core.errors import ArtifactError, ConfigError, GainError
 from gain_runtime.engine import EngineArtifact
-from gain_runtime.frames import Closing, Frame, FrameSource, SourceInfo
+from gain_runtime.frames import Frame, FrameSource, WrappingSource
 from gain_runtime.sources.images import (
     COLUMNS,
     ClassList,
@@ -32,7 +32,7 @@ __all__ = [
 NameTable = Mapping[str, int]
 
 
-class TruthSource(Closing):
+class TruthSource(WrappingSource):
     """Another source's frames with `truth` looked up by file name, or taken away.
 
     Parameters
@@ -44,23 +44,8 @@ class TruthSource(Closing):
     """
 
     def __init__(self, source: FrameSource, /, *, table: NameTable | None = None) -> None:
-        self._source = source
+        super().__init__(source)
         self._table: NameTable = {} if table is None else table
-
-    @property
-    def info(self) -> SourceInfo:
-        """The inner source's."""
-        return self._source.info
-
-    @property
-    def skipped(self) -> int:
-        """The inner source's."""
-        return self._source.skipped
-
-    @property
-    def reconnects(self) -> int:
-        """Times the inner source's signal came back."""
-        return int(getattr(self._source, "reconnects", 0))
 
     def __iter__(self) -> Iterator[Frame]:
         for frame in self._source:
@@ -68,10 +53,6 @@ class TruthSource(Closing):
             if truth is None:
                 truth = self._table.get(Path(frame.source_id).name)
             yield replace(frame, truth=truth)
-
-    def close(self) -> None:
-        """Close the inner source."""
-        self._source.close()
 
 
 def read_truth(path: str | Path, /, *, num_classes: int) -> ClassList | NameTable:

@@ -69,7 +69,7 @@ def plan_streams(settings: Mapping[str, Any], /) -> ProcessPlan:
 
     Returns
     -------
-    StreamPlan
+    ProcessPlan
 
     Raises
     ------
