@@ -43,7 +43,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     make, prepare, num_test, severity = NETWORKS[args.network]
-    torch.manual_seed(0)
     with np.load(args.train) as data:
         body, head = make(data["images"], data["labels"].astype(np.int64))
     with np.load(args.test) as data:
