@@ -20,7 +20,7 @@ __all__ += ["make_method"]
 Config: TypeAlias = ShiftConfig | PaperConfig
 
 _CONFIGS: dict[str, type[Config]] = {"shift": ShiftConfig, "paper": PaperConfig}
-_KINDS = {bool: "true or false", float: "a number", tuple: "a list of two numbers"}
+_KINDS = {bool: "true or false", float: "a number"}
 
 # `paper` is Algorithm 1 read literally. The paper leaves eps_Sigma, eps_p and whether features are
 # normalised open; `paper-l2` is the same on unit-length features, with a large eps_Sigma.
@@ -80,7 +80,6 @@ def config_from_dict(record: Mapping[str, Any], /) -> Config:
     Parameters
     ----------
     record : mapping of str to value
-        Lists stand for tuples, as in JSON.
 
     Returns
     -------
@@ -115,12 +114,6 @@ def config_from_dict(record: Mapping[str, Any], /) -> Config:
 
 def _is_alike(value: Any, default: Any) -> bool:
     """Whether a value read from JSON is of the default's type: a bool is no number."""
-    if isinstance(default, tuple):
-        return (
-            isinstance(value, (list, tuple))
-            and len(value) == len(default)
-            and all(map(_is_alike, value, default))
-        )
     kinds = (float, int) if isinstance(default, float) else type(default)
     return isinstance(value, kinds) and isinstance(value, bool) == isinstance(default, bool)
 
@@ -131,7 +124,7 @@ def make_method(
     /,
     *,
     skewness: tuple[float, float] | None = None,
-    clean_shift: Sequence[float] | None = None,
+    clean_moments: Sequence[Sequence[float]] | None = None,
     like: Array | None = None,
 ) -> Method[Any]:
     """The method of a config, for one classifier.
@@ -145,8 +138,8 @@ def make_method(
     skewness : pair of float, optional
         Skewness of the source's logits on clean frames of one class, and of many; see `Shift`.
         Only `Shift` reads it; default: computed from the head, or a typical value without one.
-    clean_shift : sequence of float, (K,), optional
-        Shift that the source shows on clean frames; see `Shift`. Only `Shift` reads it.
+    clean_moments : sequence of float, (2, K), optional
+        What the source's logits show on clean frames; see `Shift`. Only `Shift` reads it.
     like : array, any shape and floating dtype, optional
         With K: the state gets its library, device and dtype; default: float32 of NumPy. A head's
         own library, device and precision take precedence.
@@ -161,7 +154,7 @@ def make_method(
         If the head is no floating (K, D) matrix with K >= 2.
     ConfigError
         If `config` is no config, K is below 2, `skewness` is no pair of finite numbers,
-        `clean_shift` does not hold K finite numbers, or the paper's method gets no head.
+        `clean_moments` does not hold twice K finite numbers, or the paper's method gets no head.
     NumericsError
         With the paper's method on NumPy: if the head holds NaN or infinity, or its squares
         overflow.
@@ -171,7 +164,7 @@ def make_method(
         raise ConfigError(f"config: expected a config, got {config!r}; use preset(name)")
     if isinstance(config, ShiftConfig):
         return Shift(
-            head_or_num_classes, config, skewness=skewness, clean_shift=clean_shift, like=like
+            head_or_num_classes, config, skewness=skewness, clean_moments=clean_moments, like=like
         )
     if isinstance(head_or_num_classes, int):
         raise ConfigError(

@@ -42,7 +42,7 @@ class Gain:
         Frames before the first update; until then the prediction is the source's.
     skewness : pair of float, optional
         See `make_method`.
-    clean_shift : sequence of float, (K,), optional
+    clean_moments : sequence of float, (2, K), optional
         See `make_method`.
     like : array, any shape and floating dtype, optional
         See `make_method`.
@@ -61,7 +61,7 @@ class Gain:
         update_every: int = UPDATE_EVERY,
         warmup_frames: int = WARMUP_FRAMES,
         skewness: tuple[float, float] | None = None,
-        clean_shift: Sequence[float] | None = None,
+        clean_moments: Sequence[Sequence[float]] | None = None,
         like: Array | None = None,
     ) -> None:
         refuse_below_one("update_every", update_every)
@@ -70,7 +70,11 @@ class Gain:
             head_or_num_classes  # type: ignore[assignment]
             if hasattr(head_or_num_classes, "init_state")
             else make_method(
-                head_or_num_classes, config, skewness=skewness, clean_shift=clean_shift, like=like
+                head_or_num_classes,
+                config,
+                skewness=skewness,
+                clean_moments=clean_moments,
+                like=like,
             )
         )
         self._update_every = update_every
@@ -211,19 +215,16 @@ class Gain:
         Returns
         -------
         Prediction
-            Made before the update. If this batch triggered the update, the method may revise it;
-            see `Method.revise`.
+            Made before the update.
 
         Raises
         ------
         ArrayError, NumericsError
             As `predict`; the state does not change then.
         """
-        prediction, before = self.predict(features, logits), self._state
+        prediction = self.predict(features, logits)
         self.update(features, prediction)
-        if self._state is before:
-            return prediction
-        return self._method.revise(prediction, before, self._state)
+        return prediction
 
     def flush(self) -> None:
         """Learn from the pending frames now, also if frozen: they came before the freeze."""

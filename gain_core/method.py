@@ -233,36 +233,6 @@ class Method(Protocol[S]):
         """
         ...
 
-    def revises(self, after: S, /) -> Array:
-        """Whether `revise` may change a prediction.
-
-        Parameters
-        ----------
-        after : S
-            The state after the update.
-
-        Returns
-        -------
-        array, () bool
-        """
-        ...
-
-    def revise(self, prediction: Prediction, before: S, after: S, /) -> Prediction:
-        """Revised prediction of the batch that triggered an update.
-
-        Parameters
-        ----------
-        prediction : Prediction
-            As it was made with `before`.
-        before, after : S
-            The state before and after the update.
-
-        Returns
-        -------
-        Prediction
-        """
-        ...
-
     def merge(self, first: S, second: S, /) -> S:
         """One state from two that learned from different frames.
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ArtifactError
-from gain_core.shift.clean import MIN_SEPARATION, ONE_CLASS, clean_shift, skewness
+from gain_core.shift.clean import MIN_SEPARATION, ONE_CLASS, clean_moments, skewness
 from gain_export.images import iterate_photographs
 from gain_runtime.files.manifest import Fitness
 from gain_runtime.files.paths import write_atomically
@@ -153,7 +153,9 @@ def measure_fitness(logits: Floats, /) -> Fitness:
         one_class_skewness=round(one_class, 6),
         mixture_skewness=round(float(skewness(centered)), 6),
         one_class_images=int(counts[known].sum()),
-        clean_shift=tuple(round(float(value), 6) for value in clean_shift(centered)),
+        clean_moments=tuple(
+            tuple(round(float(value), 6) for value in row) for row in clean_moments(centered)
+        ),
     )
 
 

@@ -227,16 +227,6 @@ class Paper:
         """Add the rows to the sums and derive the geometry (app:continual_statistics)."""
         return self._state(add_rows(evidence, state))
 
-    def revises(self, after: PaperState, /) -> Array:
-        """False: Algorithm 1 predicts before it learns."""
-        return array_namespace(after.support).asarray(False)
-
-    def revise(
-        self, prediction: Prediction, before: PaperState, after: PaperState, /
-    ) -> Prediction:
-        """The prediction as it is."""
-        return prediction
-
     def merge(self, first: PaperState, second: PaperState, /) -> PaperState:
         """Add the sums of both; see `Method.merge`.
 

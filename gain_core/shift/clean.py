@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from array_api_compat import array_namespace
@@ -16,10 +17,11 @@ from gain_core.errors import ConfigError
 __all__ = [
     "DEFAULT_SKEWNESS",
     "MIN_SEPARATION",
+    "checked_moments",
     "checked_pair",
-    "checked_shift",
-    "clean_shift",
+    "clean_moments",
     "james_stein",
+    "log_deviations",
     "one_over_draws",
     "skewness",
     "skewness_of_head",
@@ -35,6 +37,8 @@ MIN_SEPARATION = 0.1
 ONE_CLASS = 0.05
 # Features scatter about the rows of their class, so a mixture is less skewed than the rows are.
 SHARE_OF_ROWS, LEAST_OF_ROWS = 0.6, 0.15
+# A class's variance counts as at least this share of the classes' mean.
+MIN_VARIANCE = 1e-6
 # Divisor floor where the numerator is zero as well.
 EPS = 1e-9
 # Rows that are as good as all of them; of 20,000 classes, all logits would fill 1.6 GB.
@@ -74,11 +78,12 @@ def skewness_of_head(weight: Any, /) -> tuple[float, float]:
     return ONE_CLASS, max(LEAST_OF_ROWS, SHARE_OF_ROWS * float(skewness(logits)))
 
 
-def clean_shift(centered: Any, /) -> Any:
-    """The shift that a network shows on clean frames, as far as it stands out of its error, (K,).
+def clean_moments(centered: Any, /) -> Any:
+    """Mean and log deviation of each class's logit on clean frames of others, (2, K).
 
-    Where some classes are alike, their logits are high on each other's frames. That is no domain's
-    doing, and a shift is counted from it.
+    Each about the classes' mean, and as far as it stands out of its error. Where some classes are
+    alike, their logits are high on each other's frames. That is no domain's doing, so shift and
+    scale are counted from it.
 
     Parameters
     ----------
@@ -88,17 +93,29 @@ def clean_shift(centered: Any, /) -> Any:
     xp = array_namespace(centered)
     count, num_classes = centered.shape
     labels = softmax(centered, xp=xp)
-    weights = 1.0 - labels * labels
+    weights = 1.0 - labels
     total = xp.sum(weights, axis=0)
     mean = xp.sum(weights * centered, axis=0) / total
-    variance = xp.sum(xp.sum(weights * (centered - mean) ** 2, axis=0) / total)
-    mean = mean - xp.mean(mean)
+    square = xp.sum(weights * (centered - mean) ** 2, axis=0) / total
     share = xp.mean(labels, axis=0)
     some = xp.ones_like(mean[0]) * EPS
     sharp = xp.maximum(xp.mean(xp.sum(labels * labels, axis=1)) - 1.0 / num_classes, some)
     # Few classes say little of how all of them are alike.
-    error = one_over_draws(share, sharp, xp.ones_like(sharp) / count, xp=xp)
-    return mean * james_stein(mean, variance * error, some=some, xp=xp)
+    least = xp.ones_like(sharp) / count
+    error = one_over_draws(share, sharp, least, xp=xp)
+    log_error = one_over_draws(share, sharp * sharp, least, xp=xp)
+    found = mean - xp.mean(mean), log_deviations(square[None, :], xp=xp)[0, :]
+    noise = xp.sum(square) * error, 0.5 * num_classes * log_error
+    return xp.stack(
+        [row * james_stein(row, n, some=some, xp=xp) for row, n in zip(found, noise, strict=True)]
+    )
+
+
+def log_deviations(square: Array, /, *, xp: Namespace) -> Array:
+    """Logarithms of deviations less their mean, (J, K), from variances (J, K)."""
+    least = MIN_VARIANCE * xp.mean(square, axis=1, keepdims=True) + EPS * EPS
+    logs = 0.5 * xp.log(xp.maximum(square, least))
+    return logs - xp.mean(logs, axis=1, keepdims=True)
 
 
 def one_over_draws(share: Array, sharp: Array, least: Array, /, *, xp: Namespace) -> Array:
@@ -106,7 +123,9 @@ def one_over_draws(share: Array, sharp: Array, least: Array, /, *, xp: Namespace
 
     From the classes' mean labels (K,). Labels that are not sharp spread over classes that are not
     there: even two frames of one class agree in them by no more than |q|^2, of which `sharp` is
-    what exceeds 1 / K.
+    what exceeds 1 / K. Calibrated ones are right as often, so that two frames of two classes agree
+    by its square: what a scale's error takes. A shift's takes it once, since the part of the
+    logits' variance that lies within classes averages out.
     """
     return xp.maximum((xp.sum(share * share) - 1.0 / share.shape[0]) / sharp, least)
 
@@ -116,25 +135,27 @@ def james_stein(move: Array, noise: Array, *, some: Array, xp: Namespace) -> Arr
     return xp.maximum(1.0 - noise / xp.maximum(sum_of(move * move, xp=xp), some), 0.0 * noise)
 
 
-def checked_shift(
-    values: Iterable[float] | None, /, *, num_classes: int
-) -> tuple[float, ...] | None:
-    """The clean shift of K classes.
+def checked_moments(
+    values: Iterable[Iterable[float]] | None, /, *, num_classes: int
+) -> tuple[tuple[float, ...], ...] | None:
+    """The clean moments of K classes.
 
     Raises
     ------
     ConfigError
-        If it is no K finite numbers.
+        If they are no two rows of K finite numbers.
     """
     if values is None:
         return None
-    shift = _finite(values, num_classes)
-    if shift is None:
+    rows = None
+    with suppress(TypeError):
+        rows = tuple(_finite(row, num_classes) for row in values)
+    if rows is None or len(rows) != 2 or None in rows:
         raise ConfigError(
-            f"clean_shift: expected {num_classes} finite numbers, one for each class, got "
-            f"{values!s:.60}; measure it with gain-export --calibrate"
+            f"clean_moments: expected two rows of {num_classes} finite numbers, one for each "
+            f"class, got {values!s:.60}; measure them with gain-export --calibrate"
         )
-    return shift
+    return rows  # type: ignore[return-value]
 
 
 def checked_pair(pair: tuple[float, float], /) -> tuple[float, float]:

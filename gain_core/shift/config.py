@@ -17,11 +17,11 @@ class ShiftConfig:
     Attributes
     ----------
     half_life : float
-        Frames after which what was learned has lost half its weight, at the longest of three
+        Frames after which what was learned has lost half its weight, at the longer of two
         timescales: some forty seconds of video at 25 Hz, the time that weather takes to change.
     timescale_ratio : float
-        How much longer each timescale is than the next shorter one: three of them span the two
-        orders of magnitude between a jump of the domain and its drift.
+        How much longer it is than the shorter one: that follows a jump of the domain, and needs
+        some hundred frames to show more than a few objects of a video.
     min_classes : float
         Effective number of classes that a block has to show in corrected labels, and half of it in
         the source's. Of fewer, the mean of the logits is rather that of the classes than of the
@@ -33,16 +33,12 @@ class ShiftConfig:
     block : float
         Independent frames in a block: two draws for each of `min_classes`.
     patience : float
-        Independent frames after which a block that shows too little is dropped, and frames for
-        which what a block confirmed is believed in full, nothing of it after twice as many: ten
-        seconds of video.
+        Independent frames after which a block that shows too little forgets half of them, and
+        frames for which what a block confirmed is believed in full, nothing of it after twice as
+        many: ten seconds of video.
     recent : float
         Half-life of the newest frames, which have to agree with the shift: two seconds of video,
         after which a scene may be another.
-    iid_ratio : pair of float
-        Von Neumann's ratio from which frames begin to count as independent, and where they are: 1
-        for images in no order, less its sampling error over a few dozen frames; 0.05 to 0.2 in
-        video.
 
     Raises
     ------
@@ -57,16 +53,9 @@ class ShiftConfig:
     block: float = 16.0
     patience: float = 256.0
     recent: float = 48.0
-    iid_ratio: tuple[float, float] = (0.65, 0.8)
 
     def __post_init__(self) -> None:
-        # Each bound is written so that NaN fails it.
-        if isinstance(self.iid_ratio, list):  # as JSON has it
-            object.__setattr__(self, "iid_ratio", tuple(self.iid_ratio))
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name != "iid_ratio" and not 0.0 < value < math.inf:
+            if not 0.0 < value < math.inf:  # so that NaN fails it
                 raise ConfigError(f"{item.name}: expected a finite number > 0, got {value!r}")
-        pair = self.iid_ratio
-        if not (isinstance(pair, tuple) and len(pair) == 2 and 0.0 <= pair[0] < pair[1] <= 1.0):
-            raise ConfigError(f"iid_ratio: expected two rising numbers in [0, 1], got {pair!r}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from array_api_compat import array_namespace, device, is_numpy_namespace
 
@@ -25,9 +25,10 @@ from gain_core.shift.clean import (
     DEFAULT_SKEWNESS,
     EPS,
     MIN_SEPARATION,
+    checked_moments,
     checked_pair,
-    checked_shift,
     james_stein,
+    log_deviations,
     one_over_draws,
     skewness_of_head,
 )
@@ -35,24 +36,22 @@ from gain_core.shift.config import ShiftConfig
 
 __all__ = ["NUM_TIMESCALES", "Shift", "ShiftEvidence", "ShiftState"]
 
-NUM_TIMESCALES = 3
-# A class's variance counts as at least this share of the classes' mean.
-MIN_VARIANCE = 1e-6
+NUM_TIMESCALES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftEvidence:
     """Sums over the frames since the last update.
 
-    x are logits less their mean over classes, and less the clean shift where it is known.
+    x are logits less their mean over classes, and less their clean mean where it is known.
 
     Attributes
     ----------
     count : array, ()
     sums : array, (5, K)
-        Of w, w x, w x^2, q and s: q is the source less its shift, and w = 1 - s q how far a frame
-        is not a class's own. A class that is there is called so by both; one that the weather puts
-        everywhere by s alone, and one that a correction talks itself into by q alone.
+        Of w, w x, w x^2, q and s: q is the source less its shift, and w = 1 - min(s, q) how far a
+        frame is not a class's own. A class that is there is called so by both; one that the weather
+        puts everywhere by s alone, and one that a correction talks itself into by q alone.
     logits, last : array, (K,)
         Sum of x, and the newest x.
     scatter : array, (5,)
@@ -73,11 +72,11 @@ class ShiftState:
 
     Attributes
     ----------
-    draws, memory : array, (J,) and (2, J, K)
-        Of the accepted blocks: effective number of draws of a class, and the first two of
+    draws, memory : array, (J,) and (3, J, K)
+        Of the accepted blocks: effective number of draws of a class, and the first three of
         `ShiftEvidence.sums`, each timescale forgetting at its own rate.
-    longest, longest_facts : array, (2, K) and (2,)
-        The next two sums at the longest timescale, and its frames and sum of |q|^2.
+    labels, label_facts : array, (K,) and (2,)
+        Sum of q over them at the longest timescale; their frames, and sum of |q|^2.
     block, block_facts : array, (5, K) and (5,)
         Sums over the open block, its frames, independent frames, and the first three of `scatter`.
     unconfirmed : array, ()
@@ -85,23 +84,23 @@ class ShiftState:
     recent : array, (2, K)
         Sums of w and w x over all frames, at the half-life `recent`.
     reference_count, reference_logits : array, () and (K,)
-        Over all frames at the middle timescale; their mean is what skewness is taken about.
+        Over all frames at the shortest timescale; their mean is what skewness is taken about.
     all_facts, all_logits : array, (3,) and (K,)
         Over all frames at the longest timescale: count, |x|^2, |x - x'|^2 / 2; x.
     last : array, (K,)
         The newest x.
     shift, log_scale, log_prior : array, (K,)
-        Derived: what is taken out of x; what the rest is multiplied by, in logs; prior on classes.
-    variance, iid : array, ()
-        Derived: of one entry of the shift; how far frames are independent, in [0, 1].
+        Derived: what is taken out of x; what the rest is divided by, in logs; prior on classes.
+    variance : array, ()
+        Derived: of one entry of the shift.
     trust, confirmed : array, ()
         Derived: the shares of shift and scale, and of the prior, that predictions take.
     """
 
     draws: Array
     memory: Array
-    longest: Array
-    longest_facts: Array
+    labels: Array
+    label_facts: Array
     block: Array
     block_facts: Array
     unconfirmed: Array
@@ -115,7 +114,6 @@ class ShiftState:
     log_scale: Array
     log_prior: Array
     variance: Array
-    iid: Array
     trust: Array
     confirmed: Array
 
@@ -130,8 +128,9 @@ class Shift:
     config : ShiftConfig, optional
     skewness : pair of float, optional
         Of the source's logits on clean frames of one class, and of many.
-    clean_shift : array or sequence, (K,) floating, optional
-        What clean frames show, see `clean_shift`: a shift is counted from it. Default: zeros.
+    clean_moments : array or sequence, (2, K) floating, optional
+        What clean frames show, see `clean_moments`: shift and scale are counted from it. Default:
+        zeros.
     like : array, optional
         Its library, device and precision are the state's; default: the head's, or NumPy's float32.
 
@@ -140,8 +139,8 @@ class Shift:
     ArrayError
         If the head is no floating matrix of at least two rows and one column.
     ConfigError
-        If K is below 2, `skewness` is no pair of finite numbers, or `clean_shift` has not K
-        finite ones.
+        If K is below 2, `skewness` is no pair of finite numbers, or `clean_moments` has not twice
+        K finite ones.
 
     Attributes
     ----------
@@ -159,7 +158,7 @@ class Shift:
         /,
         *,
         skewness: tuple[float, float] | None = None,
-        clean_shift: Sequence[float] | None = None,
+        clean_moments: Sequence[Sequence[float]] | None = None,
         like: Array | None = None,
     ) -> None:
         self.config = config or ShiftConfig()
@@ -177,27 +176,28 @@ class Shift:
         self._rates = self._constant(
             [-math.log(2.0) / frames for frames in (*half_lives, self.config.recent)]
         )
-        self.clean_shift = checked_shift(clean_shift, num_classes=self.num_classes)
-        self._clean = None if self.clean_shift is None else self._constant(self.clean_shift)
+        self.clean_moments = checked_moments(clean_moments, num_classes=self.num_classes)
+        rows = self.clean_moments or ((0.0,) * self.num_classes,) * 2
+        self._clean, self._clean_logs = (self._constant(row) for row in rows)
 
     @property
     def measured(self) -> dict[str, Any]:
         """See `Method`."""
-        return {"skewness": self.skewness, "clean_shift": self.clean_shift}
+        return {"skewness": self.skewness, "clean_moments": self.clean_moments}
 
     def init_state(self) -> ShiftState:
         """Zeros: nothing learned, and the source answers."""
         J, K = NUM_TIMESCALES, self.num_classes
         zeros = {name: self._zeros() for name in ShiftState.__dataclass_fields__}
-        wide = ("reference_logits", "all_logits", "last", "shift", "log_scale", "log_prior")
+        wide = ("labels", "reference_logits", "all_logits", "last")
+        wide += ("shift", "log_scale", "log_prior")
         return ShiftState(
             **zeros
             | {name: self._zeros(K) for name in wide}
             | {
                 "draws": self._zeros(J),
-                "memory": self._zeros(2, J, K),
-                "longest": self._zeros(2, K),
-                "longest_facts": self._zeros(2),
+                "memory": self._zeros(3, J, K),
+                "label_facts": self._zeros(2),
                 "block": self._zeros(5, K),
                 "block_facts": self._zeros(5),
                 "recent": self._zeros(2, K),
@@ -208,6 +208,9 @@ class Shift:
     @quiet
     def posteriors(self, features: Array | None, logits: Array, state: ShiftState, /) -> Posteriors:
         """The source less its shift, and the same averaged over what the shift may be.
+
+        The entries of the shift have the variance v, so that a difference of two logits has 2 v:
+        the probit approximation 1 / sqrt(1 + pi 2 v / 8) of a softmax under Gaussian logits.
 
         Parameters
         ----------
@@ -224,33 +227,28 @@ class Shift:
         xp = namespace(state.shift)
         logits = matrix_like("logits", logits, num_columns=self.num_classes, like=state.shift)
         logits = detached(logits, xp=xp)
-        source = log_softmax(logits, xp=xp)
-        return self._posteriors(source, _read(state), finite=all_finite(logits))
+        source, adapts = log_softmax(logits, xp=xp), state.confirmed > 0
+        proposal = evaluator = source
+        if not is_numpy_namespace(xp) or adapts:
+            shift, log_scale = state.trust * state.shift, state.trust * state.log_scale
+            prior = state.confirmed * state.log_prior
+            moved = self._moved(self._centered(source, xp=xp), shift, log_scale, xp=xp)
+            spread = xp.sqrt(1.0 + (math.pi / 4.0) * state.variance)
+            proposal = log_softmax(moved + prior, xp=xp)
+            evaluator = log_softmax(moved / spread + prior, xp=xp)
+        return Posteriors(
+            source=source,
+            start=source,
+            log_proposal=proposal,
+            log_evaluator=evaluator,
+            adapts=adapts,
+            finite=all_finite(logits),
+        )
 
     @quiet
     def predict(self, features: Array | None, logits: Array, state: ShiftState, /) -> Prediction:
         """See `Method`."""
         return answer(self.posteriors(features, logits, state))
-
-    def revises(self, after: ShiftState, /) -> Array:
-        """Where frames are independent to some part."""
-        return after.iid > 0
-
-    @quiet
-    def revise(
-        self, prediction: Prediction, before: ShiftState, after: ShiftState, /
-    ) -> Prediction:
-        """With the shift moved towards the new one, as far as frames are independent.
-
-        What a frame's neighbours taught serves it only where they say nothing of its class.
-        """
-        if is_numpy_namespace(namespace(after.shift)) and not self.revises(after):
-            return prediction
-        (old, adapted), (new, adapts) = _read(before), _read(after)
-        moved = tuple(was + after.iid * (now - was) for was, now in zip(old, new, strict=True))
-        read = moved, adapted | adapts
-        source = prediction.source_log_probs
-        return answer(self._posteriors(source, read, finite=prediction.finite))
 
     @quiet
     def collect(
@@ -269,7 +267,7 @@ class Shift:
             return waiting
         x, named = self._centered(source, xp=xp), xp.exp(source)
         labels = softmax(self._moved(x, state.shift, state.log_scale, xp=xp), xp=xp)
-        weights = 1.0 - named * labels
+        weights = 1.0 - xp.minimum(named, labels)
         if not is_numpy_namespace(xp):
             x, named, labels, weights = (
                 xp.where(keep, array, xp.zeros_like(array)) for array in (x, named, labels, weights)
@@ -330,33 +328,29 @@ class Shift:
         all_facts = state.all_facts * longest + facts
         all_logits = state.all_logits * longest + evidence.logits
         ratio = _independence_ratio(all_facts, all_logits, xp=xp)
-        low, high = config.iid_ratio
-        iid = xp.minimum(xp.maximum((ratio - low) / (high - low), nothing), one)
         # The first update gives the reference only.
         known = xp.where(state.reference_count > 0, one, nothing)
         seen = known * count
         block = state.block + known * evidence.sums
         facts = xp.concat([xp.stack([seen, seen * ratio]), evidence.scatter[:3]], axis=0)
         facts = state.block_facts + facts
-        accepted, closed, draws = self._judge(block, facts, xp=xp)
+        accepted, left, draws = self._judge(block, facts, xp=xp)
         waited = state.unconfirmed + count * xp.minimum(ratio / config.block, one / config.patience)
         sums = {
             "draws": state.draws * fade + accepted * draws,
-            "memory": state.memory * fade[:, None] + accepted * block[:2, None, :],
-            "longest": state.longest * longest + accepted * block[2:4, :],
-            "longest_facts": state.longest_facts * longest
-            + accepted * xp.stack([facts[0], facts[4]]),
+            "memory": state.memory * fade[:, None] + accepted * block[:3, None, :],
+            "labels": state.labels * longest + accepted * block[3, :],
+            "label_facts": state.label_facts * longest + accepted * xp.stack([facts[0], facts[4]]),
             "recent": state.recent * fades[NUM_TIMESCALES] + evidence.sums[:2, :],
             "unconfirmed": waited * (1.0 - accepted),
-            "iid": iid,
         }
         return ShiftState(
             **sums,
             **self._estimate(sums, xp=xp),
-            block=block * (1.0 - closed),
-            block_facts=facts * (1.0 - closed),
-            reference_count=state.reference_count * fade[-2] + count,
-            reference_logits=state.reference_logits * fade[-2] + evidence.logits,
+            block=block * left,
+            block_facts=facts * left,
+            reference_count=state.reference_count * fade[0] + count,
+            reference_logits=state.reference_logits * fade[0] + evidence.logits,
             all_facts=all_facts,
             all_logits=all_logits,
             last=xp.where(count > 0, evidence.last, state.last),
@@ -387,13 +381,17 @@ class Shift:
         return self.update(self.no_evidence(), ShiftState(**total))
 
     def summary(self, state: ShiftState, /) -> dict[str, Array]:
-        """`shift_nats`, its root mean square over the classes; `draws` behind it; `iid`."""
+        """`shift_nats`, its root mean square over the classes; `draws` behind it."""
         xp = namespace(state.shift)
         size = state.trust * xp.sqrt(xp.mean(state.shift * state.shift))
-        return {"shift_nats": size, "draws": state.draws[-1], "iid": state.iid}
+        return {"shift_nats": size, "draws": state.draws[-1]}
 
     def _judge(self, block: Array, facts: Array, *, xp: Namespace) -> tuple[Array, Array, Array]:
-        """Whether the open block is accepted, whether it ends, and its draws; 0 or 1, ()."""
+        """Whether the open block is accepted, 0 or 1; the share of it that stays; its draws; ().
+
+        One that has shown too little for long forgets half: dropped, it would be judged by few
+        frames again and again, until chance makes them look like a mixture.
+        """
         config, (one_class, mixture) = self.config, self.skewness
         count, independent, skew, span = (facts[i] for i in range(4))
         one, nothing = xp.ones_like(count), xp.zeros_like(count)
@@ -406,8 +404,8 @@ class Shift:
         # An attractor may take half of the source's labels, and none of the corrected ones.
         many = (draws[0] >= config.min_classes) & (draws[1] >= 0.5 * config.min_classes)
         accepted = many & (skew >= least * span) & (independent >= config.block)
-        closed = accepted | (independent >= config.patience)
-        return xp.where(accepted, one, nothing), xp.where(closed, one, nothing), draws[0]
+        left = xp.where(independent >= config.patience, 0.5 * one, one)
+        return xp.where(accepted, one, nothing), xp.where(accepted, nothing, left), draws[0]
 
     def _estimate(self, sums: dict[str, Array], *, xp: Namespace) -> dict[str, Array]:
         """What predictions read, from the longest timescale to the shortest.
@@ -415,37 +413,34 @@ class Shift:
         A shorter timescale moves the estimate only as far as the square of the move exceeds its
         sampling error, by James and Stein's shrinkage.
         """
-        K, some, iid = self.num_classes, self._zeros() + EPS, sums["iid"]
-        draws, count = xp.maximum(sums["draws"], some), xp.maximum(sums["longest_facts"][0], some)
+        K, some = self.num_classes, self._zeros() + EPS
+        draws, count = xp.maximum(sums["draws"], some), xp.maximum(sums["label_facts"][0], some)
         weights = xp.maximum(sums["memory"][0, ...], some)
         mean = sums["memory"][1, ...] / weights
-        square = sums["longest"][0, :] / weights[-1, :] - mean[-1, :] * mean[-1, :]
+        square = sums["memory"][2, ...] / weights - mean * mean
         square = xp.maximum(square, 0.0 * square)
         mean = mean - xp.mean(mean, axis=1, keepdims=True)
-        share = sums["longest"][1, :] / count
-        sharp = xp.maximum(sums["longest_facts"][1] / count - 1.0 / K, some)
+        logs = log_deviations(square, xp=xp) - self._clean_logs
+        share = sums["labels"] / count
+        sharp = xp.maximum(sums["label_facts"][1] / count - 1.0 / K, some)
         error = one_over_draws(share, sharp, 1.0 / draws, xp=xp)
-        total = xp.sum(square)
-        shift, variance = 0.0 * share, 0.0 * iid
+        log_error = one_over_draws(share, sharp * sharp, 1.0 / draws, xp=xp)
+        total = xp.sum(square[-1, :])
+        shift, log_scale = 0.0 * share, 0.0 * share
+        variance = total * error[-1] / K
         for j in reversed(range(NUM_TIMESCALES)):
             move, noise = mean[j, :] - shift, total * error[j]
             kept = james_stein(move, noise, some=some, xp=xp)
-            # The shortest timescale, in a video, shows what the next frame will show.
-            kept = iid * kept if j == 0 else kept
-            longest = j == NUM_TIMESCALES - 1
-            variance = noise / K if longest else variance + kept * (noise / K - variance)
+            variance = variance + kept * (noise / K - variance)
             shift = shift + kept * move
-        # The logarithm of a deviation has the variance 1/2 a draw, of labels as sharp as a frame's.
-        logs = 0.5 * xp.log(xp.maximum(square, xp.maximum(MIN_VARIANCE * total / K, some)))
-        logs = logs - xp.mean(logs)
-        logs = james_stein(logs, 0.5 * K * error[-1] / sharp, some=some, xp=xp) * logs
-        # The logits keep their size.
-        rest = xp.sum(square * xp.exp(-2.0 * logs))
-        size = 0.5 * xp.log(xp.maximum(total, some) / xp.maximum(rest, some))
+            # The logarithm of a deviation has the variance 1/2 a draw.
+            move = logs[j, :] - log_scale
+            kept = james_stein(move, 0.5 * K * log_error[j], some=some, xp=xp)
+            log_scale = log_scale + kept * move
         # How much of it the newest frames show: the regression of their mean on it.
         newest = sums["recent"][1, :] / xp.maximum(sums["recent"][0, :], some)
         newest = newest - xp.mean(newest)
-        one, nothing = xp.ones_like(iid), xp.zeros_like(iid)
+        one, nothing = xp.ones_like(variance), xp.zeros_like(variance)
         agreement = xp.sum(newest * shift) / xp.maximum(xp.sum(shift * shift), some)
         confirmed = xp.minimum(xp.maximum(2.0 - sums["unconfirmed"], nothing), one)
         # Frequent classes of the place: shares shrunk towards equal ones, within twice of them.
@@ -455,57 +450,26 @@ class Shift:
         log_prior = xp.log(xp.minimum(xp.maximum(prior, bounds[0]), bounds[1]))
         log_prior = log_prior - xp.mean(log_prior)
         # Nothing to take back is as good as nothing confirmed: the source answers, bit for bit.
-        something = any_of(xp.abs(shift) + xp.abs(log_prior) > 0, xp=xp)
+        something = any_of(xp.abs(shift) + xp.abs(log_scale) + xp.abs(log_prior) > 0, xp=xp)
         confirmed = xp.where(something, confirmed, nothing)
         found = {
             "shift": shift,
-            "log_scale": size - logs,
+            "log_scale": log_scale,
             "log_prior": log_prior,
             "variance": variance,
             "trust": confirmed * xp.minimum(xp.maximum(agreement, nothing), one),
             "confirmed": confirmed,
         }
-        known = sums["longest_facts"][0] > 0
+        known = sums["label_facts"][0] > 0
         return {name: xp.where(known, value, 0.0 * value) for name, value in found.items()}
-
-    def _posteriors(self, source: Array, read: _Read, *, finite: Array) -> Posteriors:
-        """Of log s (B, K).
-
-        The evaluator averages over a shift whose entries have the variance v, so that a difference
-        of two logits has 2 v, by the probit approximation 1 / sqrt(1 + pi 2 v / 8) of a softmax
-        under Gaussian logits.
-        """
-        xp = namespace(source)
-        (shift, log_scale, log_prior, variance), adapts = read
-        if is_numpy_namespace(xp) and not adapts:
-            return Posteriors(
-                source=source,
-                start=source,
-                log_proposal=source,
-                log_evaluator=source,
-                adapts=adapts,
-                finite=finite,
-            )
-        moved = self._moved(self._centered(source, xp=xp), shift, log_scale, xp=xp)
-        spread = xp.sqrt(1.0 + (math.pi / 4.0) * variance)
-        return Posteriors(
-            source=source,
-            start=source,
-            log_proposal=log_softmax(moved + log_prior, xp=xp),
-            log_evaluator=log_softmax(moved / spread + log_prior, xp=xp),
-            adapts=adapts,
-            finite=finite,
-        )
 
     def _centered(self, logits: Array, *, xp: Namespace) -> Array:
         """x, (B, K)."""
-        x = logits - sum_of(logits, keepdims=True, xp=xp) / self.num_classes
-        return x if self._clean is None else x - self._clean
+        return logits - sum_of(logits, keepdims=True, xp=xp) / self.num_classes - self._clean
 
     def _moved(self, x: Array, shift: Array, log_scale: Array, *, xp: Namespace) -> Array:
         """The logits without the shift, (B, K)."""
-        moved = (x - shift) * xp.exp(log_scale)
-        return moved if self._clean is None else moved + self._clean
+        return (x - shift) * xp.exp(-log_scale) + self._clean
 
     def _constant(self, values: Sequence[float]) -> Array:
         xp = array_namespace(self._like)
@@ -514,16 +478,6 @@ class Shift:
     def _zeros(self, *shape: int) -> Array:
         like = self._like
         return array_namespace(like).zeros(shape, dtype=like.dtype, device=device(like))
-
-
-_Read: TypeAlias = "tuple[tuple[Array, ...], Array]"
-
-
-def _read(state: ShiftState) -> _Read:
-    """Shift, log scale, prior and variance as predictions take them, and whether they do."""
-    trust, confirmed = state.trust, state.confirmed
-    taken = trust * state.shift, trust * state.log_scale, confirmed * state.log_prior
-    return (*taken, state.variance), confirmed > 0
 
 
 def _independence_ratio(facts: Array, logits: Array, *, xp: Namespace) -> Array:

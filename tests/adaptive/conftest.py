@@ -117,7 +117,7 @@ def write_artifact(
 def measured(
     num_classes: int,
     skewness: tuple[float, float],
-    clean_shift: tuple[float, ...] | None = None,
+    clean_moments: tuple[tuple[float, ...], ...] | None = None,
 ) -> Fitness:
     """A report with this measurement."""
     return Fitness(
@@ -127,7 +127,7 @@ def measured(
         effective_classes=4.0,
         one_class_skewness=skewness[0],
         mixture_skewness=skewness[1],
-        clean_shift=clean_shift,
+        clean_moments=clean_moments,
     )
 
 
@@ -177,11 +177,11 @@ def make_graph(tmp_path: Path) -> Callable[..., GraphStream]:
         config: Config,
         *,
         skewness: tuple[float, float] | None = None,
-        clean_shift: tuple[float, ...] | None = None,
+        clean_moments: tuple[tuple[float, ...], ...] | None = None,
         opset: int = 17,
         **settings: Any,
     ) -> GraphStream:
-        fitness = None if skewness is None else measured(len(weight), skewness, clean_shift)
+        fitness = None if skewness is None else measured(len(weight), skewness, clean_moments)
         artifact = write_artifact(
             tmp_path / "tiny.onnx", weight.astype(np.float32), fitness=fitness, opset=opset
         )

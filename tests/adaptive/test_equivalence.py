@@ -117,7 +117,8 @@ def test_graph_is_gain_core(
     waits = {"update_every": update_every, "warmup_frames": warmup}
     measured = {"skewness": SKEWNESS}
     if update_every > 1:
-        measured["clean_shift"] = tuple(np.linspace(-0.4, 0.4, num_classes))
+        shift = np.linspace(-0.4, 0.4, num_classes)
+        measured["clean_moments"] = tuple(shift), tuple(0.5 * shift)
     graph = make_graph(weight, PRESETS[preset], opset=opset, **measured, **waits)
     gain = Gain(weight.astype(np.float64), PRESETS[preset], **measured, **waits)
     strengths = assert_follows(

@@ -70,7 +70,7 @@ def test_show_says_what_a_state_is(learn, capsys):
         "160",
         ARTIFACT,
     )
-    assert {"shift_nats", "draws", "iid"} <= set(shown)
+    assert {"shift_nats", "draws"} <= set(shown)
 
 
 def test_states_of_the_papers_method_need_the_head(

@@ -50,7 +50,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
         write_toml(
             tmp_path / "run.toml",
             'model = "m.onnx"\nupdate-every = 16\ntop-k = 5\ndisplay = true\nfreeze = true\n'
-            "[gain]\nhalf_life = 100\niid_ratio = [0.5, 0.9]\n",
+            "[gain]\nhalf_life = 100\nblock = 8.0\n",
         )
     )
     given = flags("clip.mp4", "--set=top-k=1", "--set=display=false", "--no-freeze")
@@ -60,7 +60,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
     assert not config.display
     assert not config.freeze
     gain = config.gain_config()
-    assert gain == replace(preset("shift"), half_life=100, iid_ratio=(0.5, 0.9))
+    assert gain == replace(preset("shift"), half_life=100, block=8.0)
     assert StreamConfig.resolve(flags("0", "--model", "m.onnx")).gain_config() is None
     assert StreamConfig.resolve({**file, **flags(), "input": "0"}).display
 
@@ -92,7 +92,6 @@ def test_a_malformed_file_is_refused(tmp_path: Path, text: str, expected: str) -
         pytest.param("kappa = 3", "unknown key kappa", id="unknown"),
         pytest.param('half_life = "long"', "half_life: expected a number, got 'long'", id="type"),
         pytest.param("half_life = 0", "half_life: expected a finite number > 0", id="range"),
-        pytest.param("iid_ratio = [0.9, 0.5]", "iid_ratio: expected two rising", id="pair"),
     ],
 )
 def test_a_field_of_gain_that_cannot_be_meant_is_refused(

@@ -24,11 +24,9 @@ from gain_core import (
 from gain_core.shift import DEFAULT_SKEWNESS
 
 NAN, INF = math.nan, math.inf
-NUMBERS = [item.name for item in fields(ShiftConfig) if item.name != "iid_ratio"]
+NUMBERS = [item.name for item in fields(ShiftConfig)]
 BAD = [
     *((ShiftConfig, name, value) for name in NUMBERS for value in (0.0, -1.0, INF, NAN)),
-    *((ShiftConfig, "iid_ratio", pair) for pair in ((0.8, 0.65), (0.5, 0.5), (-0.1, 0.5))),
-    *((ShiftConfig, "iid_ratio", pair) for pair in ((0.5, 1.1), (NAN, 0.5), (0.1, 0.2, 0.3))),
     (PaperConfig, "prior_strength", 0.0),
     (PaperConfig, "prior_strength", INF),
     (PaperConfig, "prior_strength", NAN),
@@ -84,7 +82,7 @@ def test_round_trip_through_strict_json(name):
 
 
 def test_round_trip_keeps_a_value_of_every_field():
-    shift = ShiftConfig(**{name: 3.0 + i for i, name in enumerate(NUMBERS)}, iid_ratio=(0.1, 0.2))
+    shift = ShiftConfig(**{name: 3.0 + i for i, name in enumerate(NUMBERS)})
     paper = PaperConfig(prior_strength=7.5, normalise=True, variance_floor=2e-3, prob_floor=1e-5)
     for config in (shift, paper):
         record, default = config_to_dict(config), config_to_dict(type(config)())
@@ -103,23 +101,10 @@ def test_round_trip_keeps_a_value_of_every_field():
         ({"method": "shift", "half_life": "long"}, "config: half_life: .* a number, got 'long'"),
         ({"method": "shift", "half_life": None}, "config: half_life: .* a number, got None"),
         ({"method": "shift", "block": True}, "config: block: .* a number, got True"),
-        ({"method": "shift", "iid_ratio": 3.0}, "config: iid_ratio: .*two numbers, got 3.0"),
-        ({"method": "shift", "iid_ratio": [0.1, "1"]}, "config: iid_ratio: .*got .0.1, '1'"),
         ({"method": "paper", "normalise": 1.0}, "config: normalise: .*true or false, got 1.0"),
         ({"method": "paper", "prob_floor": 1.0}, "prob_floor: expected"),
     ],
-    ids=[
-        "unknown",
-        "no-method",
-        "old-method",
-        "text",
-        "none",
-        "bool",
-        "pair",
-        "in-pair",
-        "number",
-        "range",
-    ],
+    ids=["unknown", "no-method", "old-method", "text", "none", "bool", "number", "range"],
 )
 def test_a_record_that_does_not_fit_is_named(record, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
@@ -140,15 +125,28 @@ def test_a_skewness_that_is_no_pair_is_refused(pair):
 def test_skewness_is_given_guessed_from_the_head_or_conservative():
     assert make_method(5, skewness=(0.1, 0.4)).measured == {
         "skewness": (0.1, 0.4),
-        "clean_shift": None,
+        "clean_moments": None,
     }
     assert make_method(5).measured["skewness"] == DEFAULT_SKEWNESS
 
 
-@pytest.mark.parametrize("shift", [(0.1,) * 4, (0.1, NAN, 0.0, 0.0, 0.0), 0.3, "shift", [None] * 5])
-def test_a_clean_shift_of_another_number_of_classes_is_refused(shift):
-    with pytest.raises(ConfigError, match=r"^clean_shift: expected 5 finite numbers"):
-        make_method(5, clean_shift=shift)
+FIVE = (0.1,) * 5
+NO_MOMENTS = [
+    [(0.1,) * 4] * 2,
+    [FIVE, (0.1, NAN, 0.0, 0.0, 0.0)],
+    [FIVE],
+    [FIVE] * 3,
+    FIVE,
+    0.3,
+    "no",
+    [FIVE, None],
+]
+
+
+@pytest.mark.parametrize("moments", NO_MOMENTS, ids=str)
+def test_clean_moments_of_another_number_of_classes_are_refused(moments):
+    with pytest.raises(ConfigError, match=r"^clean_moments: expected two rows of 5 finite numbers"):
+        make_method(5, clean_moments=moments)
 
 
 @pytest.mark.parametrize("pair", [(0.1, 0.15), (0.0, 0.0), (0.3, 0.1)])

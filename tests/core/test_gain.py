@@ -28,7 +28,7 @@ NAMES = list(PRESETS)
 TAUGHT = {name: taught(name, dtype=np.float64) for name in NAMES}
 QUICK = settings(max_examples=40, deadline=None, derandomize=True)
 # What the shift keeps of the frames' order.
-ORDERED = ("all_facts", "last", "block_facts", "iid", "unconfirmed", "trust", "confirmed")
+ORDERED = ("all_facts", "last", "block_facts", "unconfirmed", "trust", "confirmed")
 
 
 def matrices(rows: int, columns: int, bound: float) -> st.SearchStrategy[np.ndarray]:
@@ -280,7 +280,6 @@ def test_pure_functions_leave_what_they_are_given_alone(name):
     evidence = method.collect(z, result, state)
     held = copies(evidence)
     after = method.update(evidence, state)
-    method.revise(result, state, after)
     method.collect(z, result, after, evidence)
     method.merge(state, after)
     assert_bitwise({"z": z, "logits": logits} | copies(state), given)
@@ -354,7 +353,7 @@ def test_sums_of_accepted_blocks_add_up_and_open_blocks_are_dropped():
     method, left, right, _ = halves("shift")
     merged = method.merge(left, right)
     assert min(left.draws[-1], right.draws[-1]) > 0
-    for key in ("longest_facts", "draws", "memory", "recent", "reference_logits", "all_facts"):
+    for key in ("label_facts", "draws", "memory", "recent", "reference_logits", "all_facts"):
         one, two, both = (getattr(state, key) for state in (left, right, merged))
         assert_allclose(both, one + two, rtol=1e-12, err_msg=key)
     assert_array_equal(merged.block, 0.0)

@@ -27,7 +27,7 @@ def test_head_has_what_clean_images_say(world, clean):
     assert_allclose(head.source_mean, clean.mean(axis=0, dtype=np.float64))
     found = measure_fitness(clean @ head.weight.T + head.bias)
     assert head.measured == found.measured
-    assert len(head.measured["clean_shift"]) == 6
+    assert np.shape(head.measured["clean_moments"]) == (2, 6)
 
 
 def test_what_the_artifact_says_comes_first(world, clean):

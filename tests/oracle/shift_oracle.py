@@ -21,9 +21,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass
 class Block:
-    """Frames that may be accepted together: x, s and q of each, and what they show."""
+    """Frames that may be accepted together: weight, x, s and q of each, and what they show."""
 
-    frames: list[tuple[Floats, Floats, Floats]] = field(default_factory=list)
+    frames: list[tuple[float, Floats, Floats, Floats]] = field(default_factory=list)
     skew: float = 0.0
     span: float = 0.0
     independent: float = 0.0
@@ -33,10 +33,10 @@ class ShiftOracle:
     """A stream's history; `config` has `ShiftConfig`'s names, `pair` is the skewness."""
 
     def __init__(
-        self, num_classes: int, pair: tuple[float, float], config: Any, clean: Any = 0.0
+        self, num_classes: int, pair: tuple[float, float], config: Any, clean: Any = (0.0, 0.0)
     ) -> None:
         self.K, self.pair, self.config = num_classes, pair, config
-        self.clean = np.zeros(num_classes) + clean
+        self.clean, self.clean_logs = (np.zeros(num_classes) + row for row in clean)
         self.now = 0
         self.seen: list[tuple[int, Floats, Floats]] = []  # the update's end, x, w of every frame
         self.steps: list[tuple[int, float]] = []
@@ -44,12 +44,12 @@ class ShiftOracle:
         self.open, self.unconfirmed = Block(), 0.0
         zeros = np.zeros(num_classes)
         self.shift, self.log_scale, self.log_prior = zeros, zeros, zeros
-        self.variance = self.iid = self.trust = self.confirmed = 0.0
+        self.variance = self.trust = self.confirmed = 0.0
         self.last: Floats | None = None
 
     def half_life(self, j: int) -> float:
-        """Of the j-th timescale, 2 being the longest."""
-        return self.config.half_life / self.config.timescale_ratio ** (2 - j)
+        """Of the j-th timescale, 1 being the longer."""
+        return self.config.half_life / self.config.timescale_ratio ** (1 - j)
 
     def kept(self, when: int, half_life: float) -> float:
         """Weight of what was learned at the end of the update at frame `when`."""
@@ -57,40 +57,19 @@ class ShiftOracle:
 
     def predict(self, logits: npt.ArrayLike) -> OracleStep:
         """The prediction of every row of a batch; the state does not change."""
-        return self._answers(logits, *self._read())
-
-    def step(self, logits: npt.ArrayLike) -> OracleStep:
-        """Learn from a batch, then predict it with that as far as frames are independent."""
-        before = self._read()
-        self.update(logits)
-        after = self._read()
-        return self._answers(
-            logits, *(b + self.iid * (a - b) for b, a in zip(before, after, strict=True))
-        )
-
-    def _read(self) -> tuple[Any, ...]:
-        return (
-            self.trust * self.shift,
-            self.trust * self.log_scale,
-            self.confirmed * self.log_prior,
-            self.variance,
-        )
-
-    def _answers(
-        self, logits: npt.ArrayLike, shift: Any, log_scale: Any, log_prior: Any, variance: Any
-    ) -> OracleStep:
-        rows = []
+        shift, log_scale = self.trust * self.shift, self.trust * self.log_scale
+        log_prior, rows = self.confirmed * self.log_prior, []
         for row in np.asarray(logits, dtype=np.float64):
             log_s = log_softmax(row)
             moved = self._moved(log_s - np.mean(log_s), shift, log_scale)
-            flat = math.sqrt(1.0 + math.pi / 4.0 * variance)
+            flat = math.sqrt(1.0 + math.pi / 4.0 * self.variance)
             proposal, evaluator = moved + log_prior, moved / flat + log_prior
             rows.append(row_answer(log_s, log_s, log_softmax(proposal), log_softmax(evaluator)))
         return OracleStep(*(np.stack(column) for column in zip(*rows, strict=True)))
 
     def _moved(self, centered: Floats, shift: Any, log_scale: Any) -> Floats:
         """log q of a frame: scaled about what clean frames show."""
-        rest = (centered - self.clean - shift) * np.exp(log_scale)
+        rest = (centered - self.clean - shift) / np.exp(log_scale)
         return log_softmax(rest + self.clean)
 
     def update(self, logits: npt.ArrayLike) -> None:
@@ -105,15 +84,13 @@ class ShiftOracle:
             frames.append((x, s, q))
             self.steps.append((self.now, 0.0 if self.last is None else half_square(x - self.last)))
             self.last = x
-            self.seen.append((self.now, x, 1.0 - s * q))
+            self.seen.append((self.now, x, own(s, q)))
         ratio = self._ratio()
-        low, high = self.config.iid_ratio
-        self.iid = min(max((ratio - low) / (high - low), 0.0), 1.0)
         config = self.config
         self.unconfirmed += len(rows) * min(ratio / config.block, 1.0 / config.patience)
         if reference is not None:  # the first frames give the reference only
             for frame in frames:
-                self.open.frames.append(frame)
+                self.open.frames.append((1.0, *frame))
                 y = frame[0] - reference
                 self.open.skew += float(np.max(y) + np.min(y))
                 self.open.span += float(np.max(y) - np.min(y))
@@ -122,15 +99,15 @@ class ShiftOracle:
         self._estimate()
 
     def _reference(self) -> Floats | None:
-        """Mean of x over all frames before this update, at the middle timescale."""
+        """Mean of x over all frames before this update, at the shorter timescale."""
         if not self.seen:
             return None
-        weights = [self.kept(when, self.half_life(1)) for when, _, _ in self.seen]
+        weights = [self.kept(when, self.half_life(0)) for when, _, _ in self.seen]
         return weighted_mean(weights, [x for _, x, _ in self.seen])
 
     def _ratio(self) -> float:
-        """Von Neumann's, at the longest timescale."""
-        weights = np.array([self.kept(when, self.half_life(2)) for when, _, _ in self.seen])
+        """Von Neumann's, at the longer timescale."""
+        weights = np.array([self.kept(when, self.half_life(1)) for when, _, _ in self.seen])
         x = np.stack([x for _, x, _ in self.seen])
         mean = np.sum(weights[:, None] * x, axis=0) / np.sum(weights)
         scatter = float(np.sum(weights[:, None] * (x - mean) ** 2))
@@ -138,12 +115,14 @@ class ShiftOracle:
         return min(max(steps / max(scatter, 1e-9), 0.01), 1.0)
 
     def _judge(self) -> None:
-        """Accept the open block where it shows a mixture, or drop it where it never will."""
+        """Accept the open block where it shows a mixture; forget half of one that does not."""
         block, config, (one, mixture) = self.open, self.config, self.pair
         if not block.frames:
             return
+        weights = [frame[0] for frame in block.frames]
         corrected, source = (
-            self._draws(np.mean([frame[part] for frame in block.frames], axis=0)) for part in (2, 1)
+            self._draws(np.average([f[part] for f in block.frames], axis=0, weights=weights))
+            for part in (3, 2)
         )
         many = corrected >= config.min_classes and source >= config.min_classes / 2.0
         skewed = block.skew >= (one + config.min_skewness * (mixture - one)) * block.span
@@ -151,7 +130,9 @@ class ShiftOracle:
             self.blocks.append((self.now, block, corrected))
             self.open, self.unconfirmed = Block(), 0.0
         elif block.independent >= config.patience:
-            self.open = Block()
+            block.frames = [(weight / 2.0, *frame) for weight, *frame in block.frames]
+            block.skew, block.span = block.skew / 2.0, block.span / 2.0
+            block.independent /= 2.0
 
     def _draws(self, share: Floats) -> float:
         """Effective number of draws of a class, from the classes' shares."""
@@ -162,8 +143,8 @@ class ShiftOracle:
         """Mean and variance of each class over frames that are not its own, and draws."""
         half_life, weights, values = self.half_life(j), [], []
         for when, block, _ in self.blocks:
-            for x, s, q in block.frames:
-                weights.append(self.kept(when, half_life) * (1.0 - s * q))
+            for weight, x, s, q in block.frames:
+                weights.append(self.kept(when, half_life) * weight * own(s, q))
                 values.append(x)
         mean = weighted_mean(weights, values)
         square = weighted_mean(weights, [(x - mean) ** 2 for x in values])
@@ -173,39 +154,47 @@ class ShiftOracle:
         """Shift, scale, prior and how much of them is believed."""
         if not self.blocks:
             return
-        K, moments = self.K, [self._moments(j) for j in range(3)]
-        square = moments[2][1]
+        K, moments = self.K, [self._moments(j) for j in range(2)]
         held = [
-            (self.kept(w, self.half_life(2)), q) for w, b, _ in self.blocks for _, _, q in b.frames
+            (self.kept(when, self.half_life(1)) * weight, q)
+            for when, block, _ in self.blocks
+            for weight, _, _, q in block.frames
         ]
         share = weighted_mean([weight for weight, _ in held], [q for _, q in held])
         total = sum(weight for weight, _ in held)
         sharp = sum(weight * float(np.sum(q**2)) for weight, q in held) / total - 1.0 / K
-        concentration = (float(np.sum(share**2)) - 1.0 / K) / max(sharp, 1e-9)
-        shift, variance = np.zeros(K), 0.0
-        for j in (2, 1, 0):
-            mean, _, draws = moments[j]
-            noise = float(np.sum(square)) * max(concentration, 1.0 / max(draws, 1e-9))
+        excess, sharp = float(np.sum(share**2)) - 1.0 / K, max(sharp, 1e-9)
+        shift, log_scale, variance = np.zeros(K), np.zeros(K), 0.0
+        scatter = float(np.sum(moments[1][1]))
+        for j in (1, 0):
+            mean, square, draws = moments[j]
+            error, log_error = (
+                max(excess / divisor, 1.0 / max(draws, 1e-9)) for divisor in (sharp, sharp**2)
+            )
             move = mean - np.mean(mean) - shift
-            kept = stein(move, noise) * (self.iid if j == 0 else 1.0)
-            variance = noise / K if j == 2 else variance + kept * (noise / K - variance)
+            kept = stein(move, scatter * error)
+            if j == 1:
+                variance = scatter * error / K
+            variance = variance + kept * (scatter * error / K - variance)
             shift = shift + kept * move
-        self.shift, self.variance = shift, variance
-        inverse_draws = max(concentration, 1.0 / moments[2][2])
-        logs = 0.5 * np.log(np.maximum(square, 1e-6 * np.mean(square)))
-        logs = logs - np.mean(logs)
-        logs = stein(logs, 0.5 * K * inverse_draws / max(sharp, 1e-9)) * logs
-        size = 0.5 * math.log(np.sum(square) / np.sum(square * np.exp(-2.0 * logs)))
-        self.log_scale = size - logs
+            logs = 0.5 * np.log(np.maximum(square, 1e-6 * np.mean(square)))
+            move = logs - np.mean(logs) - self.clean_logs - log_scale
+            log_scale = log_scale + stein(move, 0.5 * K * log_error) * move
+        self.shift, self.log_scale, self.variance = shift, log_scale, variance
         weights = [self.kept(when, self.config.recent) * w for when, _, w in self.seen]
         newest = weighted_mean(weights, [x for _, x, _ in self.seen])
         agreement = float((newest - np.mean(newest)) @ shift) / max(float(shift @ shift), 1e-9)
         self.confirmed = min(max(2.0 - self.unconfirmed, 0.0), 1.0)
         self.trust = self.confirmed * min(max(agreement, 0.0), 1.0)
         away = share - 1.0 / K
-        prior = 1.0 / K + stein(away, 1.0 / moments[2][2] + 0.05 / K) * away
+        prior = 1.0 / K + stein(away, 1.0 / moments[1][2] + 0.05 / K) * away
         log_prior = np.log(np.clip(prior, 0.5 / K, 2.0 / K))
         self.log_prior = log_prior - np.mean(log_prior)
+
+
+def own(s: Floats, q: Floats) -> Floats:
+    """How far a frame is not a class's own, of every class."""
+    return 1.0 - np.minimum(s, q)
 
 
 def half_square(step: Floats) -> float:

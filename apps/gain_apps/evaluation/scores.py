@@ -51,8 +51,6 @@ Reals = npt.NDArray[np.float64]
 class GainTrace:
     """What GAIN's parts said about each sample, (T,) each, before its batch was learned from.
 
-    The shift's revision, which is scored, is not in it; see `Diagnosis`.
-
     Attributes
     ----------
     strength, expected : array

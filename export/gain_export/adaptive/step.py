@@ -1,4 +1,4 @@
-"""One step of a method as ONNX nodes: its own `predict`, `collect`, `update` and `revise`, traced.
+"""One step of a method as ONNX nodes: its own `predict`, `collect` and `update`, traced.
 
 Nothing here knows a method: its state and its evidence are records of arrays, and become tensors
 field by field. A state of zeros is the state before the first frame.
@@ -22,9 +22,11 @@ from gain_runtime.files.adaptive import PENDING, StateSpec, state_layout
 __all__ = ["PREDICTION_NAMES", "UPDATE", "Inputs", "StepGraph", "StoredHead", "write_step"]
 
 UPDATE = "update"
-# Outputs of a prediction that depend on the state, and all, in their order.
-_ANSWER = ("probs", "log_probs", "label", "strength", "gain")
-PREDICTION_NAMES = (*_ANSWER, "source_probs", "source_log_probs", "finite")
+# Outputs of a prediction, in their order.
+PREDICTION_NAMES = (
+    *("probs", "log_probs", "label", "strength", "gain"),
+    *("source_probs", "source_log_probs", "finite"),
+)
 # Begins the names of the nodes, which stand beside a network's.
 _PREFIX = "gain/"
 
@@ -201,21 +203,7 @@ class _Step:
 
         learns = accepted & enough
         after = choose(learns, learn, keep)
-        return self._answer(prediction, before, self._state(after), learns), after
-
-    def _answer(self, prediction: Prediction, before: Any, after: Any, learns: Array) -> Values:
-        """As predicted, or revised by what was learned at once."""
-        first = _outputs(prediction)
-
-        def revise() -> Values:
-            second = _outputs(self.traced.revise(prediction, before, after))
-            return {name: second[name] for name in _ANSWER}
-
-        def stay() -> Values:
-            return {name: first[name] for name in _ANSWER}
-
-        revises: Any = self.traced.revises(after)
-        return first | choose(learns & revises, revise, stay)
+        return _outputs(prediction), after
 
     def _state(self, values: Mapping[str, Array]) -> Any:
         """The state's record."""

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from gain_core.errors import ArtifactError, ConfigError
@@ -48,14 +49,15 @@ class Fitness:
         measured.
     one_class_images : int
         Images behind `one_class_skewness`; 0 where no class has enough and it is the default.
-    clean_shift : tuple of float, (K,), or None
-        What a shift is counted from, see `gain_core.shift.clean.clean_shift`; measured where the
-        skewness is.
+    clean_moments : tuple of float, (2, K), or None
+        What shift and scale are counted from, see `gain_core.shift.clean.clean_moments`; measured
+        where the skewness is.
 
     Raises
     ------
     ValueError
-        If a number is not finite, only one skewness is there, or the clean shift has not K numbers.
+        If a number is not finite, only one skewness is there, or the clean moments are not
+        two rows of K.
     """
 
     num_images: int
@@ -65,15 +67,16 @@ class Fitness:
     one_class_skewness: float | None = None
     mixture_skewness: float | None = None
     one_class_images: int = 0
-    clean_shift: tuple[float, ...] | None = None
+    clean_moments: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.clean_shift is not None:
-            object.__setattr__(self, "clean_shift", tuple(map(float, self.clean_shift)))
-            if len(self.clean_shift) != self.num_classes:
-                raise ValueError("fitness: expected a clean shift of each class")
+        if self.clean_moments is not None:
+            rows = tuple(tuple(map(float, row)) for row in self.clean_moments)
+            object.__setattr__(self, "clean_moments", rows)
+            if [len(row) for row in rows] != [self.num_classes] * 2:
+                raise ValueError("fitness: expected two clean moments of each class")
         numbers = [value for value in asdict(self).values() if isinstance(value, float)]
-        if not all(map(math.isfinite, (*numbers, *(self.clean_shift or ())))):
+        if not all(map(math.isfinite, (*numbers, *chain(*(self.clean_moments or ()))))):
             raise ValueError("fitness: expected finite numbers")
         if (self.one_class_skewness is None) != (self.mixture_skewness is None):
             raise ValueError("fitness: expected the skewness of one class and of all, or neither")
@@ -84,7 +87,7 @@ class Fitness:
         if self.one_class_skewness is None:
             return {}
         skewness = self.one_class_skewness, self.mixture_skewness
-        return {"skewness": skewness, "clean_shift": self.clean_shift}
+        return {"skewness": skewness, "clean_moments": self.clean_moments}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], /) -> Fitness:

@@ -31,7 +31,7 @@ __all__ = [
     "save_state",
 ]
 
-STATE_SCHEMA_VERSION = "3"
+STATE_SCHEMA_VERSION = "4"
 _PREFIX = "gain.state."
 
 HostArrays = dict[str, npt.NDArray[Any]]

@@ -391,7 +391,7 @@ class AdaptiveSession(Closing):
         Returns
         -------
         Prediction
-            As `Gain.step`: made before the update, and revised if this batch triggered it.
+            As `Gain.step`: made before the update.
 
         Raises
         ------

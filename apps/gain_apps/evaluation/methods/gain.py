@@ -91,7 +91,7 @@ class GainMethod:
         self._gain.reset()
 
     def diagnose(self, batch: Batch, /) -> Diagnosis:
-        """Strength, expected gain and evidence of a batch against the state as it is, unrevised."""
+        """Strength, expected gain and evidence of a batch against the state as it is."""
         method, state = self._gain.method, self._gain.state
         prediction = method.predict(batch.features, batch.logits, state)
         found = method.posteriors(batch.features, batch.logits, state)

@@ -106,9 +106,6 @@ class Cost:
 class Diagnosis:
     """What GAIN's parts say about a batch before it is learned from.
 
-    Of the shift this is the prediction before `revise`: where frames are independent the one that
-    is scored has been revised, and strength, gain and evidence of that are others.
-
     Attributes
     ----------
     strength, gain : array, (B,)
