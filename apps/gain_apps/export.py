@@ -13,23 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gain_apps.exporting.adaptive import (
+from gain_apps.exporting.adaptation import (
     add_adaptive_arguments,
+    calibration_folder,
     check_adaptive_arguments,
+    check_calibration,
     write_adaptive,
+    write_fitness,
     write_triton_model,
 )
-from gain_apps.exporting.engine import (
+from gain_apps.exporting.deployment import (
     add_engine_arguments,
+    add_precision_arguments,
     check_engine_arguments,
     check_engine_settings,
-    write_engine,
-)
-from gain_apps.exporting.images import calibration_folder, check_calibration, write_fitness
-from gain_apps.exporting.precision import (
-    add_precision_arguments,
     check_precision_arguments,
     precision_target,
+    write_engine,
     write_precision,
 )
 from gain_apps.exporting.settings import SETTINGS, flag, take_settings
@@ -350,7 +350,7 @@ def _logging(*, debug: bool) -> Iterator[None]:
 
 def _export(args: argparse.Namespace) -> ExportReport:
     """Export a timm model or an ONNX file, with a progress line meanwhile."""
-    from gain_apps.exporting.target import progress_line
+    from gain_apps.exporting.settings import progress_line
 
     export = _export_onnx if _is_existing_file(args) else _export_timm
     with progress_line(enabled=args.json != STDOUT) as on_step:

@@ -121,7 +121,7 @@ def _show(path: Path) -> dict[str, Any]:
 
 def _merge(args: argparse.Namespace) -> dict[str, Any]:
     """Write the merged state; what `_show` says of it."""
-    from gain_apps.exporting.target import refuse_existing
+    from gain_apps.exporting.settings import refuse_existing
     from gain_runtime.files.paths import resolved
     from gain_runtime.files.state import read_state, save_state
 

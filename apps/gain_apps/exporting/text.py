@@ -9,9 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gain_apps.exporting.adaptive import check_adaptive_source
-from gain_apps.exporting.engine import check_engine_settings, engine_rows
-from gain_apps.exporting.precision import check_precision_source, precision_rows
+from gain_apps.exporting.adaptation import check_adaptive_source
+from gain_apps.exporting.deployment import (
+    check_engine_settings,
+    check_precision_source,
+    engine_rows,
+    precision_rows,
+)
 from gain_apps.flags import write_json_lines
 from gain_runtime.files.paths import is_file
 

@@ -15,15 +15,13 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from gain_apps.serve.board import LiveBoard
 from gain_apps.streaming.backpressure import Backpressure
-from gain_apps.streaming.commands import Command, carry_out, drain_commands
 from gain_apps.streaming.config import NO_TRUTH, StreamConfig
+from gain_apps.streaming.control import Command, StopRequest, Watchdog, carry_out, drain_commands
 from gain_apps.streaming.input import open_input
-from gain_apps.streaming.loop import StreamLoop
+from gain_apps.streaming.loop import RunningStream, StreamHost, StreamLoop, facts_of, identity_of
 from gain_apps.streaming.outputs import Outputs, open_outputs
-from gain_apps.streaming.running import RunningStream, StreamHost, facts_of, identity_of
 from gain_apps.streaming.settings import flag
 from gain_apps.streaming.snapshots import SnapshotKeeper
-from gain_apps.streaming.stopping import StopRequest, Watchdog
 from gain_apps.streaming.summary import NOTE, RunProgress
 from gain_core import UPDATE_EVERY, WARMUP_FRAMES, __version__, config_to_dict
 from gain_core.errors import GainError, StreamError
