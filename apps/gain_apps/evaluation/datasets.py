@@ -1,36 +1,41 @@
-"""Opening a data set of images, whatever its layout: folders, corrupted trees, archives."""
+"""Opening a data set of images, whatever it is: folders, corrupted trees, `test://` sources."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 import numpy as np
 
-from gain_apps.evaluation.archives import (
-    Member,
-    dataset_files,
-    open_dataset,
-    open_tar,
-    read_tars,
-    tar_files,
-)
 from gain_apps.evaluation.features import default_cache_dir
 from gain_apps.evaluation.image_data import (
     WNID,
     ClassNames,
     Image,
     ImageData,
+    Member,
+    check_labels,
+    dataset_files,
     files_fingerprint,
     image_files,
     open_arrays,
-    open_test_source,
+    open_dataset,
+    open_tar,
+    read_tars,
+    tar_files,
 )
-from gain_core.errors import ArtifactError, ConfigError
+from gain_core import __version__
+from gain_core.errors import ArtifactError, ConfigError, StreamError
 from gain_runtime.files.images import CLASS_FILE, IMAGE_SUFFIXES, load_image
-from gain_runtime.files.paths import exists, is_file, is_folder
+from gain_runtime.files.paths import exists, is_file, is_folder, write_atomically
+from gain_runtime.frames import Frame
+from gain_runtime.sources.opening import open_source
+from gain_scenes import corruptions, roadsigns
 from gain_scenes.corruptions import CORRUPTIONS
+from gain_scenes.sources import app_schemes
 
 __all__ = [
     "DOMAINS_3DCC",
@@ -38,6 +43,7 @@ __all__ = [
     "open_data",
     "open_flat_folder",
     "open_image_folder",
+    "open_test_source",
     "open_tree",
 ]
 
@@ -394,3 +400,113 @@ def _check_cells(root: Path, found: Mapping[str, Sequence[str]], images: Sequenc
         shown = "; ".join(faults[:SHOWN])
         more = f"; and {len(faults) - SHOWN} more folders" if len(faults) > SHOWN else ""
         raise ArtifactError(f"{root}: {shown}{more}; extract the missing files")
+
+
+# The condition of frames that have none.
+UNNAMED = "recorded"
+
+
+def open_test_source(uri: str, /, *, seed: int, num_classes: int, cache: Path) -> ImageData:
+    """All frames of a `test://` source, each cut to its region.
+
+    Drawing thousands of frames takes minutes: labels and conditions are kept in the cache beside
+    the features, and the frames are drawn only where an image is asked for.
+
+    Parameters
+    ----------
+    uri : str
+    seed : int
+    num_classes : int
+        K.
+    cache : Path
+        Folder.
+
+    Returns
+    -------
+    ImageData
+        `recorded` holds the frames' conditions.
+
+    Raises
+    ------
+    ConfigError, StreamError
+        As `open_source`; also if a frame has no truth.
+    ArtifactError
+        If a truth is no class of the artifact, or the cache is damaged or cannot be written.
+    """
+    key = hashlib.sha256(f"{uri}\0{seed}\0{_drawing_code()}".encode()).hexdigest()
+    facts = cache / f"{key[:32]}.recording.json"
+    drawn: list[Image] = []
+    if is_file(facts):
+        labels, conditions = _read_facts(facts)
+    else:
+        drawn, labels, conditions = _draw(uri, seed)
+        text = json.dumps({"labels": labels, "conditions": conditions})
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            write_atomically(facts, text.encode())
+        except OSError as err:
+            raise ArtifactError(
+                f"{facts}: cannot be written ({err.strerror}); choose another folder with --cache"
+            ) from err
+    truths = np.asarray(labels, dtype=np.int64)
+    check_labels(truths, num_classes, where=uri)
+
+    def load(index: int, domain: str, severity: float) -> Image:
+        if not drawn:
+            drawn.extend(_draw(uri, seed)[0])
+        return drawn[index]
+
+    return ImageData(
+        kind="test source",
+        path=uri,
+        labels=truths,
+        load=load,
+        fingerprint=lambda domain, severity: key,
+        recorded=tuple(conditions),
+    )
+
+
+def _draw(uri: str, seed: int) -> tuple[list[Image], list[int], list[str]]:
+    """Every frame's image, label and condition."""
+    images: list[Image] = []
+    labels: list[int] = []
+    conditions: list[str] = []
+    with open_source(uri, schemes=app_schemes(), seed=seed) as source:
+        if source.info.num_frames is None:
+            raise ConfigError(f"{uri}: expected a source of known length; add ?frames=N")
+        for frame in source:
+            if frame.truth is None:
+                raise ConfigError(f"{uri}: frame {frame.index} has no truth to score against")
+            images.append(_region(frame))
+            labels.append(frame.truth)
+            conditions.append(frame.condition or UNNAMED)
+    if not images:
+        raise StreamError(f"{uri}: expected at least one frame, got none")
+    return images, labels, conditions
+
+
+def _read_facts(path: Path) -> tuple[list[int], list[str]]:
+    """Labels and conditions of a recording that was drawn before."""
+    try:
+        record = json.loads(path.read_bytes())
+        return record["labels"], record["conditions"]
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        raise ArtifactError(f"{path}: damaged cache file ({err}); delete it and run again") from err
+
+
+def _drawing_code() -> str:
+    """Hash of the code that draws: other code draws other frames."""
+    digest = hashlib.sha256(__version__.encode())
+    for package in (corruptions, roadsigns):
+        for path in sorted(Path(package.__file__ or "").parent.glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _region(frame: Frame) -> Image:
+    """The part of a frame that is classified, in memory of its own."""
+    if frame.region is None:
+        return frame.image
+    left, top, right, bottom = frame.region
+    image: Image = frame.image[max(top, 0) : bottom, max(left, 0) : right].copy()
+    return image

@@ -16,10 +16,16 @@ from typing import Any
 import numpy as np
 
 from gain_apps.evaluation.eval_input import EvalInput, InputSettings, OnImages, open_input
-from gain_apps.evaluation.executor import Executor, LocalExecutor, StreamTask, stream_of
+from gain_apps.evaluation.executor import (
+    Executor,
+    GainTrace,
+    LocalExecutor,
+    StreamTask,
+    Trace,
+    stream_of,
+)
 from gain_apps.evaluation.methods.protocol import Cost
 from gain_apps.evaluation.methods.registry import MethodSpec, parse_method
-from gain_apps.evaluation.scores import GainTrace, Trace
 from gain_apps.evaluation.streams import RAMP, Order, StreamBatch, StreamPlan, parse_stream
 from gain_core import DEFAULT_PRESET, __version__
 from gain_core.errors import ArtifactError, ConfigError

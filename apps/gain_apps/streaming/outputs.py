@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.metrics import calibration_excess
+from gain_apps.metrics import NUM_BINS, calibration_excess
 from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.overlay import Overlay
 from gain_apps.streaming.settings import flag
-from gain_apps.streaming.summary import NUM_BINS, percent
+from gain_apps.streaming.summary import percent
 from gain_core.errors import ConfigError, GainError, StreamError
 from gain_runtime.files.paths import is_folder, write_atomically
 from gain_runtime.frames import FrameResult, FrameSource, Sink

@@ -18,8 +18,7 @@ from gain_apps.evaluation.methods.forward_only import (
     NeoContinual,
 )
 from gain_apps.evaluation.methods.gain import AblatedPaper, Ablation, GainMethod, Source
-from gain_apps.evaluation.methods.protocol import Head, Method
-from gain_apps.evaluation.methods.torch_network import TorchNetwork
+from gain_apps.evaluation.methods.protocol import Head, Method, TorchNetwork
 from gain_core import (
     PRESETS,
     UPDATE_EVERY,
