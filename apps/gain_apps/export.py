@@ -424,7 +424,7 @@ def _export_timm(args: argparse.Namespace, on_step: OnStep) -> ExportReport:
 
 def _aliases() -> Mapping[str, object]:
     """The names that stand for models."""
-    from gain_export.aliases import load_aliases
+    from gain_export.labels import load_aliases
 
     return load_aliases()
 

@@ -21,13 +21,13 @@ from fastapi import Depends, FastAPI, HTTPException, Request, WebSocket
 from pydantic import ValidationError
 from starlette.requests import HTTPConnection
 
-from gain_apps.fsspec_folder import FsspecFolder
 from gain_apps.serve.access import Access, Logins, bearer_token
 from gain_apps.serve.address import token_from_secrets
 from gain_apps.serve.ray_adaptation import SHOWN, Adaptation, Seen, ServingSettings, shard_of
 from gain_core.errors import ConfigError, GainError, StreamError, one_line
 from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.files.images import decode_image
+from gain_runtime.files.paths import FsspecFolder
 from gain_runtime.optional import require
 from gain_runtime.preprocess import BatchPreprocessor
 from gain_runtime.sessions.session import open_session

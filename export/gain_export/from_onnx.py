@@ -13,7 +13,7 @@ from gain_core.errors import ArtifactError, ConfigError
 from gain_export.classifier import Classifier, is_half, write_classifier
 from gain_export.graph import Graph
 from gain_export.head import Run, choose_layer
-from gain_export.labels import choose_labels, names_in_onnx
+from gain_export.labels import choose_labels, load_aliases, names_in_onnx
 from gain_export.onnx_file import hash_onnx, load_onnx, settle_versions
 from gain_export.outputs import (
     Activation,
@@ -189,7 +189,6 @@ def _preprocess(
     known: dict[str, object] = {}
     if like is not None:
         # Imported late: everything else works without timm.
-        from gain_export.aliases import load_aliases
         from gain_export.from_timm import preprocess_of
 
         alias = load_aliases().get(like)

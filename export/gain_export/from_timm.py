@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from gain_core.errors import ArtifactError, ConfigError, one_line
 from gain_export import trace
-from gain_export.aliases import Alias, load_aliases
 from gain_export.classifier import Classifier, write_classifier
-from gain_export.labels import choose_labels
+from gain_export.labels import Alias, choose_labels, load_aliases
 from gain_export.onnx_file import DEFAULT_OPSET, MAX_OPSET, MIN_OPSET, settle_versions
 from gain_export.outputs import Values
 from gain_export.preprocessing import (

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gain_core.errors import ArtifactError
 from gain_core.shift.clean import MIN_SEPARATION, ONE_CLASS, clean_shift, skewness
-from gain_export.images import iterate_photographs
+from gain_export.verify import iterate_photographs
 from gain_runtime.files.manifest import Fitness
 from gain_runtime.files.paths import write_atomically
 from gain_runtime.preprocess import preprocess_batch

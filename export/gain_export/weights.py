@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gain_core.errors import ArtifactError
-from gain_export.aliases import Alias
+from gain_export.labels import Alias
 from gain_runtime.files.paths import is_file
 from gain_runtime.optional import require
 

@@ -18,12 +18,18 @@ import onnx
 
 from gain_core import __version__
 from gain_core.errors import ArtifactError, EngineError
-from gain_export.images import read_photographs, synthetic_images
 from gain_export.labels import Labels
 from gain_export.onnx_file import MAX_BYTES, opset_of
 from gain_export.preprocessing import PIXEL_VALUES
 from gain_export.surgery import FEATURES, LOGITS
-from gain_export.verify import BATCH_SIZES, Numbers, Reference, verify
+from gain_export.verify import (
+    BATCH_SIZES,
+    Numbers,
+    Reference,
+    read_photographs,
+    synthetic_images,
+    verify,
+)
 from gain_runtime.files.artifact import load_artifact, write_metadata
 from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
 from gain_runtime.files.paths import exists, is_folder, write_atomically

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gain_apps import bench, evaluate, export, stream
-from gain_apps.benchmarking.config import SETTINGS as BENCH_SETTINGS
-from gain_apps.benchmarking.config import BenchConfig
+from gain_apps.bench import SETTINGS as BENCH_SETTINGS
+from gain_apps.bench import BenchConfig
 from gain_apps.evaluate import EvalSettings
 from gain_apps.exporting.settings import SETTINGS as EXPORT_SETTINGS
 from gain_apps.exporting.settings import ExportSettings

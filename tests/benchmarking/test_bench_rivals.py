@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gain_apps.bench import BenchConfig
 from gain_apps.benchmarking.baselines import Rival, compare_rivals, list_rivals
-from gain_apps.benchmarking.config import BenchConfig
 from gain_apps.benchmarking.machine import DevicePeak
 from gain_core.errors import BackendUnavailableError, EngineError
 from gain_runtime.files.artifact import load_artifact

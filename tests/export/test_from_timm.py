@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch", reason="the extra export is not installed")
 timm = pytest.importorskip("timm", reason="the extra export is not installed")
 
 from gain_export import trace  # noqa: E402
-from gain_export.aliases import Alias  # noqa: E402
 from gain_export.from_timm import build  # noqa: E402
+from gain_export.labels import Alias  # noqa: E402
 
 # timm's own miniature ViT: six blocks, 64 features, 160 px.
 TINY = "test_vit.r160_in1k"

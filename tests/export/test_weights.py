@@ -18,8 +18,8 @@ timm = pytest.importorskip("timm", reason="the extra export is not installed")
 from safetensors.torch import save_file  # noqa: E402
 
 from gain_export import from_timm, weights  # noqa: E402
-from gain_export.aliases import Alias, load_aliases  # noqa: E402
 from gain_export.from_timm import build  # noqa: E402
+from gain_export.labels import Alias, load_aliases  # noqa: E402
 
 TINY = "test_vit.r160_in1k"
 

@@ -8,17 +8,19 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.benchmarking.config import BenchConfig
 from gain_apps.benchmarking.stages import percentiles
 from gain_core.errors import BackendUnavailableError, EngineError, GainError, one_line
 from gain_runtime.files.artifact import Artifact
 from gain_runtime.optional import require
 from gain_runtime.sessions.session import Device, open_session
+
+if TYPE_CHECKING:
+    from gain_apps.bench import BenchConfig
 
 __all__ = [
     "Rival",
@@ -191,8 +193,8 @@ def _torch_settings(torch: Any, *, threads: int | None, compiled: bool) -> Itera
 def _torch_model(artifact: Artifact, config: BenchConfig) -> Any:
     """The timm model, with the artifact's classes and input size."""
     # Imported late: torch is an extra, and most runs compare nothing.
-    from gain_export.aliases import Alias, load_aliases
     from gain_export.from_timm import build
+    from gain_export.labels import Alias, load_aliases
 
     manifest, name = artifact.manifest, config.timm or ""
     size = manifest.preprocess

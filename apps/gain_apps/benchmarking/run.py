@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from gain_apps.benchmarking.baselines import compare_rivals, list_rivals
-from gain_apps.benchmarking.config import BenchConfig
 from gain_apps.benchmarking.machine import DevicePeak, Machine, tool_versions
 from gain_apps.benchmarking.stages import (
     BENCH_STAGES,
@@ -30,6 +29,9 @@ from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.preprocess import preprocess_batch, usable_cores
 from gain_runtime.sessions.session import open_session
 from gain_runtime.sinks.jsonl import JsonlSink
+
+if TYPE_CHECKING:
+    from gain_apps.bench import BenchConfig
 
 __all__ = [
     "SCHEMA",

@@ -7,12 +7,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from time import perf_counter_ns
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.benchmarking.config import BenchConfig
 from gain_apps.streaming.loop import rank
 from gain_core.errors import ConfigError, NumericsError, StreamError
 from gain_runtime.adapter import STAGES, AdaptedBatch, Adapter
@@ -22,6 +21,9 @@ from gain_runtime.preprocess import BatchPreprocessor, Region
 from gain_runtime.sessions.session import Session
 from gain_runtime.sources.opening import open_source
 from gain_scenes.sources import app_schemes
+
+if TYPE_CHECKING:
+    from gain_apps.bench import BenchConfig
 
 __all__ = [
     "BENCH_STAGES",

@@ -330,7 +330,7 @@ def _images_in_words(record: Mapping[str, object]) -> str:
 
 
 def _options(args: argparse.Namespace) -> EngineOptions:
-    from gain_export.engine.options import DEFAULT_MAX_BATCH, EngineOptions
+    from gain_export.engine.compile import DEFAULT_MAX_BATCH, EngineOptions
 
     return EngineOptions(
         compute_capabilities=tuple(args.compute_capability or ()),

@@ -68,7 +68,7 @@ def check_artifact(args: argparse.Namespace) -> None:
     if args.calibrate is None and args.precision is None:
         # The only step there is finds it out itself, as soon.
         return
-    from gain_export.images import read_photographs
+    from gain_export.verify import read_photographs
     from gain_export.write import check_output
 
     check_output(args.target, force=True)

@@ -16,10 +16,10 @@ import onnx
 from onnx import TensorProto
 
 from gain_core.errors import ArtifactError, ConfigError, EngineError, ParityError, one_line
-from gain_export.images import read_photographs
 from gain_export.precision.bars import BARS, PRECISIONS, Drift, Precision, measure_drift
 from gain_export.precision.lower import emulated, lower, lowered_values
 from gain_export.precision.quantise import CalibrationMethod, find_layers, measure_ranges, quantise
+from gain_export.verify import read_photographs
 from gain_export.write import VerifyImages, check_output, choose_images
 from gain_runtime.files.adaptive import ADAPTIVE_PREFIX
 from gain_runtime.files.artifact import Artifact, load_artifact, read_model, write_metadata

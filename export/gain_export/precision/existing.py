@@ -9,8 +9,8 @@ from pathlib import Path
 from gain_core.errors import ArtifactError, EngineError, ParityError
 from gain_export.precision.bars import BARS, Drift, Precision
 from gain_export.precision.convert import MARK, PrecisionReport, precision_path
+from gain_export.precision.lower import precision_of
 from gain_export.precision.quantise import CalibrationMethod
-from gain_export.precision.tensors import precision_of
 from gain_runtime.files.artifact import Artifact, load_artifact, read_model
 
 __all__ = ["existing_precision", "float32_artifact"]
