@@ -82,7 +82,7 @@ KERAS = [
 
 def pictures(size: tuple[int, int]) -> np.ndarray:
     """Drawn images of one size, (12, 3, H, W) float32, as a network takes them."""
-    from gain_export.verify import synthetic_images
+    from gain_export.images import synthetic_images
     from gain_runtime.files.manifest import Preprocess
     from gain_runtime.preprocess import preprocess_batch
 

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import onnx
 
 from gain_core.errors import ArtifactError, ConfigError
-from gain_export.classifier import Classifier, is_half, write_classifier
 from gain_export.graph import Graph
 from gain_export.head import Run, choose_layer
 from gain_export.labels import choose_labels, load_aliases, names_in_onnx
@@ -39,13 +38,16 @@ from gain_export.preprocessing import (
 from gain_export.surgery import freed
 from gain_export.verify import Reference
 from gain_export.write import (
+    Classifier,
     ExportReport,
     Facts,
     OnStep,
     Steps,
     check_output,
     choose_images,
+    is_half,
     verification_pixels,
+    write_classifier,
 )
 from gain_runtime.files.manifest import Preprocess
 from gain_runtime.files.paths import resolved

@@ -18,8 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ArtifactError, ConfigError, one_line
-from gain_export import trace
-from gain_export.classifier import Classifier, write_classifier
 from gain_export.labels import Alias, choose_labels, load_aliases
 from gain_export.onnx_file import DEFAULT_OPSET, MAX_OPSET, MIN_OPSET, settle_versions
 from gain_export.outputs import Values
@@ -31,9 +29,20 @@ from gain_export.preprocessing import (
     rewrite_input,
 )
 from gain_export.surgery import freed
+from gain_export.torch_model import (
+    cause_line,
+    count_classes,
+    decomposed_attention,
+    fill,
+    hash_weights,
+    package_file,
+    quiet,
+    read_checkpoint,
+    trace,
+)
 from gain_export.verify import Reference
-from gain_export.weights import count_classes, fill, hash_weights, package_file, read_checkpoint
 from gain_export.write import (
+    Classifier,
     ExportReport,
     Facts,
     OnStep,
@@ -41,6 +50,7 @@ from gain_export.write import (
     check_output,
     choose_images,
     verification_pixels,
+    write_classifier,
 )
 from gain_runtime.optional import require
 
@@ -375,7 +385,7 @@ def export_timm(
     steps = Steps(on_step)
     # Its absence would show only after the model is built.
     require("onnxscript", extra="export")
-    with steps("build"), trace.quiet(), trace.decomposed_attention():
+    with steps("build"), quiet(), decomposed_attention():
         source = build(
             load_aliases().get(name) or Alias(model=name),
             weights=None if weights is None else Path(weights),
@@ -395,7 +405,7 @@ def export_timm(
     with steps("run original"):
         expected = _run(source.model, pixel_values, **size)
     with steps("trace"):
-        model = trace.trace(source.model, **size, opset=opset)
+        model = trace(source.model, **size, opset=opset)
         model, changes = settle_versions(model, path=name)
         form = read_input(model, path=output)
         rewrite_input(model, form, spec)
@@ -441,13 +451,13 @@ def _run(model: Any, pixel_values: Floats, *, height_px: int, width_px: int) -> 
     kind = type(model).__name__
     logits = []
     try:
-        with trace.quiet(), torch.no_grad():
+        with quiet(), torch.no_grad():
             for start in range(0, len(pixel_values), _CHUNK):
                 logits.append(model(torch.from_numpy(pixel_values[start : start + _CHUNK])))
             found = torch.cat(logits)
     except (RuntimeError, AssertionError, TypeError, ValueError) as err:
         raise ConfigError(
-            f"{kind}: cannot be run at {width_px} x {height_px} px ({trace.cause_line(err)}); "
+            f"{kind}: cannot be run at {width_px} x {height_px} px ({cause_line(err)}); "
             "give the --img-size it was made for"
         ) from err
     if found.ndim != 2:

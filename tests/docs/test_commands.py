@@ -23,7 +23,7 @@ from PIL import Image
 
 from gain_apps import bench, evaluate, export, state, stream
 from gain_apps.evaluation.suite_file import load_suite, suite_path
-from gain_export.verify import synthetic_images
+from gain_export.images import synthetic_images
 from gain_runtime.files.adaptive import load_adaptive
 from gain_runtime.files.artifact import load_artifact
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from gain_apps.export import main
 from gain_export.engine import EngineOptions
-from gain_export.verify import synthetic_images
+from gain_export.images import synthetic_images
 from gain_runtime.files.engine import read_engine
 
 BUILD = ["--engine", "--set=compute-capability=89", "--set=builder-level=0"]

@@ -11,8 +11,9 @@ from onnx import numpy_helper
 
 from gain_core.errors import ArtifactError, ParityError
 from gain_export import export_onnx
+from gain_export.images import read_photographs, synthetic_images
 from gain_export.outputs import activate
-from gain_export.verify import Reference, read_photographs, synthetic_images, verify
+from gain_export.verify import Reference, verify
 from gain_runtime.files.artifact import load_artifact
 from gain_runtime.preprocess import preprocess_batch
 from gain_runtime.sessions.onnx import OnnxSession

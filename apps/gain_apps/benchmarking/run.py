@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from gain_apps.benchmarking.baselines import compare_rivals, list_rivals
 from gain_apps.benchmarking.machine import DevicePeak, Machine, tool_versions
 from gain_apps.benchmarking.stages import (
     BENCH_STAGES,
     VARIANTS,
     StageTimes,
+    compare_rivals,
     frame_batches,
+    list_rivals,
     measure_stages,
 )
 from gain_apps.system import peak_memory_bytes

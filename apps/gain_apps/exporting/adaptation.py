@@ -47,7 +47,7 @@ def check_calibration(location: str | None) -> None:
     if location is None:
         return
     if not location.startswith("test://"):
-        from gain_export.source_statistics import check_clean_images
+        from gain_export.images import check_clean_images
 
         check_clean_images(Path(location))
         return
@@ -96,9 +96,9 @@ def write_fitness(artifact_path: Path, images: Path, /) -> Fitness:
     Raises
     ------
     ArtifactError, EngineError
-        As `gain_export.source_statistics.add_fitness`.
+        As `gain_export.images.add_fitness`.
     """
-    from gain_export.source_statistics import add_fitness
+    from gain_export.images import add_fitness
 
     return add_fitness(artifact_path, images)
 

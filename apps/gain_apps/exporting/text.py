@@ -68,7 +68,7 @@ def check_artifact(args: argparse.Namespace) -> None:
     if args.calibrate is None and args.precision is None:
         # The only step there is finds it out itself, as soon.
         return
-    from gain_export.verify import read_photographs
+    from gain_export.images import read_photographs
     from gain_export.write import check_output
 
     check_output(args.target, force=True)
@@ -205,7 +205,7 @@ def _verification(numbers: Mapping[str, float | int | str]) -> list[tuple[str, s
 
 def _print_fitness(fitness: Fitness) -> None:
     """The fitness report, numbers and words."""
-    from gain_export.source_statistics import advice
+    from gain_export.images import advice
 
     _print_row(
         "measured",

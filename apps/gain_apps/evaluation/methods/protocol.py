@@ -223,7 +223,7 @@ def timm_network(name: str, weights: Path, num_classes: int, /) -> NetworkMaker:
         If torch or timm are missing, or the weights do not fit.
     """
     timm = require("timm", extra="eval")
-    from gain_export.weights import fill, read_checkpoint
+    from gain_export.torch_model import fill, read_checkpoint
 
     if not timm.is_model(name):
         raise ConfigError(f"--timm: timm has no model {name}; see timm.list_models()")
