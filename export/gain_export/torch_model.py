@@ -142,14 +142,11 @@ def read_checkpoint(path: Path, /, *, ema: bool | None = None) -> Checkpoint:
             f"{path}: expected a dict of tensors, got {type(loaded).__name__} without any; "
             "save it again with torch.save(model.state_dict(), ...)"
         )
-    halves = sorted({str(t.dtype).removeprefix("torch.") for t in state.values() if _is_half(t)})
+    types = {tensor.dtype for tensor in state.values()} & {torch.float16, torch.bfloat16}
+    halves = sorted(str(each).removeprefix("torch.") for each in types)
     if halves:
         notes.append(f"stored in {', '.join(halves)}, computed in float32")
     return Checkpoint(state=state, notes=tuple(notes))
-
-
-def _is_half(tensor: Any) -> bool:
-    return tensor.dtype in (torch.float16, torch.bfloat16)
 
 
 def _load_torch(path: Path) -> Any:

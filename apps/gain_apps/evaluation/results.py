@@ -98,12 +98,14 @@ def make_results(
     domains = of.store.domains
     counting = POOLED if experiment.plan.pools_domains else MEAN_OF_DOMAINS
     plan = asdict(experiment.plan)
+    # All traces are of equally many samples.
+    samples = len(next(iter(runs[0].traces.values())).correct)
     del plan["severity"], plan["seed"]
     return {
         "schema": SCHEMA,
         "command": command,
         **of.record,
-        "stream": {**plan, "domains": list(domains), "samples": len(_first(runs).correct)},
+        "stream": {**plan, "domains": list(domains), "samples": samples},
         "severities": (
             sorted(set(RAMP)) if experiment.plan.kind == "ramp" else list(experiment.severities)
         ),
@@ -162,11 +164,6 @@ def read_results(path: Path, /) -> dict[str, Any]:
             f"{path}: expected result schema {SCHEMA}, got {results.get('schema')!r}; run it again"
         )
     return results
-
-
-def _first(runs: Sequence[Run]) -> Trace:
-    """Any trace: all are of equally many samples."""
-    return next(iter(runs[0].traces.values()))
 
 
 def _method_record(

@@ -308,7 +308,7 @@ def _finish(run: RunningStream) -> list[GainError]:
     """Keep what was learned and complete the files; what went wrong."""
     failures: list[GainError] = []
     finishes: tuple[Callable[[], None], ...] = (
-        lambda: _last_snapshot(run),
+        lambda: None if run.keeper is None else run.keeper.tick(end=True),
         run.outputs.close,
         lambda: _save_state(run),
     )
@@ -341,12 +341,6 @@ def _actions(
             board.note("command", outcome, who="the window")
 
     return act
-
-
-def _last_snapshot(run: RunningStream) -> None:
-    """Keep what was learned since the last snapshot."""
-    if run.keeper is not None:
-        run.keeper.tick(end=True)
 
 
 def _save_state(run: RunningStream) -> None:
