@@ -60,7 +60,6 @@ __all__ = [
     "create_pretrained",
     "export_timm",
     "preprocess_of",
-    "resolve_tag",
 ]
 
 logger = logging.getLogger(__name__)
@@ -161,14 +160,8 @@ class Source:
     notes: tuple[str, ...]
 
 
-def resolve_tag(name: str, /) -> str:
-    """Check that a name is a full timm tag.
-
-    Raises
-    ------
-    ConfigError
-        If timm has no such model, or the tag is missing or wrong: it decides the preprocessing.
-    """
+def _resolve_tag(name: str, /) -> str:
+    """Check that a name is a full timm tag."""
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
         near = timm.list_models(f"*{architecture[:12]}*")[:5]
@@ -185,7 +178,7 @@ def resolve_tag(name: str, /) -> str:
 
 def preprocess_of(name: str, /) -> dict[str, object]:
     """The preprocessing timm states for a tag, as fields of `Preprocess`; no weights are read."""
-    config = timm.get_pretrained_cfg(resolve_tag(name)).to_dict()
+    config = timm.get_pretrained_cfg(_resolve_tag(name)).to_dict()
     return from_timm_config(timm.data.resolve_data_config(pretrained_cfg=config))
 
 
@@ -227,7 +220,7 @@ def build(
     ConfigError
         If timm has no such model, or K is asked for that only other weights have.
     """
-    tag = resolve_tag(alias.model)
+    tag = _resolve_tag(alias.model)
     config = timm.get_pretrained_cfg(tag)
     settings: dict[str, Any] = {}
     # Networks that take any size have no such argument.

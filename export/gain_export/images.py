@@ -26,13 +26,14 @@ __all__ = [
     "add_fitness",
     "advice",
     "check_clean_images",
-    "iterate_photographs",
     "measure_fitness",
     "read_photographs",
     "synthetic_images",
 ]
 
 logger = logging.getLogger(__name__)
+
+Floats = npt.NDArray[np.float32]
 
 MAX_PHOTOGRAPHS = 64
 
@@ -54,7 +55,7 @@ def read_photographs(folder: Path, /) -> list[npt.NDArray[np.uint8]]:
     ArtifactError
         If there is no such folder, or no readable photograph in it.
     """
-    images = list(iterate_photographs(folder, most=MAX_PHOTOGRAPHS))
+    images = list(_iterate_photographs(folder, most=MAX_PHOTOGRAPHS))
     if not images:
         raise ArtifactError(
             f"{folder}: expected image files, found none that can be read; give another folder"
@@ -62,25 +63,8 @@ def read_photographs(folder: Path, /) -> list[npt.NDArray[np.uint8]]:
     return images
 
 
-def iterate_photographs(folder: Path, /, *, most: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """Read photographs one by one, spread evenly over a folder's sorted file names, upright.
-
-    Parameters
-    ----------
-    folder : Path
-        Searched for pictures, subfolders included; unreadable ones are skipped with a warning.
-    most : int
-        More files than this are thinned out.
-
-    Yields
-    ------
-    array, (H, W, 3) uint8 RGB
-
-    Raises
-    ------
-    ArtifactError
-        If there is no such folder.
-    """
+def _iterate_photographs(folder: Path, /, *, most: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """Read photographs one by one, spread evenly over a folder's sorted file names, upright."""
     if not is_folder(folder, error=ArtifactError):
         raise ArtifactError(f"{folder}: expected a folder of images, found none; check the path")
     found = pictures_below(folder)
@@ -175,9 +159,6 @@ def _both(canvas: Canvas, rng: np.random.Generator) -> Canvas:
     return _texture(_shapes(canvas, rng), rng)
 
 
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
-
 # Images of a class from which its skewness counts: their own mean is taken out of them.
 CLASS_IMAGES = 8
 # Images from which the mixture's skewness is less than a few hundredths off.
@@ -200,7 +181,7 @@ def check_clean_images(folder: Path, /) -> None:
     ArtifactError
         If there is no such folder, or fewer than two images in it can be read.
     """
-    images = iterate_photographs(folder, most=MAX_IMAGES)
+    images = _iterate_photographs(folder, most=MAX_IMAGES)
     _require_enough(folder, sum(1 for _ in islice(images, _FEWEST_IMAGES)))
 
 
@@ -234,7 +215,7 @@ def add_fitness(path: Path, folder: Path, /) -> Fitness:
     logits: list[Floats] = []
     with OnnxSession(artifact) as session:
         # One by one, because the batch size may be fixed at 1.
-        for image in iterate_photographs(folder, most=MAX_IMAGES):
+        for image in _iterate_photographs(folder, most=MAX_IMAGES):
             found = session.infer(preprocess_batch([image], artifact.manifest.preprocess))
             logits.append(np.asarray(found.logits))
     _require_enough(folder, len(logits))

@@ -25,7 +25,6 @@ __all__ = [
     "choose_labels",
     "imagenet_labels",
     "load_aliases",
-    "names_in_config",
     "names_in_onnx",
     "read_labels",
 ]
@@ -253,10 +252,10 @@ def names_in_onnx(model: onnx.ModelProto, path: Path, /) -> Labels | None:
         names = _parsed(metadata.get(key, ""))
         if names:
             return Labels(names=names, source=f"the file's own ({key})")
-    return names_in_config(path.parent / "config.json")
+    return _names_in_config(path.parent / "config.json")
 
 
-def names_in_config(path: Path, /) -> Labels | None:
+def _names_in_config(path: Path, /) -> Labels | None:
     """The class names of a Hugging Face configuration; None where there is none."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

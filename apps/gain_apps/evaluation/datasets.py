@@ -39,12 +39,8 @@ from gain_scenes.sources import app_schemes
 
 __all__ = [
     "DOMAINS_3DCC",
-    "is_tree",
     "open_data",
-    "open_flat_folder",
-    "open_image_folder",
     "open_test_source",
-    "open_tree",
 ]
 
 # The order in which ImageNet-3DCC's domains are streamed.
@@ -87,12 +83,16 @@ def open_data(
         `test://` URI.
     labels : sequence of K str
         Of the artifact.
-    domains, severities
-        What is wanted of a tree, see `open_tree`.
+    domains : sequence of str, optional
+        Of a tree; by default ImageNet-C's fifteen or 3DCC's twelve, in their usual order, whichever
+        it has one of. All of them must be there.
+    severities : sequence of float
+        Of a tree: whole numbers from 1 to 5; all of them must be there.
     class_file : Path, optional
         `classes.tsv` with WordNet ids.
     image_list : Path, optional
-        Which images of a tree.
+        Images of a tree: `CLASS/FILE`, one a line, in the order of the stream; what follows a space
+        or a comma is ignored. By default the files of the first domain, sorted.
     seed : int
         For `test://` sources.
     cache : Path, optional
@@ -109,7 +109,7 @@ def open_data(
     tars = [] if "://" in location else tar_files(root)
     members = read_tars(tars)
     packed = TarTree(root, members)
-    is_corrupted = bool(packed.domains()) or (is_folder(root) and is_tree(root))
+    is_corrupted = bool(packed.domains()) or (is_folder(root) and _is_tree(root))
     if image_list is not None and not is_corrupted:
         raise ConfigError("--image-list: for ImageNet-C and ImageNet-3DCC trees only")
     if location.startswith("test://"):
@@ -125,31 +125,22 @@ def open_data(
     names = ClassNames(labels, root=root, class_file=class_file)
     if is_corrupted:
         tree = packed if tars else FolderTree(root)
-        return open_tree(tree, names, domains=domains, severities=severities, image_list=image_list)
+        return _open_tree(
+            tree, names, domains=domains, severities=severities, image_list=image_list
+        )
     if tars:
         return open_tar(root, members, names, num_classes=len(labels))
     if files := dataset_files(root):
         return open_dataset(root, files, num_classes=len(labels))
     if image_files(root):
-        return open_flat_folder(root, names)
+        return _open_flat_folder(root, names)
     if any(is_folder(path) for path in root.iterdir()):
-        return open_image_folder(root, names)
-    return open_flat_folder(root, names)
+        return _open_image_folder(root, names)
+    return _open_flat_folder(root, names)
 
 
-def open_image_folder(root: Path, names: ClassNames, /) -> ImageData:
-    """Images in one folder per class (ImageFolder, ImageNet-R, V2, Sketch).
-
-    Returns
-    -------
-    ImageData
-        Classes and files sorted by name.
-
-    Raises
-    ------
-    ArtifactError
-        If a folder stands for no class or holds no image.
-    """
+def _open_image_folder(root: Path, names: ClassNames, /) -> ImageData:
+    """Images in one folder per class (ImageFolder, ImageNet-R, V2, Sketch)."""
     folders = sorted(path for path in root.iterdir() if is_folder(path) and path.name[0] != ".")
     files = {folder: image_files(folder) for folder in folders}
     empty = [folder.name for folder, found in files.items() if not found]
@@ -164,19 +155,8 @@ def open_image_folder(root: Path, names: ClassNames, /) -> ImageData:
     return _clean_files(root, paths, labels, kind="folders")
 
 
-def open_flat_folder(root: Path, names: ClassNames, /) -> ImageData:
-    """Images named `WNID_anything.jpg` in one folder.
-
-    Returns
-    -------
-    ImageData
-        Sorted by file name.
-
-    Raises
-    ------
-    ArtifactError
-        If there are no images, or a name begins with no WordNet id of a class.
-    """
+def _open_flat_folder(root: Path, names: ClassNames, /) -> ImageData:
+    """Images named `WNID_anything.jpg` in one folder."""
     paths = image_files(root)
     wnids = [path.name.partition("_")[0] for path in paths]
     strange = [path.name for path, wnid in zip(paths, wnids, strict=True) if not WNID.match(wnid)]
@@ -205,7 +185,7 @@ def _clean_files(root: Path, paths: list[Path], labels: list[int], *, kind: str)
     )
 
 
-def is_tree(root: Path, /) -> bool:
+def _is_tree(root: Path, /) -> bool:
     """Whether a folder has subfolders that have severities as subfolders."""
     return any(is_folder(folder / level) for folder in _folders(root) for level in SEVERITIES)
 
@@ -284,7 +264,7 @@ class TarTree:
         return files_fingerprint(self.root.parent, sorted(paths))
 
 
-def open_tree(
+def _open_tree(
     tree: Tree,
     names: ClassNames,
     /,
@@ -293,28 +273,7 @@ def open_tree(
     severities: Sequence[float],
     image_list: Path | None = None,
 ) -> ImageData:
-    """A tree of corrupted images.
-
-    Parameters
-    ----------
-    tree : Tree
-    names : ClassNames
-    domains : sequence of str, optional
-        By default ImageNet-C's fifteen or 3DCC's twelve, in their usual order, whichever the tree
-        has one of; all of them must be there.
-    severities : sequence of float
-        Whole numbers from 1 to 5; all of them must be there.
-    image_list : Path, optional
-        `CLASS/FILE`, one a line, in the order of the stream; what follows a space or a comma is
-        ignored. By default the files of the first domain, sorted.
-
-    Raises
-    ------
-    ArtifactError
-        If a domain, a severity or an image is missing: the message says which.
-    ConfigError
-        If a severity is not among those that trees have.
-    """
+    """A tree of corrupted images."""
     wanted = tuple(domains) if domains is not None else _usual_domains(tree)
     levels = [_level(severity) for severity in severities]
     cells = {f"{domain}/{level}": None for domain in wanted for level in levels}

@@ -35,7 +35,6 @@ __all__ = [
     "DEFAULT_MAX_BATCH",
     "EngineOptions",
     "OnPhase",
-    "check_options",
     "compile_plan",
     "main",
     "say",
@@ -206,18 +205,8 @@ def compile_plan(
     return header, plan
 
 
-def check_options(options: EngineOptions, /) -> None:
-    """Refuse what `compile_plan` would refuse of the options, whatever the network.
-
-    Parameters
-    ----------
-    options : EngineOptions
-
-    Raises
-    ------
-    BackendUnavailableError, ConfigError
-        As `compile_plan`.
-    """
+def _check_options(options: EngineOptions, /) -> None:
+    """Refuse what `compile_plan` would refuse of the options, whatever the network."""
     library = load_library(options.library or installed_library())
     builder = create(library.Builder, make_log(library))
     config = builder.create_builder_config()
@@ -480,7 +469,7 @@ def main() -> int:
 
     try:
         if "onnx" not in request:
-            check_options(options)
+            _check_options(options)
             say(sys.stdout, {"checked": True})
             return 0
         header, plan = compile_plan(

@@ -18,7 +18,7 @@ from onnx import TensorProto
 from gain_core.errors import ArtifactError, ConfigError, EngineError, ParityError, one_line
 from gain_export.images import read_photographs
 from gain_export.precision.bars import BARS, PRECISIONS, Drift, Precision, measure_drift
-from gain_export.precision.lower import emulated, lower, lowered_values, precision_of
+from gain_export.precision.lower import LARGEST, emulated, lower, lowered_values, precision_of
 from gain_export.precision.quantise import CalibrationMethod, find_layers, measure_ranges, quantise
 from gain_export.write import VerifyImages, check_output, choose_images
 from gain_runtime.files.adaptive import ADAPTIVE_PREFIX
@@ -39,7 +39,6 @@ __all__ = [
 _LOW_TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 # The key of a manifest's verification that says what its network was lowered to.
 MARK = "precision"
-_LARGEST_FP16 = 65504.0
 # The drift, and what of it misses the bar.
 Checked = tuple[Drift | None, tuple[str, ...]]
 _CALIBRATIONS: tuple[CalibrationMethod, ...] = ("minmax", "percentile")
@@ -289,9 +288,10 @@ def _check_overflow(
         folder=scratch,
     )
     name = max(ranges, key=ranges.__getitem__, default="")
-    if name and ranges[name] > _LARGEST_FP16:
+    largest = LARGEST[TensorProto.FLOAT16]
+    if name and ranges[name] > largest:
         raise ParityError(
-            f"{artifact.path}: {name}: expected at most {_LARGEST_FP16:g}, the largest "
+            f"{artifact.path}: {name}: expected at most {largest:g}, the largest "
             f"fp16 number, got {ranges[name]:.3g} on {images.source}; "
             "choose bf16, or stay with float32"
         )

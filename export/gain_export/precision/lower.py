@@ -15,8 +15,8 @@ from gain_runtime.files.engine import PRECISIONS
 from gain_runtime.files.manifest import PREFIX
 
 __all__ = [
+    "LARGEST",
     "emulated",
-    "fits_low",
     "hoist_constants",
     "low_tensor",
     "lower",
@@ -26,13 +26,13 @@ __all__ = [
 
 # A weight below the smallest normal number becomes less exact, never wrong; one above the largest
 # becomes infinite.
-_LARGEST = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895e38}
+LARGEST = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895e38}
 
 
-def fits_low(tensor: onnx.TensorProto, low_type: int, /) -> bool:
+def _fits_low(tensor: onnx.TensorProto, low_type: int, /) -> bool:
     """Whether every value of a float32 tensor is finite in `low_type`."""
     array = numpy_helper.to_array(tensor)
-    return bool(array.size == 0 or np.abs(array).max() <= _LARGEST[low_type])
+    return bool(array.size == 0 or np.abs(array).max() <= LARGEST[low_type])
 
 
 def low_tensor(tensor: onnx.TensorProto, low_type: int, /) -> onnx.TensorProto:
@@ -247,7 +247,7 @@ def _choose(model: onnx.ModelProto, low_type: int) -> set[int]:
     """Positions of the nodes that go into low precision."""
     floats = _float_values(model)
     fits = {
-        tensor.name: fits_low(tensor, low_type)
+        tensor.name: _fits_low(tensor, low_type)
         for tensor in model.graph.initializer
         if tensor.data_type == TensorProto.FLOAT
     }
