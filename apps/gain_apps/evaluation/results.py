@@ -83,7 +83,12 @@ def make_results(
     dict
         Of plain JSON values. `methods.NAME` holds `accuracy` and `ece` in per cent, `nll` in
         nats and `brier`, counted as `counting` says, and the same under `whole_stream`,
-        `mean_over_domains` and `domains.NAME`. While runs are missing, `unfinished` lists them.
+        `mean_over_domains` and `domains.NAME`. `methods.NAME.series` is of the first run:
+        `over_time` by windows of whole batches, each with its first sample; `segments`, [first
+        sample, domain index] of every visit, empty where they are too many to draw; `reliability`
+        and `strength` per bin; `gain_pairs`, [expected, realised] of some samples. Strength and
+        gains are those before a batch is learned from, see `GainTrace`. While runs are missing,
+        `unfinished` lists them.
     """
     found = {
         spec.text: [run for run in runs if spec.text in run.traces] for spec in experiment.methods
@@ -199,7 +204,7 @@ def _method_record(
         record["rounds"] = [mean_scores(each).to_dict() for each in zip(*rounds, strict=True)]
     if traces[0].gain is not None:
         record["gain"] = _gain_record(traces)
-    record["series"] = series_record(traces[0], runs[0].stream)
+    record["series"] = _series_record(traces[0], runs[0].stream)
     return record
 
 
@@ -276,24 +281,8 @@ MAX_SEGMENTS = 400
 NUM_STRENGTH_BINS = 20
 
 
-def series_record(trace: Trace, stream: Sequence[StreamBatch], /) -> dict[str, Any]:
-    """Series of one run.
-
-    Parameters
-    ----------
-    trace : Trace
-    stream : sequence of StreamBatch
-        The stream it is of.
-
-    Returns
-    -------
-    dict
-        `over_time`: accuracy and ECE in per cent and mean strength by windows of whole batches,
-        each with its first sample. `segments`: [first sample, domain index] of every visit,
-        empty where they are too many to draw. `reliability`: counts, accuracy and confidence
-        per bin. `strength`: counts per bin. `gain_pairs`: [expected, realised] of some samples.
-        Strength and gains are those before a batch is learned from, see `GainTrace`.
-    """
+def _series_record(trace: Trace, stream: Sequence[StreamBatch], /) -> dict[str, Any]:
+    """What is drawn of one run, see `make_results`."""
     bins = calibration(trace.confidence, trace.correct)
     record: dict[str, Any] = {
         "over_time": _over_time(trace, stream),

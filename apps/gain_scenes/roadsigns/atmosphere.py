@@ -34,7 +34,7 @@ class Weather:
     fog, rain, snow : float
         In the air, and for snow also on the plates and the ground.
     dark : float
-        Missing daylight; the camera's gain and noise rise with it.
+        Missing _daylight; the camera's gain and noise rise with it.
     beam : float
         Own headlights: plates throw them back.
     sun : float
@@ -188,7 +188,7 @@ def transmittance(depth_m: Vector | float, weather: Weather, /) -> Vector:
     return result
 
 
-def daylight(weather: Weather) -> Vector:
+def _daylight(weather: Weather) -> Vector:
     """Factors on red, green and blue of what only the sky lights."""
     dusk = np.array([0.10, 0.12, 0.17], np.float32)
     rainy = np.float32(1.0 - 0.35 * weather.rain)
@@ -198,7 +198,7 @@ def daylight(weather: Weather) -> Vector:
 
 def fog_color(weather: Weather, /) -> Vector:
     """Colour of air that hides everything."""
-    return np.array([206.0, 210.0, 214.0], np.float32) * daylight(weather)
+    return np.array([206.0, 210.0, 214.0], np.float32) * _daylight(weather)
 
 
 def light_on(depth_m: float, weather: Weather, /, *, returned: float = 0.0) -> Vector:
@@ -214,7 +214,7 @@ def light_on(depth_m: float, weather: Weather, /, *, returned: float = 0.0) -> V
     against = 1.0 - 0.4 * weather.sun
     beam = weather.beam * returned * 1.9 * np.exp(-max(depth_m - 6.0, 0.0) / 13.0)
     warm = np.array([1.0, 0.94, 0.78], np.float32)
-    result: Vector = daylight(weather) * np.float32(against) + warm * np.float32(beam)
+    result: Vector = _daylight(weather) * np.float32(against) + warm * np.float32(beam)
     return result
 
 
@@ -249,7 +249,7 @@ class Atmosphere:
 
     def light_ground(self, image: Image, window: Window, weather: Weather, /) -> Image:
         """Daylight and headlights on the sky and the ground."""
-        sky = daylight(weather) * np.float32(1.0 - 0.25 * weather.sun)
+        sky = _daylight(weather) * np.float32(1.0 - 0.25 * weather.sun)
         if weather.beam == 0.0:
             bright = bool(np.all(sky == 1.0))
             return image if bright else _affine(image, sky, np.zeros(3, np.float32))
@@ -285,7 +285,7 @@ class Atmosphere:
     def _rain(self, image: Image, window: Window, weather: Weather, rng: Generator) -> Image:
         soft = cv2.GaussianBlur(image, (0, 0), 0.3 + 1.2 * weather.rain)
         streaks = self._anywhere("streaks", window, rng)
-        glint = 0.25 + 0.45 * float(daylight(weather)[1])
+        glint = 0.25 + 0.45 * float(_daylight(weather)[1])
         result: Image = cv2.add(soft, cv2.convertScaleAbs(streaks, alpha=weather.rain * glint))
         return result
 
@@ -294,7 +294,7 @@ class Atmosphere:
         white = cv2.convertScaleAbs(flakes, alpha=min(1.3 * weather.snow, 1.0))
         keep = cv2.subtract(np.full_like(white, 255), white)
         dimmed = cv2.multiply(image, keep, scale=1.0 / 255.0)
-        bright = cv2.convertScaleAbs(white, alpha=0.3 + 0.62 * float(daylight(weather)[1]))
+        bright = cv2.convertScaleAbs(white, alpha=0.3 + 0.62 * float(_daylight(weather)[1]))
         result: Image = cv2.add(dimmed, bright)
         return result
 

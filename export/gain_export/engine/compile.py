@@ -35,7 +35,6 @@ __all__ = [
     "DEFAULT_MAX_BATCH",
     "EngineOptions",
     "OnPhase",
-    "compile_plan",
     "main",
     "say",
     "set_compatibility",
@@ -131,7 +130,7 @@ _ASKING = f"that needs the NVIDIA driver and CuPy: {install_line('cuda12', 'cuda
 OnPhase = Callable[[str, int, int], None]
 
 
-def compile_plan(
+def _compile_plan(
     onnx_path: Path,
     sha256: str,
     options: EngineOptions,
@@ -140,34 +139,7 @@ def compile_plan(
     precision: str | None,
     on_phase: OnPhase,
 ) -> tuple[EngineHeader, bytes]:
-    """Build the plan of an ONNX file.
-
-    Parameters
-    ----------
-    onnx_path : Path
-    sha256 : str
-        Of its bytes, for the header.
-    options : EngineOptions
-    precision : str or None
-        Of the file, for the header.
-    on_phase : callable
-        Called as the build goes on, from the library's threads.
-
-    Returns
-    -------
-    EngineHeader, bytes
-        The header and its plan.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the library is missing.
-    ConfigError
-        If the GPU to build for is not known, not there, or unknown to the library, or the library
-        has no such compatibility.
-    EngineError
-        If the library cannot read or build the network; with the library's reason.
-    """
+    """Build the plan of an ONNX file."""
     library = load_library(options.library or installed_library())
     log, gpu = make_log(library), current_gpu()
     builder = create(library.Builder, log)
@@ -206,7 +178,7 @@ def compile_plan(
 
 
 def _check_options(options: EngineOptions, /) -> None:
-    """Refuse what `compile_plan` would refuse of the options, whatever the network."""
+    """Refuse what `_compile_plan` would refuse of the options, whatever the network."""
     library = load_library(options.library or installed_library())
     builder = create(library.Builder, make_log(library))
     config = builder.create_builder_config()
@@ -472,7 +444,7 @@ def main() -> int:
             _check_options(options)
             say(sys.stdout, {"checked": True})
             return 0
-        header, plan = compile_plan(
+        header, plan = _compile_plan(
             Path(request["onnx"]),
             request["sha256"],
             options,

@@ -426,7 +426,7 @@ def describe_method(spec: MethodSpec, /) -> dict[str, Any]:
     """The whole configuration of a method, for a result file."""
     if spec.name not in PRESETS:
         return {"name": spec.name, "options": dict(spec.options)}
-    config, ablation = gain_settings(spec)
+    config, ablation = _gain_settings(spec)
     record: dict[str, Any] = {"name": spec.name, "config": config_to_dict(config)}
     if not ablation.is_neutral:
         record["ablation"] = {item.name: getattr(ablation, item.name) for item in fields(ablation)}
@@ -434,7 +434,7 @@ def describe_method(spec: MethodSpec, /) -> dict[str, Any]:
     return record
 
 
-def gain_settings(spec: MethodSpec, /) -> tuple[Config, Ablation]:
+def _gain_settings(spec: MethodSpec, /) -> tuple[Config, Ablation]:
     """The config and the ablation that a spec of a GAIN preset means."""
     config = preset(spec.name)
     config_keys = frozenset(item.name for item in fields(config))
@@ -450,7 +450,7 @@ def gain_settings(spec: MethodSpec, /) -> tuple[Config, Ablation]:
 
 def _make_gain(spec: MethodSpec, head: Head) -> Method:
     """GAIN itself, or with parts exchanged."""
-    config, ablation = gain_settings(spec)
+    config, ablation = _gain_settings(spec)
     waits = {}
     for name, default in _WAITS.items():
         frames = spec.options.get(name, default)
