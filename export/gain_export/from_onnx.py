@@ -43,14 +43,13 @@ from gain_export.write import (
     Facts,
     OnStep,
     Steps,
-    check_output,
     choose_images,
     is_half,
     verification_pixels,
     write_classifier,
 )
 from gain_runtime.files.manifest import Preprocess
-from gain_runtime.files.paths import resolved
+from gain_runtime.files.paths import check_output, resolved
 
 __all__ = ["export_onnx"]
 

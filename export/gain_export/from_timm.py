@@ -47,11 +47,11 @@ from gain_export.write import (
     Facts,
     OnStep,
     Steps,
-    check_output,
     choose_images,
     verification_pixels,
     write_classifier,
 )
+from gain_runtime.files.paths import check_output
 from gain_runtime.optional import require
 
 __all__ = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from gain_export.surgery import FEATURES, LOGITS, attach_head, attach_logits
 from gain_export.verify import BATCH_SIZES, Numbers, Reference, verify
 from gain_runtime.files.artifact import load_artifact, write_metadata
 from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
-from gain_runtime.files.paths import exists, is_folder, write_atomically
+from gain_runtime.files.paths import write_atomically
 from gain_runtime.preprocess import preprocess_batch
 
 __all__ = [
@@ -40,7 +39,6 @@ __all__ = [
     "OnStep",
     "Steps",
     "VerifyImages",
-    "check_output",
     "choose_images",
     "is_half",
     "verification_pixels",
@@ -170,24 +168,6 @@ def choose_images(folder: Path | None, /) -> VerifyImages:
         return VerifyImages(images=read_photographs(folder), source=folder.name or str(folder))
     images = synthetic_images(sum(BATCH_SIZES), seed=_SEED)
     return VerifyImages(images=images, source=f"synthetic, seed {_SEED}")
-
-
-def check_output(path: Path, /, *, force: bool) -> None:
-    """Find out before the work whether its result can be written.
-
-    Raises
-    ------
-    ArtifactError
-        If the file exists and `force` is not given, or its folder is missing or not writable.
-    """
-    if is_folder(path, error=ArtifactError):
-        raise ArtifactError(f"{path}: expected a file to write, got a folder; name a file in it")
-    if exists(path, error=ArtifactError) and not force:
-        raise ArtifactError(f"{path}: exists already; use --force to replace it, or --output")
-    if not is_folder(path.parent, error=ArtifactError):
-        raise ArtifactError(f"{path}: expected its folder to exist, found none; create it first")
-    if not os.access(path.parent, os.W_OK):
-        raise ArtifactError(f"{path}: its folder cannot be written; allow it, or choose another")
 
 
 def verification_pixels(images: VerifyImages, spec: Preprocess, /) -> npt.NDArray[np.float32]:

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from gain_apps.exporting.settings import flag, refuse_existing
+from gain_apps.exporting.settings import flag
 from gain_core import DEFAULT_PRESET, UPDATE_EVERY, Config, preset
 from gain_core import WARMUP_FRAMES as WARM_UP
 from gain_core.errors import ArtifactError, ConfigError
+from gain_runtime.files.paths import check_output
 
 if TYPE_CHECKING:
     from gain_export.adaptive import AdaptiveReport
@@ -173,7 +174,7 @@ def check_adaptive_arguments(args: argparse.Namespace) -> None:
         return
     _config(args)
     _awaited(args)
-    refuse_existing(_target(args.output or args.target), force=args.force)
+    check_output(_target(args.output or args.target), force=args.force)
 
 
 def check_adaptive_source(args: argparse.Namespace) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gain_apps.exporting.settings import flag, progress_line, refuse_existing
+from gain_apps.exporting.settings import flag, progress_line
 from gain_apps.flags import STDOUT
 from gain_core.errors import ConfigError
-from gain_runtime.files.paths import exists, is_file
+from gain_runtime.files.paths import check_output, exists, is_file
 
 if TYPE_CHECKING:
     from gain_export.engine import EngineOptions, EngineReport
@@ -85,7 +85,7 @@ def check_precision_arguments(args: argparse.Namespace) -> None:
         return
     path = precision_target(args)
     taken = exists(path) and not args.force and _takes_existing(args)
-    refuse_existing(path, force=args.force or taken)
+    check_output(path, force=args.force or taken)
 
 
 def check_precision_source(args: argparse.Namespace) -> None:

@@ -7,20 +7,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
 
 from gain_apps.flags import read_given, spelled
 from gain_core import DEFAULT_PRESET, UPDATE_EVERY, WARMUP_FRAMES
-from gain_core.errors import ArtifactError, ConfigError
-from gain_runtime.files.paths import exists, is_folder
+from gain_core.errors import ConfigError
 
 __all__ = [
     "SETTINGS",
     "ExportSettings",
     "flag",
     "progress_line",
-    "refuse_existing",
     "take_settings",
 ]
 
@@ -164,17 +161,3 @@ def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
             progress.reset(task, description=step)
 
         yield show
-
-
-def refuse_existing(path: Path, /, *, force: bool) -> None:
-    """Refuse a folder, and a file that is not to be replaced.
-
-    Raises
-    ------
-    ArtifactError
-        If there is one.
-    """
-    if is_folder(path, error=ArtifactError):
-        raise ArtifactError(f"{path}: expected a file to write, got a folder; remove or rename it")
-    if exists(path, error=ArtifactError) and not force:
-        raise ArtifactError(f"{path}: exists already; --force replaces it")

@@ -17,7 +17,7 @@ from gain_apps.exporting.deployment import (
     precision_rows,
 )
 from gain_apps.flags import write_json_lines
-from gain_runtime.files.paths import is_file
+from gain_runtime.files.paths import check_output, is_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,6 @@ def check_artifact(args: argparse.Namespace) -> None:
         # The only step there is finds it out itself, as soon.
         return
     from gain_export.images import read_photographs
-    from gain_export.write import check_output
 
     check_output(args.target, force=True)
     if args.precision is not None:

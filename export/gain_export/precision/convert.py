@@ -20,10 +20,10 @@ from gain_export.images import read_photographs
 from gain_export.precision.bars import BARS, PRECISIONS, Drift, Precision, measure_drift
 from gain_export.precision.lower import LARGEST, emulated, lower, lowered_values, precision_of
 from gain_export.precision.quantise import CalibrationMethod, find_layers, measure_ranges, quantise
-from gain_export.write import VerifyImages, check_output, choose_images
+from gain_export.write import VerifyImages, choose_images
 from gain_runtime.files.adaptive import ADAPTIVE_PREFIX
 from gain_runtime.files.artifact import Artifact, load_artifact, read_model, write_metadata
-from gain_runtime.files.paths import write_atomically
+from gain_runtime.files.paths import check_output, write_atomically
 from gain_runtime.preprocess import preprocess_batch
 
 __all__ = [

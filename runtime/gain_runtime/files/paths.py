@@ -19,6 +19,7 @@ __all__ = [
     "LFS_POINTER",
     "Content",
     "FsspecFolder",
+    "check_output",
     "content_of",
     "exists",
     "file_status",
@@ -210,6 +211,24 @@ def _why(err: BaseException) -> str:
     if number == errno.ENAMETOOLONG:
         return "the name is longer than the file system takes"
     return str(getattr(err, "strerror", None) or err)
+
+
+def check_output(path: Path, /, *, force: bool) -> None:
+    """Find out before the work whether its result can be written.
+
+    Raises
+    ------
+    ArtifactError
+        If the file exists and `force` is not given, or its folder is missing or not writable.
+    """
+    if is_folder(path, error=ArtifactError):
+        raise ArtifactError(f"{path}: expected a file to write, got a folder; name another file")
+    if exists(path, error=ArtifactError) and not force:
+        raise ArtifactError(f"{path}: exists already; --force replaces it")
+    if not is_folder(path.parent, error=ArtifactError):
+        raise ArtifactError(f"{path}: expected its folder to exist, found none; create it first")
+    if not os.access(path.parent, os.W_OK):
+        raise ArtifactError(f"{path}: its folder cannot be written; allow it, or choose another")
 
 
 def find_models_dir() -> Path:
