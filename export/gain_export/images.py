@@ -222,12 +222,7 @@ def add_fitness(path: Path, folder: Path, /) -> Fitness:
     fitness = measure_fitness(np.concatenate(logits))
     model, _ = read_model(path)
     write_metadata(model, replace(artifact.manifest, fitness=fitness))
-    try:
-        write_atomically(path, model.SerializeToString())
-    except OSError as err:
-        if isinstance(err, ArtifactError):
-            raise
-        raise ArtifactError(f"{path}: cannot be written ({err.strerror or err})") from err
+    write_atomically(path, model.SerializeToString(), error=ArtifactError)
     return fitness
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -245,21 +246,24 @@ def write_classifier(
     with steps("surgery"):
         head, reason = _head(classifier, reference)
     notes = [*facts.notes, *_warnings(classifier)]
+    finish = partial(
+        _verify_and_write,
+        classifier=classifier,
+        output=output,
+        reference=reference,
+        images=images,
+        steps=steps,
+    )
     if head is not None:
         exact = onnx.ModelProto()
         exact.CopyFrom(classifier.model)
         location = attach_head(exact, head)
         try:
-            return _verify_and_write(
+            return finish(
                 exact,
                 replace(facts, notes=(*notes, *_folded(head))),
-                classifier,
                 head=location,
                 feature_dim=head.weight.shape[1],
-                output=output,
-                reference=reference,
-                images=images,
-                steps=steps,
             )
         except ParityError as err:
             # A head that rounds, in half precision or quantised, is kept as it is instead.
@@ -272,17 +276,8 @@ def write_classifier(
         num_classes=classifier.num_classes,
         logarithm=classifier.activation == "probabilities",
     )
-    return _verify_and_write(
-        classifier.model,
-        replace(facts, notes=tuple(notes)),
-        classifier,
-        head=None,
-        feature_dim=None,
-        output=output,
-        reference=reference,
-        images=images,
-        steps=steps,
-    )
+    facts = replace(facts, notes=tuple(notes))
+    return finish(classifier.model, facts, head=None, feature_dim=None)
 
 
 def is_half(model: onnx.ModelProto, /) -> bool:
@@ -349,9 +344,9 @@ def _listed(names: Sequence[str]) -> str:
 def _verify_and_write(
     model: onnx.ModelProto,
     facts: Facts,
-    classifier: Classifier,
     /,
     *,
+    classifier: Classifier,
     head: HeadLocation | None,
     feature_dim: int | None,
     output: Path,

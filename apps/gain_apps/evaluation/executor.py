@@ -45,7 +45,6 @@ __all__ = [
     "stream_of",
 ]
 
-
 # Normalised log-probabilities; single precision over a thousand classes stays well within.
 MAX_NORM_ERROR = 1e-3
 

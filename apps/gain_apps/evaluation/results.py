@@ -140,12 +140,7 @@ def write_results(path: Path, results: Mapping[str, Any], /) -> None:
         If it cannot be written.
     """
     text = json.dumps(results, indent=1, allow_nan=False) + "\n"
-    try:
-        write_atomically(path, text.encode())
-    except OSError as err:
-        raise ArtifactError(
-            f"{path}: cannot be written ({err.strerror}); check the folder"
-        ) from err
+    write_atomically(path, text.encode(), error=ArtifactError)
 
 
 def read_results(path: Path, /) -> dict[str, Any]:

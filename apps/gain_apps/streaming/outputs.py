@@ -447,7 +447,4 @@ def _save(figure: Any, path: Path) -> None:
     """Write the picture whole or not at all."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.lstrip(".").lower())
-    try:
-        write_atomically(path, buffer.getvalue())
-    except OSError as err:
-        raise StreamError(f"{path}: cannot be written ({err.strerror or err})") from err
+    write_atomically(path, buffer.getvalue(), error=StreamError)

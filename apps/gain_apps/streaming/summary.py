@@ -40,7 +40,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 

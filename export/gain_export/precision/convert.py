@@ -199,10 +199,7 @@ def convert_precision(
         }
     write_metadata(model, replace(reference.manifest, verification=numbers))
     data = bytes(model.SerializeToString())
-    try:
-        write_atomically(output, data)
-    except OSError as err:
-        raise ArtifactError(f"{output}: cannot be written ({err.strerror or err})") from err
+    write_atomically(output, data, error=ArtifactError)
     return PrecisionReport(
         path=output,
         sha256=hashlib.sha256(data).hexdigest(),

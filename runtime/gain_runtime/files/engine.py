@@ -306,12 +306,8 @@ def write_engine(path: Path, header: EngineHeader, plan: bytes, /) -> None:
             f"{path}: header: expected at most {MAX_HEADER_BYTES} bytes, got {len(text)}; "
             "build without the log"
         )
-    try:
-        write_atomically(path, len(text).to_bytes(_LENGTH_BYTES, "little") + text + plan)
-    except OSError as err:
-        raise EngineError(
-            f"{path}: cannot be written ({err.strerror}); check the folder and the disk"
-        ) from err
+    data = len(text).to_bytes(_LENGTH_BYTES, "little") + text + plan
+    write_atomically(path, data, error=EngineError)
 
 
 def read_engine(path: str | Path, /) -> Engine:

@@ -258,7 +258,14 @@ def find_models_dir() -> Path:
     )
 
 
-def write_atomically(path: Path, data: bytes, /, *, mode: int | None = None) -> None:
+def write_atomically(
+    path: Path,
+    data: bytes,
+    /,
+    *,
+    mode: int | None = None,
+    error: type[GainError] | None = None,
+) -> None:
     """Write a file so that a crash or power cut leaves either the old one or the new one.
 
     Parameters
@@ -268,12 +275,27 @@ def write_atomically(path: Path, data: bytes, /, *, mode: int | None = None) -> 
     data : bytes
     mode : int, optional
         Permissions of the file, from its first byte on; the system's default without.
+    error : type, optional
+        What is raised in place of OSError, in one line.
 
     Raises
     ------
     OSError
         If the folder is missing, full or not writable; nothing is left behind then.
     """
+    try:
+        _write(path, data, mode)
+    except OSError as err:
+        if error is None:
+            raise
+        raise error(
+            f"{path}: cannot be written ({err.strerror or err}); "
+            "check that the folder exists, is writable and has room"
+        ) from err
+
+
+def _write(path: Path, data: bytes, mode: int | None) -> None:
+    """Write beside the file, then rename."""
     if path.exists() and not path.is_file():
         # A superuser's rename would put a file in the place of /dev/null.
         path.write_bytes(data)

@@ -146,13 +146,7 @@ def save_state(
         "arrays_sha256": _digest(arrays),
     }
     data = save(arrays, metadata={_PREFIX + key: value for key, value in metadata.items()})
-    try:
-        write_atomically(path, data)
-    except OSError as err:
-        raise ArtifactError(
-            f"{path}: the state cannot be written ({err.strerror}); "
-            "check that the folder exists, is writable and has room"
-        ) from err
+    write_atomically(path, data, error=ArtifactError)
 
 
 def load_state(
