@@ -19,7 +19,6 @@ from gain_apps.exporting.adaptation import (
     check_adaptive_arguments,
     check_calibration,
     write_adaptive,
-    write_fitness,
     write_triton_model,
 )
 from gain_apps.exporting.deployment import (
@@ -252,11 +251,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 written.append(str(report.path))
             with calibration_folder(args.calibrate) as images:
                 path = args.target if report is None else report.path
-                fitness = None if images is None else write_fitness(path, images)
-                if fitness is not None:
+                fitness = None
+                if images is not None:
+                    from gain_export.images import add_fitness
+
+                    fitness = add_fitness(path, images)
                     written.append(f"the fitness report in {path}")
-                if report is not None and fitness is not None:
-                    report = _as_it_is_now(report)
+                    report = None if report is None else _as_it_is_now(report)
                 precision = _lower(args, report, images)
                 if precision is not None and precision.written:
                     written.append(str(precision.path))

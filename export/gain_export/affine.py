@@ -32,7 +32,7 @@ AFFINE = {
     "Einsum": "_einsum",
     "Conv": "_conv",
     "BatchNormalization": "_batch_norm",
-    "Add": "_add",
+    "Add": "_sum",
     "Sub": "_sub",
     "Sum": "_sum",
     "Mean": "_mean_of_values",
@@ -172,9 +172,6 @@ class Rules:
         return replaced(term, value, scale=term.scale * column[term.columns])
 
     # Sums and factors.
-
-    def _add(self, node: onnx.NodeProto, term: Term) -> list[Term]:
-        return self._sum(node, term)
 
     def _sum(self, node: onnx.NodeProto, term: Term) -> list[Term]:
         made = []

@@ -18,7 +18,6 @@ from gain_runtime.files.paths import check_output
 if TYPE_CHECKING:
     from gain_export.adaptive import AdaptiveReport
     from gain_export.adaptive.triton import TritonBackend
-    from gain_runtime.files.manifest import Fitness
 
 __all__ = [
     "add_adaptive_arguments",
@@ -27,7 +26,6 @@ __all__ = [
     "check_adaptive_source",
     "check_calibration",
     "write_adaptive",
-    "write_fitness",
     "write_triton_model",
 ]
 
@@ -89,19 +87,6 @@ def calibration_folder(location: str | None) -> Iterator[Path | None]:
         folder = Path(scratch) / "signs"
         _draw(location, folder)
         yield folder
-
-
-def write_fitness(artifact_path: Path, images: Path, /) -> Fitness:
-    """Write the fitness report into an artifact.
-
-    Raises
-    ------
-    ArtifactError, EngineError
-        As `gain_export.images.add_fitness`.
-    """
-    from gain_export.images import add_fitness
-
-    return add_fitness(artifact_path, images)
 
 
 def _draw(uri: str, folder: Path) -> None:
