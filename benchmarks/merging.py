@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 
 from gain_apps.evaluation import InputSettings, open_input
 from gain_apps.evaluation.results import versions, write_results
-from gain_apps.evaluation.scores import calibration
+from gain_apps.metrics import calibration
 from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Gain, Method, make_method
 from gain_runtime.files.adaptive import state_layout
 from gain_runtime.files.state import save_state

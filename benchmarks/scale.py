@@ -25,8 +25,8 @@ from ray import serve
 
 import gain_runtime
 from gain_apps.evaluation import InputSettings, evaluate
+from gain_apps.evaluation.datasets import open_test_source
 from gain_apps.evaluation.executor import Executor, LocalExecutor
-from gain_apps.evaluation.image_data import open_test_source
 from gain_apps.evaluation.ray_executor import RayExecutor
 from gain_apps.evaluation.results import versions
 from gain_apps.export import main as export

@@ -31,7 +31,7 @@ from threadpoolctl import threadpool_limits
 
 from gain_apps.evaluation import InputSettings, open_input
 from gain_apps.evaluation import evaluate as evaluate_methods
-from gain_apps.evaluation.methods.torch_network import TorchNetwork
+from gain_apps.evaluation.methods.protocol import TorchNetwork
 from gain_core import PRESETS
 from gain_scenes.corruptions import CORRUPTIONS
 from gain_scenes.roadsigns.designs import LABELS

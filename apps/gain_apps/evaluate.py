@@ -296,7 +296,7 @@ def _evaluate(args: argparse.Namespace, given: Sequence[str]) -> int:
     from rich.console import Console
 
     from gain_apps.evaluation import InputSettings, evaluate
-    from gain_apps.evaluation.table import Progress, print_results
+    from gain_apps.evaluation.results import Progress, print_results
 
     console = Console(stderr=True)
     _check_outputs(args)
@@ -400,9 +400,9 @@ def _suite(args: argparse.Namespace, given: Sequence[str]) -> int:
     """Run a suite."""
     from rich.console import Console
 
+    from gain_apps.evaluation.results import Progress, print_bars
     from gain_apps.evaluation.suite import run_suite, suite_markdown
     from gain_apps.evaluation.suite_file import folders_of, load_suite, suite_path
-    from gain_apps.evaluation.table import Progress, print_bars
 
     console = Console(stderr=True)
     place = suite_path(args.suite)
@@ -446,8 +446,7 @@ def _compare(args: argparse.Namespace, given: Sequence[str]) -> int:
     """Compare two result files."""
     from rich.console import Console
 
-    from gain_apps.evaluation.results import read_results
-    from gain_apps.evaluation.table import compare_results, print_comparison
+    from gain_apps.evaluation.results import compare_results, print_comparison, read_results
 
     check_json_target(args.json)
     rows = compare_results(read_results(args.first), read_results(args.second))

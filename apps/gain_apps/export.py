@@ -13,23 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gain_apps.exporting.adaptive import (
+from gain_apps.exporting.adaptation import (
     add_adaptive_arguments,
+    calibration_folder,
     check_adaptive_arguments,
+    check_calibration,
     write_adaptive,
     write_triton_model,
 )
-from gain_apps.exporting.engine import (
+from gain_apps.exporting.deployment import (
     add_engine_arguments,
+    add_precision_arguments,
     check_engine_arguments,
     check_engine_settings,
-    write_engine,
-)
-from gain_apps.exporting.images import calibration_folder, check_calibration, write_fitness
-from gain_apps.exporting.precision import (
-    add_precision_arguments,
     check_precision_arguments,
     precision_target,
+    write_engine,
     write_precision,
 )
 from gain_apps.exporting.settings import SETTINGS, flag, take_settings
@@ -252,11 +251,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 written.append(str(report.path))
             with calibration_folder(args.calibrate) as images:
                 path = args.target if report is None else report.path
-                fitness = None if images is None else write_fitness(path, images)
-                if fitness is not None:
+                fitness = None
+                if images is not None:
+                    from gain_export.images import add_fitness
+
+                    fitness = add_fitness(path, images)
                     written.append(f"the fitness report in {path}")
-                if report is not None and fitness is not None:
-                    report = _as_it_is_now(report)
+                    report = None if report is None else _as_it_is_now(report)
                 precision = _lower(args, report, images)
                 if precision is not None and precision.written:
                     written.append(str(precision.path))
@@ -350,7 +351,7 @@ def _logging(*, debug: bool) -> Iterator[None]:
 
 def _export(args: argparse.Namespace) -> ExportReport:
     """Export a timm model or an ONNX file, with a progress line meanwhile."""
-    from gain_apps.exporting.target import progress_line
+    from gain_apps.exporting.settings import progress_line
 
     export = _export_onnx if _is_existing_file(args) else _export_timm
     with progress_line(enabled=args.json != STDOUT) as on_step:
@@ -424,7 +425,7 @@ def _export_timm(args: argparse.Namespace, on_step: OnStep) -> ExportReport:
 
 def _aliases() -> Mapping[str, object]:
     """The names that stand for models."""
-    from gain_export.aliases import load_aliases
+    from gain_export.labels import load_aliases
 
     return load_aliases()
 

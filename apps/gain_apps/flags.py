@@ -39,7 +39,6 @@ __all__ = [
     "spelled",
     "toml_value",
     "typed",
-    "value_of",
     "warn",
     "write_json_lines",
 ]
@@ -233,16 +232,16 @@ def read_given(flags: Mapping[str, Any], record: type, /) -> dict[str, Any]:
     """
     kinds = {item.name.replace("_", "-"): str(item.type) for item in fields(record)}
     given = [value for value in flags.values() if isinstance(value, Given)]
-    table = {item.key: value_of(item.text, kinds.get(item.key, "str")) for item in given}
+    table = {item.key: _value_of(item.text, kinds.get(item.key, "str")) for item in given}
     return checked_table(table, record, where="--set")
 
 
-def value_of(text: str, annotation: str, /) -> Any:
+def _value_of(text: str, annotation: str, /) -> Any:
     """A text as the annotated type, or as it is where it cannot be read as that."""
     kind = annotation.removesuffix(" | None")
     if kind.startswith("tuple["):
         element = kind.removeprefix("tuple[").partition(",")[0]
-        return tuple(value_of(part.strip(), element) for part in text.split(","))
+        return tuple(_value_of(part.strip(), element) for part in text.split(","))
     try:
         return READERS.get(kind, str)(text)
     except (ValueError, KeyError):

@@ -1,23 +1,44 @@
-"""Accuracy and calibration of a set of predictions, as the paper counts them."""
+"""Accuracy and calibration, as the paper counts them: of predictions, and of a method's trace."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ArrayError, ConfigError
 
+if TYPE_CHECKING:
+    from gain_apps.evaluation.executor import Trace
+
 __all__ = [
+    "NUM_BINS",
+    "Calibration",
+    "Reals",
+    "Scores",
     "accuracy",
+    "calibration",
     "calibration_excess",
+    "correlations",
+    "domain_scores",
     "expected_calibration_error",
+    "mean_scores",
     "negative_log_likelihood",
+    "round_scores",
+    "score",
 ]
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
+Reals = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+# Of the calibration error.
+NUM_BINS = 20
 
 
 def accuracy(probs: Floats, labels: Ints, /) -> float:
@@ -44,7 +65,9 @@ def accuracy(probs: Floats, labels: Ints, /) -> float:
     return float(np.mean(np.argmax(probs, axis=1) == labels))
 
 
-def expected_calibration_error(probs: Floats, labels: Ints, /, *, num_bins: int = 20) -> float:
+def expected_calibration_error(
+    probs: Floats, labels: Ints, /, *, num_bins: int = NUM_BINS
+) -> float:
     """ECE on the top confidence with equal-width bins.
 
     Parameters
@@ -73,7 +96,7 @@ def expected_calibration_error(probs: Floats, labels: Ints, /, *, num_bins: int 
 
 
 def calibration_excess(
-    probs: Floats, labels: Ints, /, *, num_bins: int = 20
+    probs: Floats, labels: Ints, /, *, num_bins: int = NUM_BINS
 ) -> npt.NDArray[np.float64]:
     """Confidence minus correctness, summed per confidence bin: what the ECE is made of.
 
@@ -99,7 +122,7 @@ def calibration_excess(
         raise ConfigError(f"num_bins: expected at least 1, got {num_bins}")
     top = np.argmax(probs, axis=1)
     confidence = probs[np.arange(len(probs)), top].astype(np.float64)
-    bins = np.clip((confidence * num_bins).astype(np.int64), 0, num_bins - 1)
+    bins = _bins(confidence, num_bins)
     excess = np.bincount(bins, weights=confidence - (top == labels), minlength=num_bins)
     return excess.astype(np.float64, copy=False)
 
@@ -142,3 +165,153 @@ def _check(scores: Floats, labels: Ints) -> None:
             f"labels: expected class indices in [0, {scores.shape[1]}), "
             f"got {labels.min()} to {labels.max()}"
         )
+
+
+def _bins(confidence: Reals, num_bins: int) -> npt.NDArray[np.int64]:
+    """The equal-width bin of each confidence; exactly 1 falls into the last."""
+    return np.clip((confidence * num_bins).astype(np.int64), 0, num_bins - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Accuracy and ECE in per cent, NLL in nats, Brier score in [0, 2]."""
+
+    accuracy: float
+    ece: float
+    nll: float
+    brier: float
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Plain values; an infinite NLL becomes None, because JSON has no infinity."""
+        return {key: value if math.isfinite(value) else None for key, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Calibration:
+    """A reliability diagram: per equal-width bin of confidence, (NUM_BINS,) each.
+
+    Attributes
+    ----------
+    counts : array of int64
+    accuracy, confidence : array of float64
+        Means over the bin's samples; zero in an empty bin.
+    """
+
+    counts: npt.NDArray[np.int64]
+    accuracy: Reals
+    confidence: Reals
+
+    @property
+    def error(self) -> float:
+        """ECE in [0, 1]."""
+        gaps = self.counts * np.abs(self.accuracy - self.confidence)
+        return float(gaps.sum() / self.counts.sum())
+
+
+def calibration(confidence: Reals, correct: Mask, /) -> Calibration:
+    """Sort samples into bins of confidence.
+
+    Parameters
+    ----------
+    confidence : array, (T,)
+        In [0, 1]; exactly 1 falls into the last bin.
+    correct : array, (T,) bool
+    """
+    bins = _bins(confidence, NUM_BINS)
+    counts = np.bincount(bins, minlength=NUM_BINS)
+    divisor = np.maximum(counts, 1)
+    return Calibration(
+        counts=counts.astype(np.int64),
+        accuracy=np.bincount(bins, weights=correct, minlength=NUM_BINS) / divisor,
+        confidence=np.bincount(bins, weights=confidence, minlength=NUM_BINS) / divisor,
+    )
+
+
+def score(trace: Trace, mask: Mask | None = None, /) -> Scores:
+    """Scores of the samples in `mask` (of all of them by default), pooled."""
+    chosen = np.ones(len(trace.correct), dtype=np.bool_) if mask is None else mask
+    bins = calibration(trace.confidence[chosen], trace.correct[chosen])
+    return Scores(
+        accuracy=100.0 * float(trace.correct[chosen].mean()),
+        ece=100.0 * bins.error,
+        nll=float(trace.nll[chosen].mean()),
+        brier=float(trace.brier[chosen].mean()),
+    )
+
+
+def mean_scores(scores: Iterable[Scores], /) -> Scores:
+    """Each score's plain mean."""
+    listed = list(scores)
+    return Scores(
+        **{
+            item.name: float(np.mean([getattr(one, item.name) for one in listed]))
+            for item in fields(Scores)
+        }
+    )
+
+
+def domain_scores(trace: Trace, /) -> dict[int, Scores]:
+    """Scores per domain: pooled within each round, then the mean over rounds."""
+    cells = _cells(trace)
+    return {
+        domain: mean_scores(value for (_, name), value in cells.items() if name == domain)
+        for domain in _ordered(trace.domains)
+    }
+
+
+def round_scores(trace: Trace, /) -> list[Scores]:
+    """Scores per round: pooled within each domain, then the mean over domains."""
+    cells = _cells(trace)
+    return [
+        mean_scores(value for (name, _), value in cells.items() if name == number)
+        for number in _ordered(trace.rounds)
+    ]
+
+
+def correlations(trace: Trace, /) -> dict[str, float | None]:
+    """Pearson and Spearman correlation of expected and realised gain; None where undefined.
+
+    Samples predicted without history, whose gains are zero by definition, are left out, and so
+    are infinite gains.
+    """
+    if trace.gain is None:
+        return {"pearson": None, "spearman": None}
+    known = (trace.gain.expected != 0.0) | (trace.gain.realised != 0.0)
+    known &= np.isfinite(trace.gain.expected) & np.isfinite(trace.gain.realised)
+    expected, realised = trace.gain.expected[known], trace.gain.realised[known]
+    return {
+        "pearson": _pearson(expected, realised),
+        "spearman": _pearson(_ranks(expected), _ranks(realised)),
+    }
+
+
+def _cells(trace: Trace) -> dict[tuple[int, int], Scores]:
+    """Scores by (round, domain)."""
+    return {
+        (number, domain): score(trace, mask)
+        for number in _ordered(trace.rounds)
+        for domain in _ordered(trace.domains)
+        for mask in ((trace.rounds == number) & (trace.domains == domain),)
+        if mask.any()
+    }
+
+
+def _ordered(values: npt.NDArray[np.int64]) -> list[int]:
+    """Distinct values, ascending."""
+    return [int(value) for value in np.unique(values)]
+
+
+def _pearson(first: Reals, second: Reals) -> float | None:
+    """Pearson correlation, or None where either does not vary."""
+    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return None
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: Reals) -> Reals:
+    """Ranks from 0, ties sharing their mean rank."""
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts) - 1
+    ranks: Any = (last - 0.5 * (counts - 1))[group]
+    result: Reals = ranks.astype(np.float64)
+    return result

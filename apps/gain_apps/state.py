@@ -121,8 +121,7 @@ def _show(path: Path) -> dict[str, Any]:
 
 def _merge(args: argparse.Namespace) -> dict[str, Any]:
     """Write the merged state; what `_show` says of it."""
-    from gain_apps.exporting.target import refuse_existing
-    from gain_runtime.files.paths import resolved
+    from gain_runtime.files.paths import check_output, resolved
     from gain_runtime.files.state import read_state, save_state
 
     if len(args.files) < 2:
@@ -130,7 +129,7 @@ def _merge(args: argparse.Namespace) -> dict[str, Any]:
     places = [resolved(path, error=ArtifactError) for path in args.files]
     if twice := sorted({str(path) for path in places if places.count(path) > 1}):
         raise ConfigError(f"merge: {', '.join(twice)} given twice; name each state once")
-    refuse_existing(args.output, force=args.force)
+    check_output(args.output, force=args.force)
     files = [read_state(path) for path in args.files]
     for other in files[1:]:
         _refuse_other(files[0], other)

@@ -265,10 +265,9 @@ def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) ->
     """Resolve the settings and run the streams."""
     # Imported late, so that --help and wrong usage do not wait for OpenCV and ONNX Runtime.
     from gain_apps.streaming.config import LOG_LEVELS
-    from gain_apps.streaming.config_file import read_settings
-    from gain_apps.streaming.plan import plan_streams
+    from gain_apps.streaming.control import StopRequest, signals_handled
+    from gain_apps.streaming.plan import plan_streams, read_settings
     from gain_apps.streaming.service import CameraNameFormatter
-    from gain_apps.streaming.stopping import StopRequest, signals_handled
     from gain_apps.streaming.summary import ConsoleHandler, ErrorConsole
     from gain_apps.system import hide_credentials, logging_to
 

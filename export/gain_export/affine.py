@@ -32,7 +32,7 @@ AFFINE = {
     "Einsum": "_einsum",
     "Conv": "_conv",
     "BatchNormalization": "_batch_norm",
-    "Add": "_add",
+    "Add": "_sum",
     "Sub": "_sub",
     "Sum": "_sum",
     "Mean": "_mean_of_values",
@@ -126,9 +126,6 @@ class Rules:
         value = attribute(node, name, None)
         return [int(item) for item in value] if isinstance(value, list) else None
 
-    def _is_float(self, name: str) -> bool:
-        return name in self._values and self._values[name].dtype.kind == "f"
-
     def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self._shapes:
             raise StopError(f"reads '{name}', whose shape is not known")
@@ -175,9 +172,6 @@ class Rules:
         return replaced(term, value, scale=term.scale * column[term.columns])
 
     # Sums and factors.
-
-    def _add(self, node: onnx.NodeProto, term: Term) -> list[Term]:
-        return self._sum(node, term)
 
     def _sum(self, node: onnx.NodeProto, term: Term) -> list[Term]:
         made = []
@@ -368,7 +362,8 @@ class Rules:
         return [replaced(term, node.input[0])]
 
     def _cast(self, node: onnx.NodeProto, term: Term) -> list[Term]:
-        if attribute(node, "to", 0) not in _FLOATS or not self._is_float(node.input[0]):
+        value = self._values.get(node.input[0])
+        if attribute(node, "to", 0) not in _FLOATS or value is None or value.dtype.kind != "f":
             raise StopError(f"comes from {describe(node)}, which rounds")
         return [replaced(term, node.input[0])]
 

@@ -10,10 +10,9 @@ import numpy.typing as npt
 import onnx
 
 from gain_core.errors import ArtifactError, ConfigError
-from gain_export.classifier import Classifier, is_half, write_classifier
 from gain_export.graph import Graph
 from gain_export.head import Run, choose_layer
-from gain_export.labels import choose_labels, names_in_onnx
+from gain_export.labels import choose_labels, load_aliases, names_in_onnx
 from gain_export.onnx_file import hash_onnx, load_onnx, settle_versions
 from gain_export.outputs import (
     Activation,
@@ -39,16 +38,18 @@ from gain_export.preprocessing import (
 from gain_export.surgery import freed
 from gain_export.verify import Reference
 from gain_export.write import (
+    Classifier,
     ExportReport,
     Facts,
     OnStep,
     Steps,
-    check_output,
     choose_images,
+    is_half,
     verification_pixels,
+    write_classifier,
 )
 from gain_runtime.files.manifest import Preprocess
-from gain_runtime.files.paths import resolved
+from gain_runtime.files.paths import check_output, resolved
 
 __all__ = ["export_onnx"]
 
@@ -189,7 +190,6 @@ def _preprocess(
     known: dict[str, object] = {}
     if like is not None:
         # Imported late: everything else works without timm.
-        from gain_export.aliases import load_aliases
         from gain_export.from_timm import preprocess_of
 
         alias = load_aliases().get(like)

@@ -18,10 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ArtifactError, ConfigError, one_line
-from gain_export import trace
-from gain_export.aliases import Alias, load_aliases
-from gain_export.classifier import Classifier, write_classifier
-from gain_export.labels import choose_labels
+from gain_export.labels import Alias, choose_labels, load_aliases
 from gain_export.onnx_file import DEFAULT_OPSET, MAX_OPSET, MIN_OPSET, settle_versions
 from gain_export.outputs import Values
 from gain_export.preprocessing import (
@@ -32,17 +29,29 @@ from gain_export.preprocessing import (
     rewrite_input,
 )
 from gain_export.surgery import freed
+from gain_export.torch_model import (
+    cause_line,
+    count_classes,
+    decomposed_attention,
+    fill,
+    hash_weights,
+    package_file,
+    quiet,
+    read_checkpoint,
+    trace,
+)
 from gain_export.verify import Reference
-from gain_export.weights import count_classes, fill, hash_weights, package_file, read_checkpoint
 from gain_export.write import (
+    Classifier,
     ExportReport,
     Facts,
     OnStep,
     Steps,
-    check_output,
     choose_images,
     verification_pixels,
+    write_classifier,
 )
+from gain_runtime.files.paths import check_output
 from gain_runtime.optional import require
 
 __all__ = [
@@ -51,7 +60,6 @@ __all__ = [
     "create_pretrained",
     "export_timm",
     "preprocess_of",
-    "resolve_tag",
 ]
 
 logger = logging.getLogger(__name__)
@@ -152,14 +160,8 @@ class Source:
     notes: tuple[str, ...]
 
 
-def resolve_tag(name: str, /) -> str:
-    """Check that a name is a full timm tag.
-
-    Raises
-    ------
-    ConfigError
-        If timm has no such model, or the tag is missing or wrong: it decides the preprocessing.
-    """
+def _resolve_tag(name: str, /) -> str:
+    """Check that a name is a full timm tag."""
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
         near = timm.list_models(f"*{architecture[:12]}*")[:5]
@@ -176,7 +178,7 @@ def resolve_tag(name: str, /) -> str:
 
 def preprocess_of(name: str, /) -> dict[str, object]:
     """The preprocessing timm states for a tag, as fields of `Preprocess`; no weights are read."""
-    config = timm.get_pretrained_cfg(resolve_tag(name)).to_dict()
+    config = timm.get_pretrained_cfg(_resolve_tag(name)).to_dict()
     return from_timm_config(timm.data.resolve_data_config(pretrained_cfg=config))
 
 
@@ -218,7 +220,7 @@ def build(
     ConfigError
         If timm has no such model, or K is asked for that only other weights have.
     """
-    tag = resolve_tag(alias.model)
+    tag = _resolve_tag(alias.model)
     config = timm.get_pretrained_cfg(tag)
     settings: dict[str, Any] = {}
     # Networks that take any size have no such argument.
@@ -376,7 +378,7 @@ def export_timm(
     steps = Steps(on_step)
     # Its absence would show only after the model is built.
     require("onnxscript", extra="export")
-    with steps("build"), trace.quiet(), trace.decomposed_attention():
+    with steps("build"), quiet(), decomposed_attention():
         source = build(
             load_aliases().get(name) or Alias(model=name),
             weights=None if weights is None else Path(weights),
@@ -396,7 +398,7 @@ def export_timm(
     with steps("run original"):
         expected = _run(source.model, pixel_values, **size)
     with steps("trace"):
-        model = trace.trace(source.model, **size, opset=opset)
+        model = trace(source.model, **size, opset=opset)
         model, changes = settle_versions(model, path=name)
         form = read_input(model, path=output)
         rewrite_input(model, form, spec)
@@ -442,13 +444,13 @@ def _run(model: Any, pixel_values: Floats, *, height_px: int, width_px: int) -> 
     kind = type(model).__name__
     logits = []
     try:
-        with trace.quiet(), torch.no_grad():
+        with quiet(), torch.no_grad():
             for start in range(0, len(pixel_values), _CHUNK):
                 logits.append(model(torch.from_numpy(pixel_values[start : start + _CHUNK])))
             found = torch.cat(logits)
     except (RuntimeError, AssertionError, TypeError, ValueError) as err:
         raise ConfigError(
-            f"{kind}: cannot be run at {width_px} x {height_px} px ({trace.cause_line(err)}); "
+            f"{kind}: cannot be run at {width_px} x {height_px} px ({cause_line(err)}); "
             "give the --img-size it was made for"
         ) from err
     if found.ndim != 2:

@@ -28,7 +28,6 @@ __all__ = [
     "complete",
     "feed",
     "from_timm_config",
-    "parse_values",
     "plain_settings",
     "read_input",
     "rewrite_input",
@@ -460,10 +459,10 @@ def complete(
             f"{what}: its preprocessing is not known; give {', '.join(dict.fromkeys(missing))}, "
             "or --like with the timm model whose preprocessing it shares"
         )
-    return parse_values(values)
+    return _parse_values(values)
 
 
-def parse_values(values: Mapping[str, object], /) -> Preprocess:
+def _parse_values(values: Mapping[str, object], /) -> Preprocess:
     """A `Preprocess` from plain values; its own checks apply."""
     fields = dict(values)
     for name in ("mean", "std"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -195,7 +195,8 @@ def attach_head(model: onnx.ModelProto, head: Head, /) -> HeadLocation:
     writer = _Writer(model)
     flat = [_vector(writer, part) for part in head.parts]
     features = flat[0] if len(flat) == 1 else writer.add("Concat", *flat, axis=1)
-    features = writer.add("Identity", features) if features in _inputs(model) else features
+    if any(value.name == features for value in model.graph.input):
+        features = writer.add("Identity", features)
     rename_value(model, features, FEATURES)
     arrays = (
         {_WEIGHT: head.weight} if head.bias is None else {_WEIGHT: head.weight, _BIAS: head.bias}
@@ -264,10 +265,6 @@ def _vector(writer: _Writer, part: Part) -> str:
     if part.flatten:
         value = writer.add("Flatten", value, axis=1)
     return value
-
-
-def _inputs(model: onnx.ModelProto) -> Sequence[str]:
-    return [value.name for value in model.graph.input]
 
 
 def _finish(model: onnx.ModelProto, widths: dict[str, int], logits: str) -> None:

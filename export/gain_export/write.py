@@ -1,45 +1,49 @@
-"""The last steps every export shares: check the candidate, write the artifact whole, report."""
+"""The part every export shares: from a graph and its logits to a verified artifact, reported."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+from onnx import TensorProto
 
 from gain_core import __version__
-from gain_core.errors import ArtifactError, EngineError
+from gain_core.errors import ArtifactError, EngineError, ParityError
+from gain_export.graph import Graph, all_nodes, attribute
+from gain_export.head import Head, NotLinearError, affine_values, compose_head
 from gain_export.images import read_photographs, synthetic_images
 from gain_export.labels import Labels
-from gain_export.onnx_file import MAX_BYTES, opset_of
-from gain_export.preprocessing import PIXEL_VALUES
-from gain_export.surgery import FEATURES, LOGITS
+from gain_export.onnx_file import MAX_BYTES, foreign_operators, opset_of
+from gain_export.outputs import Activation, run_values
+from gain_export.preprocessing import PIXEL_VALUES, state_batch
+from gain_export.surgery import FEATURES, LOGITS, attach_head, attach_logits
 from gain_export.verify import BATCH_SIZES, Numbers, Reference, verify
 from gain_runtime.files.artifact import load_artifact, write_metadata
 from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
-from gain_runtime.files.paths import exists, is_folder, write_atomically
+from gain_runtime.files.paths import write_atomically
 from gain_runtime.preprocess import preprocess_batch
 
 __all__ = [
+    "Classifier",
     "ExportReport",
     "Facts",
     "OnStep",
     "Steps",
     "VerifyImages",
-    "check_output",
     "choose_images",
-    "make_manifest",
+    "is_half",
     "verification_pixels",
-    "verify_and_write",
+    "write_classifier",
 ]
 
 OnStep = Callable[[str], None]
@@ -167,69 +171,45 @@ def choose_images(folder: Path | None, /) -> VerifyImages:
     return VerifyImages(images=images, source=f"synthetic, seed {_SEED}")
 
 
-def check_output(path: Path, /, *, force: bool) -> None:
-    """Find out before the work whether its result can be written.
-
-    Raises
-    ------
-    ArtifactError
-        If the file exists and `force` is not given, or its folder is missing or not writable.
-    """
-    if is_folder(path, error=ArtifactError):
-        raise ArtifactError(f"{path}: expected a file to write, got a folder; name a file in it")
-    if exists(path, error=ArtifactError) and not force:
-        raise ArtifactError(f"{path}: exists already; use --force to replace it, or --output")
-    if not is_folder(path.parent, error=ArtifactError):
-        raise ArtifactError(f"{path}: expected its folder to exist, found none; create it first")
-    if not os.access(path.parent, os.W_OK):
-        raise ArtifactError(f"{path}: its folder cannot be written; allow it, or choose another")
-
-
 def verification_pixels(images: VerifyImages, spec: Preprocess, /) -> npt.NDArray[np.float32]:
     """The images as a network takes them, repeated to at least one round of batch sizes."""
     rounds = -(-sum(BATCH_SIZES) // len(images.images))
     return preprocess_batch(list(images.images) * rounds, spec)
 
 
-def make_manifest(
-    facts: Facts,
-    /,
-    *,
-    head: HeadLocation | None,
-    num_classes: int,
-    feature_dim: int | None,
-    activation: str,
-) -> Manifest:
-    """The manifest of a graph with this package's names; without a head it has no features."""
-    return Manifest(
-        source=facts.source,
-        weights_sha256=facts.weights_sha256,
-        input_name=PIXEL_VALUES,
-        features_name=None if head is None else FEATURES,
-        logits_name=LOGITS,
-        num_classes=num_classes,
-        feature_dim=feature_dim,
-        labels=facts.labels.names,
-        head=head,
-        preprocess=facts.preprocess,
-        tool_versions={tool: _tool_version(tool) for tool in facts.tools},
-        labels_source=facts.labels.source,
-        activation=activation,
-        notes=facts.notes,
-    )
+_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+# Distinct from every axis of one, where the graph takes any batch size.
+_PROBED_BATCH = 3
+_MAX_LISTED = 6
 
 
-def _tool_version(tool: str) -> str:
-    """The version of a tool, as its module says it.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Classifier:
+    """A graph on `pixel_values` and the value in it that holds the logits.
 
-    Several distributions bring ONNX Runtime's module, and this project may run from its folder.
+    Attributes
+    ----------
+    model : onnx.ModelProto
+        Of a version that devices read.
+    logits : str
+        A value with K numbers per image; probabilities where `activation` says so.
+    num_classes : int
+    activation : str
+        What the original applies to them.
+    fixed_batch : int or None
+        The only batch size it takes.
     """
-    return __version__ if tool == "gain-edge" else str(import_module(tool).__version__)
+
+    model: onnx.ModelProto
+    logits: str
+    num_classes: int
+    activation: Activation
+    fixed_batch: int | None
 
 
-def verify_and_write(
-    model: onnx.ModelProto,
-    manifest: Manifest,
+def write_classifier(
+    classifier: Classifier,
+    facts: Facts,
     /,
     *,
     output: Path,
@@ -237,14 +217,14 @@ def verify_and_write(
     images: VerifyImages,
     steps: Steps,
 ) -> ExportReport:
-    """Verify a finished graph against its reference and write it with the numbers measured.
+    """Expose the features where the logits are linear in some, verify, and write the artifact.
 
     Parameters
     ----------
-    model : onnx.ModelProto
-        Its metadata is changed in place.
-    manifest : Manifest
-        Without `verification`.
+    classifier : Classifier
+        Its model is changed in place.
+    facts : Facts
+        What the manifest says besides.
     output : Path
     reference : Reference
     images : VerifyImages
@@ -257,12 +237,142 @@ def verify_and_write(
     Raises
     ------
     ArtifactError
-        If the file would exceed 2 GB or cannot be written, or the graph breaks the rules of ONNX.
+        If the file would exceed 2 GB or cannot be written.
     EngineError
         If ONNX Runtime cannot run the graph.
     ParityError
-        If the graph and its reference disagree. Nothing is left behind in any of these cases.
+        If the graph and the model's own output disagree. Nothing is left behind.
     """
+    with steps("surgery"):
+        head, reason = _head(classifier, reference)
+    notes = [*facts.notes, *_warnings(classifier)]
+    finish = partial(
+        _verify_and_write,
+        classifier=classifier,
+        output=output,
+        reference=reference,
+        images=images,
+        steps=steps,
+    )
+    if head is not None:
+        exact = onnx.ModelProto()
+        exact.CopyFrom(classifier.model)
+        location = attach_head(exact, head)
+        try:
+            return finish(
+                exact,
+                replace(facts, notes=(*notes, *_folded(head))),
+                head=location,
+                feature_dim=head.weight.shape[1],
+            )
+        except ParityError as err:
+            # A head that rounds, in half precision or quantised, is kept as it is instead.
+            reason = str(err).partition(": ")[2].removesuffix("; nothing was written")
+        del exact
+    notes.append(f"no features: {reason}")
+    attach_logits(
+        classifier.model,
+        classifier.logits,
+        num_classes=classifier.num_classes,
+        logarithm=classifier.activation == "probabilities",
+    )
+    facts = replace(facts, notes=tuple(notes))
+    return finish(classifier.model, facts, head=None, feature_dim=None)
+
+
+def is_half(model: onnx.ModelProto, /) -> bool:
+    """Whether a graph computes in half precision anywhere."""
+    if any(tensor.data_type in _HALVES for tensor in model.graph.initializer):
+        return True
+    casts = (node for node in all_nodes(model.graph) if node.op_type == "Cast")
+    return any(attribute(node, "to", 0) in _HALVES for node in casts)
+
+
+def _head(classifier: Classifier, reference: Reference) -> tuple[Head | None, str]:
+    """The composed head, or why there is none."""
+    if classifier.activation == "probabilities":
+        return None, "the model gives probabilities whose logits are not in the graph"
+    graph = Graph(classifier.model)
+    rows = classifier.fixed_batch or _PROBED_BATCH
+    try:
+        values = run_values(
+            classifier.model,
+            affine_values(graph, classifier.logits),
+            reference.pixel_values[:rows].repeat(-(-rows // len(reference.pixel_values)), axis=0)[
+                :rows
+            ],
+        )
+        return compose_head(graph, classifier.logits, values=values), ""
+    except (NotLinearError, EngineError) as err:
+        return None, str(err)
+
+
+def _folded(head: Head) -> list[str]:
+    """What became one layer, where it was not one before."""
+    notes = []
+    if len(head.nodes) > 1:
+        notes.append(f"folded into one linear layer: {_listed(head.nodes)}")
+    if len(head.parts) > 1:
+        values = _listed([f"'{part.value}'" for part in head.parts])
+        notes.append(f"features: {values}, one after the other")
+    if any(part.mean_axes for part in head.parts):
+        notes.append("features: averaged over their places before the head, not after it")
+    return notes
+
+
+def _warnings(classifier: Classifier) -> list[str]:
+    notes = []
+    foreign = foreign_operators(classifier.model)
+    if foreign:
+        notes.append(
+            f"operators outside the ONNX standard ({_listed(foreign)}): ONNX Runtime runs them, "
+            "TensorRT does not; export the model before it is optimised"
+        )
+    if classifier.activation == "sigmoid":
+        notes.append(
+            "the model ends in Sigmoid, a score for each class on its own: taken as one class per "
+            "image; a model of several labels per image cannot be adapted"
+        )
+    return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _verify_and_write(
+    model: onnx.ModelProto,
+    facts: Facts,
+    /,
+    *,
+    classifier: Classifier,
+    head: HeadLocation | None,
+    feature_dim: int | None,
+    output: Path,
+    reference: Reference,
+    images: VerifyImages,
+    steps: Steps,
+) -> ExportReport:
+    """Verify a finished graph and write it with the numbers measured; no head, no features."""
+    if classifier.fixed_batch is not None:
+        state_batch(model, classifier.fixed_batch)
+    manifest = Manifest(
+        source=facts.source,
+        weights_sha256=facts.weights_sha256,
+        input_name=PIXEL_VALUES,
+        features_name=None if head is None else FEATURES,
+        logits_name=LOGITS,
+        num_classes=classifier.num_classes,
+        feature_dim=feature_dim,
+        labels=facts.labels.names,
+        head=head,
+        preprocess=facts.preprocess,
+        tool_versions={tool: _tool_version(tool) for tool in facts.tools},
+        labels_source=facts.labels.source,
+        activation=classifier.activation,
+        notes=facts.notes,
+    )
     size_bytes = model.ByteSize()
     if size_bytes > MAX_BYTES:
         raise ArtifactError(
@@ -290,6 +400,14 @@ def verify_and_write(
             raise
         raise ArtifactError(f"{output}: cannot be written ({err.strerror or err})") from err
     return _report(model, manifest, data, output=output, seconds=steps.seconds)
+
+
+def _tool_version(tool: str) -> str:
+    """The version of a tool, as its module says it.
+
+    Several distributions bring ONNX Runtime's module, and this project may run from its folder.
+    """
+    return __version__ if tool == "gain-edge" else str(import_module(tool).__version__)
 
 
 def _verify_candidate(

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from gain_apps import bench, evaluate, export, stream
-from gain_apps.benchmarking.config import SETTINGS as BENCH_SETTINGS
-from gain_apps.benchmarking.config import BenchConfig
+from gain_apps.bench import SETTINGS as BENCH_SETTINGS
+from gain_apps.bench import BenchConfig
 from gain_apps.evaluate import EvalSettings
 from gain_apps.exporting.settings import SETTINGS as EXPORT_SETTINGS
 from gain_apps.exporting.settings import ExportSettings
 from gain_apps.flags import parse_arguments
 from gain_apps.streaming.config import StreamConfig
-from gain_apps.streaming.config_file import read_config_file, read_settings
+from gain_apps.streaming.plan import read_config_file, read_settings
 from gain_apps.streaming.settings import SETTINGS as STREAM_SETTINGS
 from gain_core.errors import ConfigError
 

@@ -234,7 +234,7 @@ def wait_for_rows(path: Path, count: int) -> None:
 def test_a_second_signal_ends_at_once() -> None:
     script = (
         "import os, signal, time\n"
-        "from gain_apps.streaming.stopping import StopRequest, signals_handled\n"
+        "from gain_apps.streaming.control import StopRequest, signals_handled\n"
         "stop = StopRequest()\n"
         "with signals_handled(stop):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"

@@ -18,9 +18,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from gain_apps.stream import main
+from gain_apps.streaming.control import StopRequest
 from gain_apps.streaming.plan import plan_streams
 from gain_apps.streaming.service import run_service
-from gain_apps.streaming.stopping import StopRequest
 from gain_core.errors import StreamError
 from gain_runtime.files.snapshots import SnapshotStore
 

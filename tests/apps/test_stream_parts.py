@@ -16,11 +16,11 @@ from rich.console import Console
 
 from gain_apps.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from gain_apps.streaming.config import StreamConfig
+from gain_apps.streaming.control import StopRequest
 from gain_apps.streaming.input import TruthSource, _dressed
 from gain_apps.streaming.loop import StreamLoop, rank
 from gain_apps.streaming.outputs import Outputs
 from gain_apps.streaming.run import _actions
-from gain_apps.streaming.stopping import StopRequest
 from gain_apps.streaming.summary import (
     RunRecord,
     Score,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gain_apps.streaming.config_file import read_config_file
-from gain_apps.streaming.plan import plan_streams
+from gain_apps.streaming.plan import plan_streams, read_config_file
 from gain_core.errors import ConfigError
 
 TWO = ["test://pattern", "test://drive"]

@@ -19,9 +19,9 @@ from eager_adapter import eager
 
 from gain_apps.stream import main
 from gain_apps.streaming.backpressure import Backpressure
+from gain_apps.streaming.control import HUNG_STATUS, StopRequest, Watchdog
 from gain_apps.streaming.loop import StreamLoop
 from gain_apps.streaming.outputs import Outputs
-from gain_apps.streaming.stopping import HUNG_STATUS, StopRequest, Watchdog
 from gain_apps.streaming.summary import RunRecord
 from gain_core import preset
 from gain_core.errors import StreamError
@@ -256,7 +256,7 @@ def test_a_beating_watchdog_ends_nothing_and_a_silent_one_ends_the_process(
         looks[0] += threading.current_thread() is not threading.main_thread()
         return now[0]
 
-    monkeypatch.setattr("gain_apps.streaming.stopping.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("gain_apps.streaming.control.time", SimpleNamespace(monotonic=clock))
     expired = threading.Event()
     with Watchdog(0.2, on_expiry=expired.set) as watchdog:
         for _ in range(5):
@@ -268,7 +268,7 @@ def test_a_beating_watchdog_ends_nothing_and_a_silent_one_ends_the_process(
         now[0] += 0.15
         assert expired.wait(120.0)
     code = (
-        "import time\nfrom gain_apps.streaming.stopping import Watchdog\n"
+        "import time\nfrom gain_apps.streaming.control import Watchdog\n"
         "with Watchdog(0.2) as watchdog:\n    watchdog.beat()\n    time.sleep(120)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from gain_apps.stream import build_parser, main
 from gain_apps.streaming.config import StreamConfig
-from gain_apps.streaming.config_file import read_config_file, read_settings
+from gain_apps.streaming.plan import read_config_file, read_settings
 from gain_core import config_to_dict, preset
 from gain_core.errors import ConfigError
 

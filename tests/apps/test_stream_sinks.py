@@ -18,9 +18,8 @@ from PIL import Image
 
 from gain_core.errors import ConfigError
 from gain_runtime.frames import FrameResult
-from gain_runtime.sinks.background import BackgroundSink
 from gain_runtime.sinks.pictures import ChangedSink
-from gain_runtime.sinks.webhook import WebhookSink
+from gain_runtime.sinks.webhook import BackgroundSink, WebhookSink
 
 
 def test_a_slow_delivery_never_stalls_and_the_queue_is_bounded(until, result) -> None:
@@ -45,13 +44,13 @@ def test_a_slow_delivery_never_stalls_and_the_queue_is_bounded(until, result) ->
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sinks wait for their thread as long as it needs on a busy machine."""
-    monkeypatch.setattr("gain_runtime.sinks.background.CLOSE_S", 120.0)
+    monkeypatch.setattr("gain_runtime.sinks.webhook.CLOSE_S", 120.0)
 
 
 def test_a_failing_delivery_is_said_once_and_goes_on_when_it_can(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, until, result
 ) -> None:
-    monkeypatch.setattr("gain_runtime.sinks.background.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("gain_runtime.sinks.webhook.FIRST_PAUSE_S", 0.001)
     works = threading.Event()
     tries: list[int] = []
 
@@ -126,7 +125,7 @@ def test_a_delivery_that_fails_while_the_sink_closes_is_not_said_to_be_tried_aga
 def test_what_is_being_delivered_when_it_closes_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, result
 ) -> None:
-    monkeypatch.setattr("gain_runtime.sinks.background.CLOSE_S", 0.01)
+    monkeypatch.setattr("gain_runtime.sinks.webhook.CLOSE_S", 0.01)
     begun, go_on = threading.Event(), threading.Event()
 
     def deliver(result: FrameResult) -> None:
@@ -206,7 +205,7 @@ def test_a_host_that_is_away_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, until, result
 ) -> None:
     # Closing does not wait for the next try.
-    monkeypatch.setattr("gain_runtime.sinks.background.FIRST_PAUSE_S", 120.0)
+    monkeypatch.setattr("gain_runtime.sinks.webhook.FIRST_PAUSE_S", 120.0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         sink = WebhookSink(f"http://127.0.0.1:{taken.getsockname()[1]}/")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gain_apps.streaming.outputs import Timeline, TimelineSink, draw_timeline, rolling_mean
 from gain_apps.streaming.summary import ScoreBoard
-from gain_apps.streaming.timeline import Timeline, TimelineSink, draw_timeline, rolling_mean
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.frames import Frame, FrameResult, Ranked
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gain_apps.bench import main
-from gain_apps.benchmarking.config import BenchConfig
+from gain_apps.bench import BenchConfig, main
 from gain_core.errors import ConfigError
 from gain_runtime.files.artifact import load_artifact
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gain_apps.benchmarking.baselines import Rival, compare_rivals, list_rivals
-from gain_apps.benchmarking.config import BenchConfig
+from gain_apps.bench import BenchConfig
 from gain_apps.benchmarking.machine import DevicePeak
+from gain_apps.benchmarking.stages import Rival, compare_rivals, list_rivals
 from gain_core.errors import BackendUnavailableError, EngineError
 from gain_runtime.files.artifact import load_artifact
 from gain_runtime.sessions.session import open_session
@@ -116,7 +116,7 @@ def test_engines_with_host_code_run_where_they_are_allowed(artifact_path, monkey
         asked[device] = allow_host_code
         raise BackendUnavailableError("not here")
 
-    monkeypatch.setattr("gain_apps.benchmarking.baselines.open_session", opened)
+    monkeypatch.setattr("gain_apps.benchmarking.stages.open_session", opened)
     config = BenchConfig(artifact=str(artifact_path), compare=True, allow_host_code=allowed)
     rivals = list_rivals(load_artifact(artifact_path), config)
     compare_rivals(rivals, PIXELS, rounds=1, expected=np.zeros((2, 53), np.float32))
@@ -125,7 +125,7 @@ def test_engines_with_host_code_run_where_they_are_allowed(artifact_path, monkey
 
 def torch_rivals(artifact_path, monkeypatch, model):
     """Both of torch's on the CPU, with a model of our own."""
-    monkeypatch.setattr("gain_apps.benchmarking.baselines._torch_model", lambda *_: model)
+    monkeypatch.setattr("gain_apps.benchmarking.stages._torch_model", lambda *_: model)
     config = BenchConfig(artifact=str(artifact_path), compare=True, timm="any")
     rivals = list_rivals(load_artifact(artifact_path), config)
     return {item.name: item for item in rivals if item.name.startswith("torch")}

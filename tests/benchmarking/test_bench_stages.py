@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gain_apps.benchmarking.config import BenchConfig
+from gain_apps.bench import BenchConfig
 from gain_apps.benchmarking.run import _ratios
 from gain_apps.benchmarking.stages import (
     BENCH_STAGES,

@@ -19,8 +19,8 @@ from gain_scenes.corruptions import (
     corrupt,
     corrupt_float,
     image_rng,
-    video,
 )
+from gain_scenes.corruptions import digital as video
 
 VIDEO = ("h264_crf", "h264_abr", "h265_crf", "h265_abr")
 RANDOM = ("low_light", "iso_noise", "bit_error", *VIDEO)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gain_apps.stream import build_parser
-from gain_apps.streaming.config_file import read_config_file
+from gain_apps.streaming.plan import read_config_file
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 UNIT = DEPLOY / "systemd" / "gain-stream@.service"

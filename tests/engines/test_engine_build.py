@@ -17,7 +17,7 @@ from gain_core.errors import ArtifactError, BackendUnavailableError, ConfigError
 from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, build_engine, check_engine
 from gain_export.engine.compile import set_compatibility, set_target
-from gain_export.precision.tensors import precision_of
+from gain_export.precision.lower import precision_of
 from gain_runtime.files.artifact import load_artifact
 from gain_runtime.files.engine import plan_version, read_engine
 from gain_runtime.sessions.tensorrt_library import Gpu

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gain_apps.evaluation.methods.gain import AblatedPaper, Ablation, GainMethod, jensen_shannon
 from gain_apps.evaluation.methods.protocol import Diagnosing, log_softmax
-from gain_apps.evaluation.methods.registry import make_method
+from gain_apps.evaluation.methods.registry import (
+    AblatedPaper,
+    Ablation,
+    GainMethod,
+    jensen_shannon,
+    make_method,
+)
 from gain_core import PRESETS, ConfigError, Gain, PaperConfig
 from gain_core.paper import Paper
 

@@ -12,8 +12,8 @@ from gain_apps.evaluate import main
 from gain_apps.evaluation import evaluate
 from gain_apps.evaluation.executor import LocalExecutor
 from gain_apps.evaluation.features import cache_folder, default_cache_dir
-from gain_apps.fsspec_folder import FsspecFolder
 from gain_core.errors import ConfigError
+from gain_runtime.files.paths import FsspecFolder
 
 ARGUMENTS = {"methods": ["shift", "neo"], "seeds": 2, "batch_size": 16}
 

@@ -10,7 +10,7 @@ from gain_apps.evaluation import feature_dump, open_input
 from gain_apps.evaluation.feature_dump import load_dump, measured_head
 from gain_apps.evaluation.methods.registry import make_method
 from gain_core.errors import ArtifactError
-from gain_export.source_statistics import measure_fitness
+from gain_export.images import measure_fitness
 
 
 @pytest.fixture

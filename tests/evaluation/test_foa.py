@@ -10,9 +10,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gain_apps.evaluation.methods.foa import PromptedNetwork
-from gain_apps.evaluation.methods.protocol import Batch
+from gain_apps.evaluation.methods.protocol import Batch, TorchNetwork
 from gain_apps.evaluation.methods.registry import make_method
-from gain_apps.evaluation.methods.torch_network import TorchNetwork
 from gain_core.errors import BackendUnavailableError, ConfigError, ParityError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

@@ -196,7 +196,7 @@ def test_classes_with_images_only(run, artifact, colours, tmp_path):
 
 
 def test_recording_is_shown_as_it_is(run, artifact, tmp_path, monkeypatch):
-    from gain_apps.evaluation import image_data
+    from gain_apps.evaluation import datasets
     from gain_runtime.frames import Frame, SourceInfo
 
     class Source:
@@ -224,7 +224,7 @@ def test_recording_is_shown_as_it_is(run, artifact, tmp_path, monkeypatch):
                     condition="night" if index >= 2 else "day",
                 )
 
-    monkeypatch.setattr(image_data, "open_source", lambda *args, **options: Source())
+    monkeypatch.setattr(datasets, "open_source", lambda *args, **options: Source())
     result, _ = run(
         *(artifact, "test://x", "--stream", "recorded", "--cache", tmp_path / "cache"),
         *("--methods", "neo", "--batch-size", "4"),

@@ -6,21 +6,17 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from gain_apps.evaluation.executor import GainTrace, Trace, run_methods
 from gain_apps.evaluation.methods.protocol import Cost
-from gain_apps.evaluation.scores import (
-    GainTrace,
-    Trace,
+from gain_apps.metrics import (
+    accuracy,
     calibration,
     correlations,
     domain_scores,
-    round_scores,
-    run_methods,
-    score,
-)
-from gain_apps.metrics import (
-    accuracy,
     expected_calibration_error,
     negative_log_likelihood,
+    round_scores,
+    score,
 )
 from gain_core.errors import NumericsError
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from gain_apps.export import main
-from gain_apps.exporting.images import calibration_folder
+from gain_apps.exporting.adaptation import calibration_folder
 from gain_runtime.files.artifact import load_artifact
 from gain_scenes.roadsigns.sources import stills_source
 

@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose
 from gain_core.errors import ArtifactError, ConfigError
 from gain_core.shift.clean import ONE_CLASS
 from gain_export import export_onnx
-from gain_export.source_statistics import add_fitness, advice, measure_fitness
+from gain_export.images import add_fitness, advice, measure_fitness
 from gain_runtime.files.artifact import load_artifact
 from gain_runtime.files.manifest import Fitness
 
@@ -184,7 +184,7 @@ def test_the_report_lies_in_the_artifact_and_adapters_use_it(artifact_path, clea
 
 
 def test_no_more_images_are_run_than_the_most(artifact_path, clean_images, monkeypatch):
-    monkeypatch.setattr("gain_export.source_statistics.MAX_IMAGES", 7)
+    monkeypatch.setattr("gain_export.images.MAX_IMAGES", 7)
     assert 1 < add_fitness(artifact_path, clean_images).num_images <= 7
 
 
@@ -206,7 +206,7 @@ def test_the_artifact_has_what_was_measured(artifact_path, clean_images, monkeyp
     measured = replace(
         found, one_class_skewness=0.05, mixture_skewness=0.5, one_class_images=16, clean_shift=shift
     )
-    monkeypatch.setattr("gain_export.source_statistics.measure_fitness", lambda *arrays: measured)
+    monkeypatch.setattr("gain_export.images.measure_fitness", lambda *arrays: measured)
     add_fitness(artifact_path, clean_images)
     assert load_artifact(artifact_path).measured == {"skewness": (0.05, 0.5), "clean_shift": shift}
 

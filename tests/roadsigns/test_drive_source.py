@@ -10,8 +10,13 @@ import pytest
 from gain_core.errors import ConfigError
 from gain_runtime.frames import Frame
 from gain_runtime.sources.opening import open_source
-from gain_scenes.roadsigns.atmosphere import transmittance
-from gain_scenes.roadsigns.conditions import CONDITIONS, DEFAULT_ROUTE, Route, Weather
+from gain_scenes.roadsigns.atmosphere import (
+    CONDITIONS,
+    DEFAULT_ROUTE,
+    Route,
+    Weather,
+    transmittance,
+)
 from gain_scenes.roadsigns.designs import LABELS
 from gain_scenes.roadsigns.sources import CROP_PX, DriveParams, DriveSource, drive_source
 

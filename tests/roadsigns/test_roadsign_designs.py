@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gain_core.errors import ConfigError
-from gain_scenes.roadsigns.canvas import Canvas
 from gain_scenes.roadsigns.designs import LABELS, TEXTURE_PX, draw_sign, texture
+from gain_scenes.roadsigns.pictograms import Canvas
 
 
 def test_there_are_between_40_and_60_distinct_names() -> None:

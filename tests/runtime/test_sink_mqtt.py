@@ -181,7 +181,7 @@ def test_a_connection_that_is_made_after_closing_is_ended(
     monkeypatch: pytest.MonkeyPatch, until
 ) -> None:
     pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
-    monkeypatch.setattr("gain_runtime.sinks.background.CLOSE_S", 0.01)
+    monkeypatch.setattr("gain_runtime.sinks.webhook.CLOSE_S", 0.01)
     connecting, closed = threading.Event(), threading.Event()
     connect = MqttPublisher._connected
 

@@ -23,7 +23,7 @@ from PIL import Image
 from gain_core.errors import StreamError
 from gain_runtime.sources.opening import open_source
 from gain_runtime.sources.pipe import JpegSplitter, PipeSource, open_pipe
-from gain_runtime.sources.pipe_reader import PipeReader
+from gain_runtime.sources.reader import PipeReader
 from gain_runtime.sources.uri import parse_uri
 
 

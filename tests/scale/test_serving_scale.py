@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 from PIL import Image
 
-from gain_apps.evaluation.image_data import open_test_source
+from gain_apps.evaluation.datasets import open_test_source
 
 pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("ignore")]
 

@@ -35,7 +35,7 @@ from gain_apps.serve import (
 )
 from gain_apps.serve.cameras import PictureMaker
 from gain_apps.stream import main
-from gain_apps.streaming.commands import CommandQueue
+from gain_apps.streaming.control import CommandQueue
 from gain_apps.streaming.service import run_service
 from gain_core.errors import ConfigError
 from gain_runtime.frames import Frame, FrameResult, Ranked

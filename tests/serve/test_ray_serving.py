@@ -14,8 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from gain_apps.serve.ray_adaptation import Adaptation, Seen, ServingSettings, shard_of
-from gain_apps.serve.ray_front import Front, _front, api
-from gain_apps.serving import app
+from gain_apps.serving import Front, _front, api, app
 from gain_core.errors import ArtifactError, BackendUnavailableError, ConfigError
 from gain_runtime.files.state import read_state
 

@@ -434,7 +434,7 @@ def test_package_imports_without_the_extra():
         "for name in ('fastapi', 'starlette', 'uvicorn', 'prometheus_client', 'pydantic',\n"
         "             'tomlkit', 'setproctitle'):\n"
         "    sys.modules[name] = None\n"
-        "import gain_apps.serve, gain_apps.streaming.commands, gain_apps.stream\n"
+        "import gain_apps.serve, gain_apps.streaming.control, gain_apps.stream\n"
         "import gain_apps.streaming.service\n"
     )
     done = subprocess.run(

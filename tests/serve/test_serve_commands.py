@@ -8,8 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from gain_apps.streaming.commands import COMMANDS, CommandQueue, carry_out, drain_commands
-from gain_apps.streaming.stopping import StopRequest
+from gain_apps.streaming.control import (
+    COMMANDS,
+    CommandQueue,
+    StopRequest,
+    carry_out,
+    drain_commands,
+)
 from gain_core.errors import ArtifactError, ConfigError
 
 

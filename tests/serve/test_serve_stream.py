@@ -18,7 +18,7 @@ import pytest
 from gain_apps.serve import EventLog
 from gain_apps.stream import main
 from gain_apps.streaming.config import StreamConfig
-from gain_apps.streaming.config_file import read_config_file
+from gain_apps.streaming.plan import read_config_file
 from gain_core.errors import ConfigError
 
 LIVE = "test://pattern?live=1&rate=20&width=64&height=48&frames=1000000"

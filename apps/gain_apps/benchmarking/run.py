@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from gain_apps.benchmarking.baselines import compare_rivals, list_rivals
-from gain_apps.benchmarking.config import BenchConfig
 from gain_apps.benchmarking.machine import DevicePeak, Machine, tool_versions
 from gain_apps.benchmarking.stages import (
     BENCH_STAGES,
     VARIANTS,
     StageTimes,
+    compare_rivals,
     frame_batches,
+    list_rivals,
     measure_stages,
 )
 from gain_apps.system import peak_memory_bytes
@@ -30,6 +30,9 @@ from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.preprocess import preprocess_batch, usable_cores
 from gain_runtime.sessions.session import open_session
 from gain_runtime.sinks.jsonl import JsonlSink
+
+if TYPE_CHECKING:
+    from gain_apps.bench import BenchConfig
 
 __all__ = [
     "SCHEMA",
@@ -123,9 +126,10 @@ def _measure(
 
         times = measure_stages(session, sink, config, on_batch=after_batch)
         pixel_values = _pixel_values(artifact, config)
+        threads = usable_cores() if config.num_threads is None else config.num_threads
         return {
             "provider": session.provider,
-            "preprocess_threads": _preprocess_threads(config),
+            "preprocess_threads": threads,
             "measured_frames": len(times["frozen"].stage_ns["total"]) * config.batch_size,
             "frozen": times["frozen"].to_dict(),
             "adapted": times["adapted"].to_dict(),
@@ -134,11 +138,6 @@ def _measure(
             "pixel_values": pixel_values,
             "logits": session.infer(pixel_values).logits,
         }
-
-
-def _preprocess_threads(config: BenchConfig) -> int:
-    """How many frames of a batch may be preprocessed at once."""
-    return usable_cores() if config.num_threads is None else config.num_threads
 
 
 def _pixel_values(artifact: Artifact, config: BenchConfig) -> npt.NDArray[np.float32]:
@@ -205,13 +204,9 @@ def _stage_table(result: Mapping[str, Any]) -> Table:
         table.add_section()
         table.add_row(variant, f"{result[variant]['rate_hz']:.1f} frames/s", style="bold")
         for stage in BENCH_STAGES:
-            _add_times(table, stage, result[variant]["stages_ms"][stage])
+            times = result[variant]["stages_ms"][stage]
+            table.add_row(f"  {stage}", *(f"{times[measure]:.3f}" for measure in MEASURES))
     return table
-
-
-def _add_times(table: Table, name: str, times: Mapping[str, float]) -> None:
-    """One stage's row."""
-    table.add_row(f"  {name}", *(f"{times[measure]:.3f}" for measure in MEASURES))
 
 
 def _run_table(result: Mapping[str, Any]) -> Table:

@@ -1,44 +1,46 @@
-"""Opening a data set of images, whatever its layout: folders, corrupted trees, archives."""
+"""Opening a data set of images, whatever it is: folders, corrupted trees, `test://` sources."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 import numpy as np
 
-from gain_apps.evaluation.archives import (
-    Member,
-    dataset_files,
-    open_dataset,
-    open_tar,
-    read_tars,
-    tar_files,
-)
 from gain_apps.evaluation.features import default_cache_dir
 from gain_apps.evaluation.image_data import (
     WNID,
     ClassNames,
     Image,
     ImageData,
+    Member,
+    check_labels,
+    dataset_files,
     files_fingerprint,
     image_files,
     open_arrays,
-    open_test_source,
+    open_dataset,
+    open_tar,
+    read_tars,
+    tar_files,
 )
-from gain_core.errors import ArtifactError, ConfigError
+from gain_core import __version__
+from gain_core.errors import ArtifactError, ConfigError, StreamError
 from gain_runtime.files.images import CLASS_FILE, IMAGE_SUFFIXES, load_image
-from gain_runtime.files.paths import exists, is_file, is_folder
+from gain_runtime.files.paths import exists, is_file, is_folder, write_atomically
+from gain_runtime.frames import Frame
+from gain_runtime.sources.opening import open_source
+from gain_scenes import corruptions, roadsigns
 from gain_scenes.corruptions import CORRUPTIONS
+from gain_scenes.sources import app_schemes
 
 __all__ = [
     "DOMAINS_3DCC",
-    "is_tree",
     "open_data",
-    "open_flat_folder",
-    "open_image_folder",
-    "open_tree",
+    "open_test_source",
 ]
 
 # The order in which ImageNet-3DCC's domains are streamed.
@@ -81,12 +83,16 @@ def open_data(
         `test://` URI.
     labels : sequence of K str
         Of the artifact.
-    domains, severities
-        What is wanted of a tree, see `open_tree`.
+    domains : sequence of str, optional
+        Of a tree; by default ImageNet-C's fifteen or 3DCC's twelve, in their usual order, whichever
+        it has one of. All of them must be there.
+    severities : sequence of float
+        Of a tree: whole numbers from 1 to 5; all of them must be there.
     class_file : Path, optional
         `classes.tsv` with WordNet ids.
     image_list : Path, optional
-        Which images of a tree.
+        Images of a tree: `CLASS/FILE`, one a line, in the order of the stream; what follows a space
+        or a comma is ignored. By default the files of the first domain, sorted.
     seed : int
         For `test://` sources.
     cache : Path, optional
@@ -103,7 +109,7 @@ def open_data(
     tars = [] if "://" in location else tar_files(root)
     members = read_tars(tars)
     packed = TarTree(root, members)
-    is_corrupted = bool(packed.domains()) or (is_folder(root) and is_tree(root))
+    is_corrupted = bool(packed.domains()) or (is_folder(root) and _is_tree(root))
     if image_list is not None and not is_corrupted:
         raise ConfigError("--image-list: for ImageNet-C and ImageNet-3DCC trees only")
     if location.startswith("test://"):
@@ -119,31 +125,22 @@ def open_data(
     names = ClassNames(labels, root=root, class_file=class_file)
     if is_corrupted:
         tree = packed if tars else FolderTree(root)
-        return open_tree(tree, names, domains=domains, severities=severities, image_list=image_list)
+        return _open_tree(
+            tree, names, domains=domains, severities=severities, image_list=image_list
+        )
     if tars:
         return open_tar(root, members, names, num_classes=len(labels))
     if files := dataset_files(root):
         return open_dataset(root, files, num_classes=len(labels))
     if image_files(root):
-        return open_flat_folder(root, names)
+        return _open_flat_folder(root, names)
     if any(is_folder(path) for path in root.iterdir()):
-        return open_image_folder(root, names)
-    return open_flat_folder(root, names)
+        return _open_image_folder(root, names)
+    return _open_flat_folder(root, names)
 
 
-def open_image_folder(root: Path, names: ClassNames, /) -> ImageData:
-    """Images in one folder per class (ImageFolder, ImageNet-R, V2, Sketch).
-
-    Returns
-    -------
-    ImageData
-        Classes and files sorted by name.
-
-    Raises
-    ------
-    ArtifactError
-        If a folder stands for no class or holds no image.
-    """
+def _open_image_folder(root: Path, names: ClassNames, /) -> ImageData:
+    """Images in one folder per class (ImageFolder, ImageNet-R, V2, Sketch)."""
     folders = sorted(path for path in root.iterdir() if is_folder(path) and path.name[0] != ".")
     files = {folder: image_files(folder) for folder in folders}
     empty = [folder.name for folder, found in files.items() if not found]
@@ -158,19 +155,8 @@ def open_image_folder(root: Path, names: ClassNames, /) -> ImageData:
     return _clean_files(root, paths, labels, kind="folders")
 
 
-def open_flat_folder(root: Path, names: ClassNames, /) -> ImageData:
-    """Images named `WNID_anything.jpg` in one folder.
-
-    Returns
-    -------
-    ImageData
-        Sorted by file name.
-
-    Raises
-    ------
-    ArtifactError
-        If there are no images, or a name begins with no WordNet id of a class.
-    """
+def _open_flat_folder(root: Path, names: ClassNames, /) -> ImageData:
+    """Images named `WNID_anything.jpg` in one folder."""
     paths = image_files(root)
     wnids = [path.name.partition("_")[0] for path in paths]
     strange = [path.name for path, wnid in zip(paths, wnids, strict=True) if not WNID.match(wnid)]
@@ -199,7 +185,7 @@ def _clean_files(root: Path, paths: list[Path], labels: list[int], *, kind: str)
     )
 
 
-def is_tree(root: Path, /) -> bool:
+def _is_tree(root: Path, /) -> bool:
     """Whether a folder has subfolders that have severities as subfolders."""
     return any(is_folder(folder / level) for folder in _folders(root) for level in SEVERITIES)
 
@@ -278,7 +264,7 @@ class TarTree:
         return files_fingerprint(self.root.parent, sorted(paths))
 
 
-def open_tree(
+def _open_tree(
     tree: Tree,
     names: ClassNames,
     /,
@@ -287,28 +273,7 @@ def open_tree(
     severities: Sequence[float],
     image_list: Path | None = None,
 ) -> ImageData:
-    """A tree of corrupted images.
-
-    Parameters
-    ----------
-    tree : Tree
-    names : ClassNames
-    domains : sequence of str, optional
-        By default ImageNet-C's fifteen or 3DCC's twelve, in their usual order, whichever the tree
-        has one of; all of them must be there.
-    severities : sequence of float
-        Whole numbers from 1 to 5; all of them must be there.
-    image_list : Path, optional
-        `CLASS/FILE`, one a line, in the order of the stream; what follows a space or a comma is
-        ignored. By default the files of the first domain, sorted.
-
-    Raises
-    ------
-    ArtifactError
-        If a domain, a severity or an image is missing: the message says which.
-    ConfigError
-        If a severity is not among those that trees have.
-    """
+    """A tree of corrupted images."""
     wanted = tuple(domains) if domains is not None else _usual_domains(tree)
     levels = [_level(severity) for severity in severities]
     cells = {f"{domain}/{level}": None for domain in wanted for level in levels}
@@ -394,3 +359,113 @@ def _check_cells(root: Path, found: Mapping[str, Sequence[str]], images: Sequenc
         shown = "; ".join(faults[:SHOWN])
         more = f"; and {len(faults) - SHOWN} more folders" if len(faults) > SHOWN else ""
         raise ArtifactError(f"{root}: {shown}{more}; extract the missing files")
+
+
+# The condition of frames that have none.
+UNNAMED = "recorded"
+
+
+def open_test_source(uri: str, /, *, seed: int, num_classes: int, cache: Path) -> ImageData:
+    """All frames of a `test://` source, each cut to its region.
+
+    Drawing thousands of frames takes minutes: labels and conditions are kept in the cache beside
+    the features, and the frames are drawn only where an image is asked for.
+
+    Parameters
+    ----------
+    uri : str
+    seed : int
+    num_classes : int
+        K.
+    cache : Path
+        Folder.
+
+    Returns
+    -------
+    ImageData
+        `recorded` holds the frames' conditions.
+
+    Raises
+    ------
+    ConfigError, StreamError
+        As `open_source`; also if a frame has no truth.
+    ArtifactError
+        If a truth is no class of the artifact, or the cache is damaged or cannot be written.
+    """
+    key = hashlib.sha256(f"{uri}\0{seed}\0{_drawing_code()}".encode()).hexdigest()
+    facts = cache / f"{key[:32]}.recording.json"
+    drawn: list[Image] = []
+    if is_file(facts):
+        labels, conditions = _read_facts(facts)
+    else:
+        drawn, labels, conditions = _draw(uri, seed)
+        text = json.dumps({"labels": labels, "conditions": conditions})
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            write_atomically(facts, text.encode())
+        except OSError as err:
+            raise ArtifactError(
+                f"{facts}: cannot be written ({err.strerror}); choose another folder with --cache"
+            ) from err
+    truths = np.asarray(labels, dtype=np.int64)
+    check_labels(truths, num_classes, where=uri)
+
+    def load(index: int, domain: str, severity: float) -> Image:
+        if not drawn:
+            drawn.extend(_draw(uri, seed)[0])
+        return drawn[index]
+
+    return ImageData(
+        kind="test source",
+        path=uri,
+        labels=truths,
+        load=load,
+        fingerprint=lambda domain, severity: key,
+        recorded=tuple(conditions),
+    )
+
+
+def _draw(uri: str, seed: int) -> tuple[list[Image], list[int], list[str]]:
+    """Every frame's image, label and condition."""
+    images: list[Image] = []
+    labels: list[int] = []
+    conditions: list[str] = []
+    with open_source(uri, schemes=app_schemes(), seed=seed) as source:
+        if source.info.num_frames is None:
+            raise ConfigError(f"{uri}: expected a source of known length; add ?frames=N")
+        for frame in source:
+            if frame.truth is None:
+                raise ConfigError(f"{uri}: frame {frame.index} has no truth to score against")
+            images.append(_region(frame))
+            labels.append(frame.truth)
+            conditions.append(frame.condition or UNNAMED)
+    if not images:
+        raise StreamError(f"{uri}: expected at least one frame, got none")
+    return images, labels, conditions
+
+
+def _read_facts(path: Path) -> tuple[list[int], list[str]]:
+    """Labels and conditions of a recording that was drawn before."""
+    try:
+        record = json.loads(path.read_bytes())
+        return record["labels"], record["conditions"]
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        raise ArtifactError(f"{path}: damaged cache file ({err}); delete it and run again") from err
+
+
+def _drawing_code() -> str:
+    """Hash of the code that draws: other code draws other frames."""
+    digest = hashlib.sha256(__version__.encode())
+    for package in (corruptions, roadsigns):
+        for path in sorted(Path(package.__file__ or "").parent.glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _region(frame: Frame) -> Image:
+    """The part of a frame that is classified, in memory of its own."""
+    if frame.region is None:
+        return frame.image
+    left, top, right, bottom = frame.region
+    image: Image = frame.image[max(top, 0) : bottom, max(left, 0) : right].copy()
+    return image

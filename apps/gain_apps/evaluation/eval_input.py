@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.evaluation.methods.protocol import Batch, Floats, Head
-from gain_apps.evaluation.methods.torch_network import TorchNetwork
+from gain_apps.evaluation.methods.protocol import Batch, Floats, Head, TorchNetwork
 from gain_apps.evaluation.streams import Order, StreamBatch
 from gain_core.errors import ConfigError
 

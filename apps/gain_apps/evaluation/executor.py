@@ -1,22 +1,31 @@
-"""Where an evaluation's work is done: here, unless another executor is given."""
+"""Running methods over streams: a record of each scored sample, here or where an executor is."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from gain_apps.evaluation.camera_streams import noise_of
-from gain_apps.evaluation.eval_input import EvalInput, InputSettings, OnImages
-from gain_apps.evaluation.methods.protocol import Method
+from gain_apps.evaluation.eval_input import EvalInput, FeatureStore, InputSettings, OnImages
+from gain_apps.evaluation.methods.protocol import (
+    Batch,
+    Cost,
+    Diagnosing,
+    Diagnosis,
+    Floats,
+    Method,
+    OnPixels,
+)
 from gain_apps.evaluation.methods.registry import MethodSpec, make_method
-from gain_apps.evaluation.scores import Trace, run_methods
 from gain_apps.evaluation.streams import StreamBatch, StreamPlan, make_stream
-from gain_core.errors import ConfigError
+from gain_core.errors import ConfigError, NumericsError
 
 if TYPE_CHECKING:
     from gain_apps.evaluation.features import Cell, FeatureMaker, Rows
@@ -26,12 +35,196 @@ if TYPE_CHECKING:
 __all__ = [
     "ONE_BLAS_THREAD",
     "Executor",
+    "GainTrace",
     "LocalExecutor",
     "StreamTask",
+    "Trace",
     "make_methods",
+    "run_methods",
     "run_stream",
     "stream_of",
 ]
+
+# Normalised log-probabilities; single precision over a thousand classes stays well within.
+MAX_NORM_ERROR = 1e-3
+
+Reals = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GainTrace:
+    """What GAIN's parts said about each sample, (T,) each, before its batch was learned from.
+
+    Attributes
+    ----------
+    strength, expected : array
+        lambda and the expected gain in nats.
+    realised : array
+        log(q_hat / s) at the true class: what the full correction would have gained.
+    """
+
+    strength: Reals
+    expected: Reals
+    realised: Reals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """A method's run over a stream of T scored samples.
+
+    Attributes
+    ----------
+    domains, rounds : array, (T,) int64
+    confidence : array, (T,)
+        Probability of the predicted class.
+    correct : array, (T,) bool
+    nll : array, (T,)
+        -log p(label), in nats; infinite where the label was given no probability.
+    brier : array, (T,)
+        Squared distance to the one-hot label.
+    step_ms : array, (number of batches,)
+        Wall time of `predict`: the network's forward pass is not in it, unless the method runs
+        the network itself (`OnPixels`).
+    cost : Cost
+        As of the end.
+    gain : GainTrace or None
+        For methods of the GAIN family.
+    """
+
+    domains: npt.NDArray[np.int64]
+    rounds: npt.NDArray[np.int64]
+    confidence: Reals
+    correct: npt.NDArray[np.bool_]
+    nll: Reals
+    brier: Reals
+    step_ms: Reals
+    cost: Cost
+    gain: GainTrace | None
+
+
+def run_methods(
+    methods: Mapping[str, Method],
+    stream: Sequence[StreamBatch],
+    store: FeatureStore,
+    /,
+    *,
+    noise: np.random.Generator | None = None,
+    diagnose: bool = False,
+    on_batch: Callable[[], None] | None = None,
+) -> dict[str, Trace]:
+    """Reset methods and run them over a stream, all of them batch by batch.
+
+    Parameters
+    ----------
+    methods : mapping of str to Method
+    stream : sequence of StreamBatch
+        At least one batch that is scored.
+    store : FeatureStore
+    noise : Generator, optional
+        See `FeatureStore.batch`.
+    diagnose : bool
+        Ask methods that can for strength and gain before each batch (not in their time).
+    on_batch : callable, optional
+        Called after every batch.
+
+    Raises
+    ------
+    NumericsError
+        If a prediction is not finite or its rows do not sum to one.
+    ConfigError
+        If the store lacks a domain at a severity, or what noise takes.
+    """
+    recorders = {name: _Recorder(method, diagnose=diagnose) for name, method in methods.items()}
+    with_pixels = any(isinstance(method, OnPixels) for method in methods.values())
+    for number, item in enumerate(stream):
+        batch = store.batch(item, with_pixels=with_pixels, noise=noise)
+        for recorder in recorders.values():
+            recorder.step(batch, store.labels[item.images], scored=item.scored, number=number)
+        if on_batch is not None:
+            on_batch()
+    scored = [item for item in stream if item.scored]
+    return {name: recorder.trace(scored) for name, recorder in recorders.items()}
+
+
+class _Recorder:
+    """One method's run."""
+
+    def __init__(self, method: Method, /, *, diagnose: bool) -> None:
+        method.reset()
+        self._method = method
+        self._watched = method if diagnose and isinstance(method, Diagnosing) else None
+        self._rows: list[tuple[Reals, npt.NDArray[np.bool_], Reals, Reals]] = []
+        self._gains: list[tuple[Reals, Reals, Reals]] = []
+        self._step_ms: list[float] = []
+
+    def step(
+        self, batch: Batch, labels: npt.NDArray[np.int64], /, *, scored: bool, number: int
+    ) -> None:
+        """Predict a batch, and keep what is scored of it."""
+        if self._watched is not None and scored:
+            self._gains.append(_gains(self._watched.diagnose(batch), labels))
+        start = time.perf_counter_ns()
+        log_probs = self._method.predict(batch)
+        self._step_ms.append((time.perf_counter_ns() - start) / 1e6)
+        _check(log_probs, self._method, number=number)
+        if scored:
+            self._rows.append(_sample_scores(log_probs, labels))
+
+    def trace(self, scored: Sequence[StreamBatch], /) -> Trace:
+        """Everything kept."""
+        columns = zip(*self._rows, strict=True)
+        confidence, correct, nll, brier = (np.concatenate(column) for column in columns)
+        return Trace(
+            domains=np.concatenate([item.domains for item in scored]),
+            rounds=np.concatenate([item.rounds for item in scored]),
+            confidence=confidence,
+            correct=correct,
+            nll=nll,
+            brier=brier,
+            step_ms=np.asarray(self._step_ms),
+            cost=self._method.cost,
+            gain=None if self._watched is None else _joined(self._gains),
+        )
+
+
+def _joined(gains: list[tuple[Reals, Reals, Reals]]) -> GainTrace:
+    """The batches' gains one after another."""
+    strength, expected, realised = (np.concatenate(part) for part in zip(*gains, strict=True))
+    return GainTrace(strength=strength, expected=expected, realised=realised)
+
+
+def _gains(diagnosis: Diagnosis, labels: npt.NDArray[np.int64]) -> tuple[Reals, Reals, Reals]:
+    """Strength, expected and realised gain of each sample."""
+    realised = diagnosis.evidence[np.arange(len(labels)), labels]
+    return (
+        diagnosis.strength.astype(np.float64),
+        diagnosis.gain.astype(np.float64),
+        realised.astype(np.float64),
+    )
+
+
+def _check(log_probs: Floats, method: Method, *, number: int) -> None:
+    """The prediction is a distribution."""
+    with np.errstate(over="ignore"):
+        total = np.exp(log_probs.astype(np.float64)).sum(axis=1)
+    # Written so that NaN fails it.
+    if not (np.abs(total - 1.0) <= MAX_NORM_ERROR).all():
+        raise NumericsError(
+            f"{type(method).__name__}: expected probabilities that sum to one, got sums from "
+            f"{total.min():g} to {total.max():g} in batch {number}"
+        )
+
+
+def _sample_scores(
+    log_probs: Floats, labels: npt.NDArray[np.int64]
+) -> tuple[Reals, npt.NDArray[np.bool_], Reals, Reals]:
+    """Confidence, correctness, NLL and Brier score of each sample."""
+    probs = np.exp(log_probs.astype(np.float64))
+    each = np.arange(len(labels))
+    top = log_probs.argmax(axis=1)
+    brier = np.sum(probs * probs, axis=1) - 2.0 * probs[each, labels] + 1.0
+    nll = -log_probs[each, labels].astype(np.float64)
+    return probs[each, top], top == labels, nll, brier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,16 @@ from typing import Any
 import numpy as np
 
 from gain_apps.evaluation.eval_input import EvalInput, InputSettings, OnImages, open_input
-from gain_apps.evaluation.executor import Executor, LocalExecutor, StreamTask, stream_of
+from gain_apps.evaluation.executor import (
+    Executor,
+    GainTrace,
+    LocalExecutor,
+    StreamTask,
+    Trace,
+    stream_of,
+)
 from gain_apps.evaluation.methods.protocol import Cost
 from gain_apps.evaluation.methods.registry import MethodSpec, parse_method
-from gain_apps.evaluation.scores import GainTrace, Trace
 from gain_apps.evaluation.streams import RAMP, Order, StreamBatch, StreamPlan, parse_stream
 from gain_core import DEFAULT_PRESET, __version__
 from gain_core.errors import ArtifactError, ConfigError
@@ -31,9 +37,7 @@ __all__ = [
     "KeptTraces",
     "Run",
     "evaluate",
-    "make_plan",
     "open_for_stream",
-    "run_experiment",
 ]
 
 # Frames a step: the paper's for a data set, an update's for what a camera sees.
@@ -125,7 +129,7 @@ def evaluate(
         opened = open_for_stream(
             model, data, stream, settings, executor=executor, on_images=on_task
         )
-    plan = make_plan(opened, stream, order=order, batch_size=batch_size)
+    plan = _make_plan(opened, stream, order=order, batch_size=batch_size)
     severities = (0.0,) if plan.kind == "ramp" else settings.severities
     if opened.single_severity and (plan.kind == "ramp" or len(severities) > 1):
         raise ConfigError("severity: a dump was made at one severity; ask for one, and no ramp")
@@ -139,7 +143,7 @@ def evaluate(
     kept = None if result is None else KeptTraces(result, of=opened)
     runs: list[Run] = []
     written_s = time.monotonic()
-    for runs in run_experiment(experiment, opened, executor=executor, kept=kept, on_run=on_task):
+    for runs in _run_experiment(experiment, opened, executor=executor, kept=kept, on_run=on_task):
         if result is not None and time.monotonic() - written_s > WRITE_EVERY_S:
             write_results(result, make_results(experiment, runs, of=opened, command=command))
             written_s = time.monotonic()
@@ -175,16 +179,10 @@ def open_for_stream(
     )
 
 
-def make_plan(
+def _make_plan(
     of: EvalInput, stream: str, /, *, order: Order | None = None, batch_size: int | None = None
 ) -> StreamPlan:
-    """A stream's plan for an input; severity and seed are set for each run.
-
-    Raises
-    ------
-    ConfigError
-        If the stream is unknown, or an order was asked for where the stream has its own.
-    """
+    """A stream's plan for an input; severity and seed are set for each run."""
     fields = parse_stream(stream)
     plan = StreamPlan(num_domains=len(of.store.domains), **fields)
     camera = plan.is_camera or plan.kind.startswith("recorded")
@@ -258,7 +256,7 @@ class Run:
     traces: dict[str, Trace]
 
 
-def run_experiment(
+def _run_experiment(
     experiment: Experiment,
     of: EvalInput,
     /,
@@ -267,30 +265,7 @@ def run_experiment(
     kept: KeptTraces | None = None,
     on_run: OnImages | None = None,
 ) -> Iterator[list[Run]]:
-    """Run every method over every stream.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    of : EvalInput
-    executor : Executor, optional
-        By default here, severities outermost.
-    kept : KeptTraces, optional
-        Traces of an evaluation that was interrupted, which are not run again; new ones are added.
-    on_run : callable, optional
-        Called with a title and a number of steps before each stream, or before all of them where
-        they run at once; what it returns is called after every step.
-
-    Yields
-    ------
-    list of Run
-        All that is there so far, in order, after every task.
-
-    Raises
-    ------
-    ConfigError, NumericsError, ArtifactError
-        As `make_methods`, `run_stream` and `KeptTraces`.
-    """
+    """Run every method over every stream."""
     executor = executor or LocalExecutor()
     tasks = experiment.tasks()
     runs = {

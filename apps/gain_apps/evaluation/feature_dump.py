@@ -16,7 +16,7 @@ from gain_apps.evaluation.camera_streams import NOISE
 from gain_apps.evaluation.eval_input import ANY_SEVERITY, EvalInput, FeatureStore, Outputs
 from gain_apps.evaluation.methods.protocol import Floats, Head
 from gain_core.errors import ArtifactError, ConfigError
-from gain_export.source_statistics import MAX_IMAGES, measure_fitness
+from gain_export.images import MAX_IMAGES, measure_fitness
 from gain_runtime.files.paths import is_file
 from gain_scenes.corruptions import CORRUPTIONS
 

@@ -24,8 +24,7 @@ from gain_apps.evaluation.executor import ONE_BLAS_THREAD, Executor
 from gain_apps.evaluation.feature_dump import measured_head, noise_deviation
 from gain_apps.evaluation.features import FeatureCache, FeatureMaker, cache_folder
 from gain_apps.evaluation.image_data import CLEAN, ImageData
-from gain_apps.evaluation.methods.protocol import Floats
-from gain_apps.evaluation.methods.torch_network import SourcePixels, TorchNetwork, timm_network
+from gain_apps.evaluation.methods.protocol import Floats, SourcePixels, TorchNetwork, timm_network
 from gain_core.errors import ConfigError
 from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.sessions.session import Session

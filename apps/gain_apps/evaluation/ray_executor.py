@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gain_apps.evaluation.eval_input import EvalInput, InputSettings, OnImages, Origin, open_input
-from gain_apps.evaluation.executor import LocalExecutor, StreamTask, make_methods, run_stream
+from gain_apps.evaluation.executor import LocalExecutor, StreamTask, Trace, make_methods, run_stream
 from gain_apps.evaluation.features import (
     CHUNK_ROWS,
     Cell,
@@ -29,8 +29,6 @@ from gain_apps.evaluation.features import (
     cache_folder,
 )
 from gain_apps.evaluation.image_input import open_maker
-from gain_apps.evaluation.scores import Trace
-from gain_apps.fsspec_folder import FsspecFolder
 from gain_core import errors
 from gain_core.errors import (
     ArtifactError,
@@ -40,6 +38,7 @@ from gain_core.errors import (
     one_line,
 )
 from gain_runtime.files.artifact import Artifact, load_artifact
+from gain_runtime.files.paths import FsspecFolder
 from gain_runtime.frames import Closing
 from gain_runtime.optional import require
 from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER

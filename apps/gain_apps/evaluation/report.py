@@ -64,15 +64,13 @@ def write_report(path: Path, results: Mapping[str, Any], /) -> None:
     if any("series" not in record for record in results["methods"].values()):
         raise ArtifactError(f"{path}: the result holds no series to draw; run gain-eval again")
     images = {name: image for name in PICTURES if (image := draw(results, name)) is not None}
-    try:
-        if path.suffix == ".html":
-            write_atomically(path, _html(results, images).encode())
-            return
-        for name, image in images.items():
-            write_atomically(path.with_name(f"{path.stem}-{name}.png"), image)
-        write_atomically(path, _markdown(results, images, stem=path.stem).encode())
-    except OSError as err:
-        raise ArtifactError(f"{path}: cannot be written ({err.strerror}); check it") from err
+    if path.suffix == ".html":
+        write_atomically(path, _html(results, images).encode(), error=ArtifactError)
+        return
+    for name, image in images.items():
+        write_atomically(path.with_name(f"{path.stem}-{name}.png"), image, error=ArtifactError)
+    text = _markdown(results, images, stem=path.stem)
+    write_atomically(path, text.encode(), error=ArtifactError)
 
 
 def _html(results: Mapping[str, Any], images: Mapping[str, bytes]) -> str:

@@ -1,4 +1,4 @@
-"""The result file: what was run, on what, and every method's scores as plain JSON values."""
+"""The result file: every method's scores as plain JSON values, and as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Table
 
 from gain_apps.evaluation.eval_input import EvalInput
+from gain_apps.evaluation.executor import GainTrace, Trace
 from gain_apps.evaluation.experiment import Experiment, Run
 from gain_apps.evaluation.methods.registry import MethodSpec, describe_method
-from gain_apps.evaluation.scores import (
+from gain_apps.evaluation.streams import RAMP, StreamBatch
+from gain_apps.metrics import (
     NUM_BINS,
-    GainTrace,
     Reals,
     Scores,
-    Trace,
     calibration,
     correlations,
     domain_scores,
@@ -30,13 +34,24 @@ from gain_apps.evaluation.scores import (
     round_scores,
     score,
 )
-from gain_apps.evaluation.streams import RAMP, StreamBatch
 from gain_apps.system import peak_memory_bytes
 from gain_core import __version__
-from gain_core.errors import ArtifactError
+from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.files.paths import write_atomically
+from gain_runtime.frames import Closing
 
-__all__ = ["SCHEMA", "make_results", "read_results", "versions", "write_results"]
+__all__ = [
+    "SCHEMA",
+    "Progress",
+    "compare_results",
+    "make_results",
+    "print_bars",
+    "print_comparison",
+    "print_results",
+    "read_results",
+    "versions",
+    "write_results",
+]
 
 SCHEMA = 1
 PACKAGES = ("numpy", "onnxruntime", "onnx", "opencv-python-headless", "pillow", "torch", "timm")
@@ -68,7 +83,12 @@ def make_results(
     dict
         Of plain JSON values. `methods.NAME` holds `accuracy` and `ece` in per cent, `nll` in
         nats and `brier`, counted as `counting` says, and the same under `whole_stream`,
-        `mean_over_domains` and `domains.NAME`. While runs are missing, `unfinished` lists them.
+        `mean_over_domains` and `domains.NAME`. `methods.NAME.series` is of the first run:
+        `over_time` by windows of whole batches, each with its first sample; `segments`, [first
+        sample, domain index] of every visit, empty where they are too many to draw; `reliability`
+        and `strength` per bin; `gain_pairs`, [expected, realised] of some samples. Strength and
+        gains are those before a batch is learned from, see `GainTrace`. While runs are missing,
+        `unfinished` lists them.
     """
     found = {
         spec.text: [run for run in runs if spec.text in run.traces] for spec in experiment.methods
@@ -83,12 +103,14 @@ def make_results(
     domains = of.store.domains
     counting = POOLED if experiment.plan.pools_domains else MEAN_OF_DOMAINS
     plan = asdict(experiment.plan)
+    # All traces are of equally many samples.
+    samples = len(next(iter(runs[0].traces.values())).correct)
     del plan["severity"], plan["seed"]
     return {
         "schema": SCHEMA,
         "command": command,
         **of.record,
-        "stream": {**plan, "domains": list(domains), "samples": len(_first(runs).correct)},
+        "stream": {**plan, "domains": list(domains), "samples": samples},
         "severities": (
             sorted(set(RAMP)) if experiment.plan.kind == "ramp" else list(experiment.severities)
         ),
@@ -118,12 +140,7 @@ def write_results(path: Path, results: Mapping[str, Any], /) -> None:
         If it cannot be written.
     """
     text = json.dumps(results, indent=1, allow_nan=False) + "\n"
-    try:
-        write_atomically(path, text.encode())
-    except OSError as err:
-        raise ArtifactError(
-            f"{path}: cannot be written ({err.strerror}); check the folder"
-        ) from err
+    write_atomically(path, text.encode(), error=ArtifactError)
 
 
 def read_results(path: Path, /) -> dict[str, Any]:
@@ -147,11 +164,6 @@ def read_results(path: Path, /) -> dict[str, Any]:
             f"{path}: expected result schema {SCHEMA}, got {results.get('schema')!r}; run it again"
         )
     return results
-
-
-def _first(runs: Sequence[Run]) -> Trace:
-    """Any trace: all are of equally many samples."""
-    return next(iter(runs[0].traces.values()))
 
 
 def _method_record(
@@ -187,7 +199,7 @@ def _method_record(
         record["rounds"] = [mean_scores(each).to_dict() for each in zip(*rounds, strict=True)]
     if traces[0].gain is not None:
         record["gain"] = _gain_record(traces)
-    record["series"] = series_record(traces[0], runs[0].stream)
+    record["series"] = _series_record(traces[0], runs[0].stream)
     return record
 
 
@@ -264,24 +276,8 @@ MAX_SEGMENTS = 400
 NUM_STRENGTH_BINS = 20
 
 
-def series_record(trace: Trace, stream: Sequence[StreamBatch], /) -> dict[str, Any]:
-    """Series of one run.
-
-    Parameters
-    ----------
-    trace : Trace
-    stream : sequence of StreamBatch
-        The stream it is of.
-
-    Returns
-    -------
-    dict
-        `over_time`: accuracy and ECE in per cent and mean strength by windows of whole batches,
-        each with its first sample. `segments`: [first sample, domain index] of every visit,
-        empty where they are too many to draw. `reliability`: counts, accuracy and confidence
-        per bin. `strength`: counts per bin. `gain_pairs`: [expected, realised] of some samples.
-        Strength and gains are those before a batch is learned from, see `GainTrace`.
-    """
+def _series_record(trace: Trace, stream: Sequence[StreamBatch], /) -> dict[str, Any]:
+    """What is drawn of one run, see `make_results`."""
     bins = calibration(trace.confidence, trace.correct)
     record: dict[str, Any] = {
         "over_time": _over_time(trace, stream),
@@ -336,3 +332,165 @@ def _pairs(gain: GainTrace) -> list[list[float]]:
 def _rounded(values: Any) -> list[float]:
     """Enough digits for a picture."""
     return [round(float(value), 4) for value in values]
+
+
+METRICS = ("accuracy", "ece", "nll", "brier")
+# What fits beside a method's name into 80 columns; the rest is in the result file.
+SHOWN = ("accuracy", "ece", "nll")
+HEADINGS = {"accuracy": "accuracy %", "ece": "ECE %", "nll": "NLL nats"}
+DIGITS = {"accuracy": 1, "ece": 1, "nll": 3}
+LEAST_NAME_WIDTH = 14
+
+
+def print_results(results: Mapping[str, Any], console: Console, /) -> None:
+    """Print a line per method, each beside what the frozen source had.
+
+    Parameters
+    ----------
+    results : mapping
+        As `make_results` or `read_results` give it.
+    console : Console
+    """
+    source = results["methods"].get("source")
+    stream = results["stream"]
+    title = f"{stream['kind']}, {stream['order']} order, {len(results['seeds'])} seed(s)"
+    normalise = results["model"].get("normalise")
+    if normalise is not None:
+        title += f", input normalised as {normalise}"
+    table = _table(title)
+    table.caption = results["counting"]
+    for name in SHOWN:
+        table.add_column(HEADINGS[name], justify="right", no_wrap=True)
+    table.add_column("vs source", justify="right", no_wrap=True)
+    table.add_column("ms/step", justify="right", no_wrap=True)
+    for name, record in results["methods"].items():
+        spread = record["std_over_runs"] or {}
+        cells = [_number(record[metric], metric, spread=spread.get(metric)) for metric in SHOWN]
+        gained = "" if source is None or name == "source" else _change(source, record)
+        table.add_row(name, *cells, gained, f"{record['step_ms']['p50']:.2f}")
+    console.print(table)
+
+
+def compare_results(first: Mapping[str, Any], second: Mapping[str, Any], /) -> list[dict[str, Any]]:
+    """Two results side by side.
+
+    Parameters
+    ----------
+    first, second : mapping
+        Results.
+
+    Returns
+    -------
+    list of dict
+        Per method in both: `method`, and for every metric `[first, second, difference]`.
+
+    Raises
+    ------
+    ConfigError
+        If they share no method.
+    """
+    shared = [name for name in first["methods"] if name in second["methods"]]
+    if not shared:
+        raise ConfigError(
+            f"compare: expected a method in both, got {', '.join(first['methods'])} "
+            f"and {', '.join(second['methods'])}"
+        )
+    rows = []
+    for name in shared:
+        row: dict[str, Any] = {"method": name}
+        for metric in METRICS:
+            old, new = first["methods"][name][metric], second["methods"][name][metric]
+            known = old is not None and new is not None
+            row[metric] = [old, new, new - old if known else None]
+        rows.append(row)
+    return rows
+
+
+def print_comparison(
+    rows: Sequence[Mapping[str, Any]], console: Console, /, *, names: tuple[str, str]
+) -> None:
+    """Print what `compare_results` gave."""
+    table = _table(f"{names[0]} -> {names[1]}")
+    for metric in SHOWN:
+        table.add_column(HEADINGS[metric], justify="right", no_wrap=True)
+    for row in rows:
+        cells = []
+        for metric in SHOWN:
+            old, new, _ = row[metric]
+            cells.append(f"{_number(old, metric)} -> {_number(new, metric)}")
+        table.add_row(row["method"], *cells)
+    console.print(table)
+
+
+def _table(title: str) -> Table:
+    """A table whose first column is the method's whole name, folded where it must be."""
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table.add_column("method", overflow="fold", min_width=LEAST_NAME_WIDTH)
+    return table
+
+
+def _number(value: float | None, metric: str, *, spread: float | None = None) -> str:
+    """A metric's value; per cents with their deviation over runs where there is one."""
+    if value is None:
+        return "inf"
+    text = f"{value:.{DIGITS[metric]}f}"
+    return text if spread is None or metric == "nll" else f"{text} ± {spread:.1f}"
+
+
+def _change(source: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Accuracy and ECE against the source's, in points."""
+    accuracy = record["accuracy"] - source["accuracy"]
+    ece = record["ece"] - source["ece"]
+    return f"{accuracy:+.1f} / {ece:+.1f}"
+
+
+def print_bars(judged: Sequence[Mapping[str, Any]], console: Console, /) -> None:
+    """Print a suite's bars, met or missed."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("bar", overflow="fold")
+    for name in ("measured", "verdict"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("where", overflow="fold")
+    for bar in judged:
+        value = bar["measured"]
+        table.add_row(
+            bar["text"], "" if value is None else f"{value:.2f}", bar["verdict"], bar["where"]
+        )
+    console.print(table)
+
+
+class Progress(Closing):
+    """One bar per task, the last few of them shown (a context manager).
+
+    Parameters
+    ----------
+    console : Console
+        Where it is no terminal, nothing is drawn.
+    """
+
+    def __init__(self, console: Console, /) -> None:
+        self._bars = bars.Progress(
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task: bars.TaskID | None = None
+
+    def start(self, title: str, total: int, /) -> Callable[[], None]:
+        """Begin a task in place of the last one; call the result after each of `total` steps."""
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        task = self._task = self._bars.add_task(title, total=total)
+        return lambda: self._bars.advance(task)
+
+    def __enter__(self) -> Progress:
+        self._bars.start()
+        return self
+
+    def close(self) -> None:
+        """Take the bars away; may be called twice."""
+        self._bars.stop()

@@ -28,7 +28,6 @@ __all__ = [
     "image_order",
     "make_stream",
     "parse_stream",
-    "tail_counts",
 ]
 
 Ints = npt.NDArray[np.int64]
@@ -467,28 +466,15 @@ def _long_tailed(shuffled: Ints, labels: npt.NDArray[np.integer[Any]], ranking: 
     shown = labels[shuffled]
     kept = np.zeros(len(shuffled), dtype=bool)
     by_class = [np.flatnonzero(shown == label) for label in ranking]
-    counts = tail_counts([len(places) for places in by_class], IMBALANCE)
+    counts = _tail_counts([len(places) for places in by_class], IMBALANCE)
     for places, count in zip(by_class, counts, strict=True):
         kept[places[:count]] = True
     chosen: Ints = shuffled[kept]
     return chosen
 
 
-def tail_counts(counts: Sequence[int], ratio: float, /) -> list[int]:
-    """How many images of every class a long tail leaves.
-
-    Parameters
-    ----------
-    counts : sequence of int
-        Images of each class, the most frequent class of the tail first.
-    ratio : float
-        The first class's share over the last one's; in between, shares fall exponentially.
-
-    Returns
-    -------
-    list of int
-        One at least.
-    """
+def _tail_counts(counts: Sequence[int], ratio: float, /) -> list[int]:
+    """How many images of every class a long tail leaves."""
     shares = ratio ** -np.linspace(0.0, 1.0, len(counts))
     return [
         max(1, round(float(share) * count)) for share, count in zip(shares, counts, strict=True)

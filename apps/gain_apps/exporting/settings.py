@@ -1,8 +1,11 @@
-"""The settings of gain-export that have no flag; nothing heavy is imported, for --help's sake."""
+"""Settings of gain-export without a flag, and what its parts share; light, for --help's sake."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -10,7 +13,13 @@ from gain_apps.flags import read_given, spelled
 from gain_core import DEFAULT_PRESET, UPDATE_EVERY, WARMUP_FRAMES
 from gain_core.errors import ConfigError
 
-__all__ = ["SETTINGS", "ExportSettings", "flag", "take_settings"]
+__all__ = [
+    "SETTINGS",
+    "ExportSettings",
+    "flag",
+    "progress_line",
+    "take_settings",
+]
 
 # A key of --set and what stands for its value, to what it is for.
 SETTINGS = {
@@ -119,3 +128,36 @@ def take_settings(args: argparse.Namespace, /) -> None:
 def flag(name: str, /) -> str:
     """How a flag or setting of gain-export is spelled."""
     return spelled(name, SETTINGS)
+
+
+@contextmanager
+def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
+    """Show the step at work and its time on a terminal; elsewhere show nothing.
+
+    Parameters
+    ----------
+    enabled : bool
+
+    Yields
+    ------
+    callable
+        Takes the name of each step as it begins.
+    """
+    if not (enabled and sys.stderr.isatty()):
+        yield lambda step: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    # This very stream: steps that silence torch replace sys.stderr meanwhile.
+    console = Console(file=sys.stderr)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(
+        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as progress:
+        task = progress.add_task("start", total=None)
+
+        def show(step: str) -> None:
+            progress.reset(task, description=step)
+
+        yield show

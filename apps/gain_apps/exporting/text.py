@@ -9,11 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gain_apps.exporting.adaptive import check_adaptive_source
-from gain_apps.exporting.engine import check_engine_settings, engine_rows
-from gain_apps.exporting.precision import check_precision_source, precision_rows
+from gain_apps.exporting.adaptation import check_adaptive_source
+from gain_apps.exporting.deployment import (
+    check_engine_settings,
+    check_precision_source,
+    engine_rows,
+    precision_rows,
+)
 from gain_apps.flags import write_json_lines
-from gain_runtime.files.paths import is_file
+from gain_runtime.files.paths import check_output, is_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +69,6 @@ def check_artifact(args: argparse.Namespace) -> None:
         # The only step there is finds it out itself, as soon.
         return
     from gain_export.images import read_photographs
-    from gain_export.write import check_output
 
     check_output(args.target, force=True)
     if args.precision is not None:
@@ -201,7 +204,7 @@ def _verification(numbers: Mapping[str, float | int | str]) -> list[tuple[str, s
 
 def _print_fitness(fitness: Fitness) -> None:
     """The fitness report, numbers and words."""
-    from gain_export.source_statistics import advice
+    from gain_export.images import advice
 
     _print_row(
         "measured",

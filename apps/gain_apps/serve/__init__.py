@@ -1,7 +1,7 @@
 """Watching cameras in a browser: a page, a JSON API, metrics and health checks (extra `serve`).
 
-Only `open_server` needs the extra; everything else imports without it. `ray_front` and
-`ray_adaptation` are the parts of `gain_apps.serving`.
+Only `open_server` needs the extra; everything else imports without it. `ray_adaptation` is a part
+of `gain_apps.serving`.
 """
 
 from gain_apps.serve.address import ServeAddress, open_server

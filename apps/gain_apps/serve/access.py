@@ -31,16 +31,9 @@ MOST_ADDRESSES = 1000
 
 
 class Logins:
-    """Tokens that were right and wrong; any thread may count.
+    """Tokens that were right and wrong; any thread may count."""
 
-    Parameters
-    ----------
-    clock : callable, optional
-        Monotonic seconds.
-    """
-
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._said_s: dict[str, float] = {}
         self.num_accepted = 0
@@ -53,7 +46,7 @@ class Logins:
 
     def refused(self, who: str, /) -> bool:
         """Count a wrong token; whether it is worth a line."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         with self._lock:
             self.num_refused += 1
             if now_s - self._said_s.get(who, -SAY_EVERY_S) < SAY_EVERY_S:

@@ -41,7 +41,7 @@ from gain_apps.serve.schema import (
     settings_of,
     status_of,
 )
-from gain_apps.streaming.commands import Command
+from gain_apps.streaming.control import Command
 from gain_core import __version__
 from gain_core.errors import ConfigError
 

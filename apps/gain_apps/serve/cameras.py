@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gain_apps.serve.board import LiveBoard, LiveView
 from gain_apps.serve.event_log import EventLog
-from gain_apps.streaming.commands import Command, CommandQueue
+from gain_apps.streaming.control import Command, CommandQueue
 from gain_apps.streaming.overlay import Overlay
 from gain_core.errors import StreamError
 from gain_runtime.frames import FrameResult, SourceInfo

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from gain_apps.fsspec_folder import FsspecFolder
 from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Gain, Prediction
 from gain_core.errors import ArtifactError, ConfigError, GainError
 from gain_runtime.engine import artifact_method
 from gain_runtime.files.artifact import load_artifact
+from gain_runtime.files.paths import FsspecFolder
 from gain_runtime.files.state import LoadedState, load_state, save_state
 
 __all__ = ["SHOWN", "Adaptation", "Seen", "ServingSettings", "shard_of"]

@@ -213,15 +213,11 @@ def state_of(view: LiveView, /) -> tuple[CameraState, float, str | None]:
         return "connecting", connection.since_s, connection.reason
     if view.result is None or view.state == "starting":
         return "starting", view.since_s, view.why
-    limit_s = max(SILENT_AFTER_S, SILENT_FRAMES * _period_s(view))
+    period_s = view.uptime_s / view.frames if view.frames else 0.0
+    limit_s = max(SILENT_AFTER_S, SILENT_FRAMES * period_s)
     if view.age_s > limit_s:
         return "silent", time.time() - view.age_s, f"no frame for {view.age_s:.0f} s"
     return "live", connection.since_s, None
-
-
-def _period_s(view: LiveView) -> float:
-    """Usual seconds between two frames."""
-    return view.uptime_s / view.frames if view.frames else 0.0
 
 
 def row_of(name: str, view: LiveView, /, *, source: str, last_event: Event | None) -> CameraRow:

@@ -149,11 +149,6 @@ class PageServer(Closing):
         self._thread.start()
         logger.log(NOTE, "watch it at %s", self.address.url)
 
-    @property
-    def context(self) -> PageContext:
-        """What the application reads."""
-        return self._context
-
     def close(self) -> None:
         """Stop listening and let go of every viewer; may be called twice."""
         self._context.stopping.set()

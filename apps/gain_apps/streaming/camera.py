@@ -12,11 +12,10 @@ from rich.console import Console
 
 from gain_apps.serve.board import LiveBoard
 from gain_apps.serve.cameras import PictureMaker, WatchedCamera
-from gain_apps.streaming.commands import Command, CommandQueue
 from gain_apps.streaming.config import StreamConfig
+from gain_apps.streaming.control import Command, CommandQueue, StopRequest
+from gain_apps.streaming.loop import StreamHost
 from gain_apps.streaming.run import run_stream
-from gain_apps.streaming.running import StreamHost
-from gain_apps.streaming.stopping import StopRequest
 from gain_core.errors import ConfigError, GainError, StreamError, one_line
 from gain_runtime.sessions.shared import SharedSession
 from gain_runtime.sources.uri import parse_uri

@@ -26,7 +26,6 @@ __all__ = [
     "TruthSource",
     "check_truth",
     "open_input",
-    "read_truth",
 ]
 
 NameTable = Mapping[str, int]
@@ -55,24 +54,8 @@ class TruthSource(WrappingSource):
             yield replace(frame, truth=truth)
 
 
-def read_truth(path: str | Path, /, *, num_classes: int) -> ClassList | NameTable:
-    """Read a `truth` file and check that its classes are the artifact's.
-
-    Parameters
-    ----------
-    path : str or Path
-        Either a class list (`classes.tsv`), which tells the classes of photos by the WordNet id
-        in their names, or lines of `file name<TAB>class index`.
-    num_classes : int
-        K of the artifact.
-
-    Raises
-    ------
-    ArtifactError
-        If the file cannot be read or is neither.
-    ConfigError
-        If a class index is not below K.
-    """
+def _read_truth(path: str | Path, /, *, num_classes: int) -> ClassList | NameTable:
+    """Read a `truth` file and check that its classes are the artifact's."""
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -158,7 +141,7 @@ def open_input(
     truth = (
         None
         if config.truth in (None, NO_TRUTH)
-        else read_truth(str(config.truth), num_classes=num_classes)
+        else _read_truth(str(config.truth), num_classes=num_classes)
     )
     classes = truth if isinstance(truth, ClassList) else None
     # What the user says of the truth wins; a file beside the photos may be of another label set.

@@ -1,18 +1,27 @@
-"""The sinks of a run: opened from its settings, and kept apart so that one failure stays one."""
+"""The sinks of a run: opened from its settings, each failure kept apart; the picture of a run."""
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from gain_apps.metrics import NUM_BINS, calibration_excess
 from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.overlay import Overlay
 from gain_apps.streaming.settings import flag
-from gain_apps.streaming.timeline import TimelineSink
-from gain_core.errors import GainError, StreamError
+from gain_apps.streaming.summary import percent
+from gain_core.errors import ConfigError, GainError, StreamError
+from gain_runtime.files.paths import is_folder, write_atomically
 from gain_runtime.frames import FrameResult, FrameSource, Sink
+from gain_runtime.optional import require
 from gain_runtime.sinks.jsonl import JsonlSink
 from gain_runtime.sinks.mqtt import MqttPublisher, MqttSink
 from gain_runtime.sinks.pictures import ChangedSink, DisplayAction, DisplaySink
@@ -21,7 +30,11 @@ from gain_runtime.sinks.webhook import WebhookSink
 
 __all__ = [
     "Outputs",
+    "Timeline",
+    "TimelineSink",
+    "draw_timeline",
     "open_outputs",
+    "rolling_mean",
 ]
 
 logger = logging.getLogger(__name__)
@@ -211,3 +224,227 @@ def open_outputs(
         outputs.add("--timeline", TimelineSink(Path(config.timeline)))
     if config.jsonl is not None:
         outputs.add("--jsonl", JsonlSink(config.jsonl))
+
+
+Floats = npt.NDArray[np.float64]
+
+FROZEN_COLOUR = "#8a8f98"
+ADAPTED_COLOUR = "#0b6e4f"
+GAIN_COLOUR = "#b3541e"
+# Pale and distinct enough side by side; conditions beyond these repeat them.
+SHADES = ("#eef3fa", "#fdf3e3", "#eaf5ea", "#f8ebf2", "#eceff1", "#f3efe0", "#e6f4f4", "#f5e9e4")
+
+
+@dataclass(slots=True)
+class Timeline:
+    """What the picture needs of every frame, one entry each.
+
+    `truth` is -1 where it is not known; `source` and `adapted` are predicted class indices.
+    """
+
+    truth: list[int] = field(default_factory=list)
+    source: list[int] = field(default_factory=list)
+    source_confidence: list[float] = field(default_factory=list)
+    adapted: list[int] = field(default_factory=list)
+    adapted_confidence: list[float] = field(default_factory=list)
+    strength: list[float] = field(default_factory=list)
+    gain: list[float] = field(default_factory=list)
+    condition: list[str] = field(default_factory=list)
+
+    def append(self, result: FrameResult, /) -> None:
+        """Add one frame."""
+        frame = result.frame
+        self.truth.append(-1 if frame.truth is None else int(frame.truth))
+        self.source.append(result.source_top[0].index)
+        self.source_confidence.append(result.source_top[0].prob)
+        self.adapted.append(result.adapted_top[0].index)
+        self.adapted_confidence.append(result.adapted_top[0].prob)
+        self.strength.append(result.strength)
+        self.gain.append(result.gain)
+        self.condition.append(frame.condition or "")
+
+    def __len__(self) -> int:
+        return len(self.truth)
+
+
+class TimelineSink:
+    """Collects a run and draws its picture when it is closed.
+
+    Parameters
+    ----------
+    path : Path
+        PNG (or any format matplotlib knows by its ending); written under a temporary name and
+        renamed when complete.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If matplotlib is not installed (extra `report`).
+    ConfigError
+        If the ending names no picture format.
+    StreamError
+        If the folder does not exist; from `close`, if the picture cannot be written.
+    """
+
+    def __init__(self, path: Path, /) -> None:
+        figure = require("matplotlib.figure", extra="report").Figure()
+        known = sorted(figure.canvas.get_supported_filetypes())
+        if path.suffix.lstrip(".").lower() not in known:
+            raise ConfigError(f"{path}: expected a picture ending in {', '.join(known)}")
+        if not is_folder(path.parent):
+            raise StreamError(f"{path}: the folder {path.parent} does not exist; create it first")
+        self._path = path
+        self._timeline: Timeline | None = Timeline()
+
+    def write(self, result: FrameResult, /) -> None:
+        """Add one frame."""
+        assert self._timeline is not None, "written after close"
+        self._timeline.append(result)
+
+    def close(self) -> None:
+        """Draw the picture, if there was any frame; may be called twice."""
+        timeline, self._timeline = self._timeline, None
+        if timeline:
+            draw_timeline(timeline, self._path)
+
+
+def rolling_mean(values: Floats, window: int, /) -> Floats:
+    """Mean of the last `window` values at every position, of fewer at the start; (N,) -> (N,)."""
+    total = np.cumsum(np.concatenate([[0.0], values]))
+    end = np.arange(1, len(values) + 1)
+    start = np.maximum(end - window, 0)
+    means: Floats = (total[end] - total[start]) / (end - start)
+    return means
+
+
+def draw_timeline(timeline: Timeline, path: Path, /) -> None:
+    """Draw accuracy and ECE (or confidence, where truth is not known), strength and gain.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        At least one frame.
+    path : Path
+        Where the picture goes.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If matplotlib is not installed.
+    StreamError
+        If the picture cannot be written; nothing is left behind then.
+    """
+    figure = require("matplotlib.figure", extra="report").Figure(figsize=(13, 8), dpi=110)
+    axes = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
+    # A twentieth of the run, 30 to 240 frames where there are as many.
+    window = min(240, max(30, len(timeline) // 20), len(timeline))
+    known = np.asarray(timeline.truth) >= 0
+    if known.any():
+        _draw_accuracy(axes[0], timeline, known, window=window)
+        _draw_calibration(axes[1], timeline, known, window=window)
+    else:
+        _draw_confidence(axes[0], timeline, window=window)
+        _draw_agreement(axes[1], timeline, window=window)
+    _draw_intervention(axes[2], timeline, window=window)
+    _shade_conditions(axes, timeline.condition)
+    axes[2].set_xlabel(f"frame (curves: mean of the last {window} frames)")
+    axes[2].set_xlim(0, max(1, len(timeline) - 1))
+    figure.tight_layout()
+    _save(figure, path)
+
+
+def _draw_accuracy(axis: Any, timeline: Timeline, known: Any, *, window: int) -> None:
+    truth = np.asarray(timeline.truth)
+    frames = np.flatnonzero(known)
+    for name, colour in (("source", FROZEN_COLOUR), ("adapted", ADAPTED_COLOUR)):
+        right = (np.asarray(getattr(timeline, name)) == truth)[known].astype(np.float64)
+        label = f"{_title(name)}: {percent(right.sum(), len(right)):.1f} %"
+        axis.plot(frames, 100 * rolling_mean(right, window), color=colour, lw=2, label=label)
+    axis.set_ylabel("accuracy, %")
+    axis.set_ylim(0, 101)
+    axis.legend(loc="lower left", framealpha=0.9)
+
+
+def _draw_calibration(axis: Any, timeline: Timeline, known: Any, *, window: int) -> None:
+    frames = np.flatnonzero(known)
+    stride = max(1, window // 8)
+    ends = np.arange(min(window, len(frames)), len(frames) + 1, stride)
+    for name, colour in (("source", FROZEN_COLOUR), ("adapted", ADAPTED_COLOUR)):
+        right = (np.asarray(getattr(timeline, name)) == np.asarray(timeline.truth))[known]
+        confidence = np.asarray(getattr(timeline, f"{name}_confidence"))[known]
+        rolling = [_ece(confidence[end - window : end], right[end - window : end]) for end in ends]
+        label = f"{_title(name)}: {_ece(confidence, right):.1f} over the run"
+        axis.plot(frames[ends - 1], rolling, color=colour, lw=2, label=label)
+    axis.set_ylabel("ECE, %")
+    axis.set_ylim(bottom=0)
+    axis.legend(loc="best", framealpha=0.9)
+
+
+def _ece(confidence: Floats, right: npt.NDArray[np.bool_]) -> float:
+    """ECE in per cent of top-1 confidences: a two-class problem in which class 1 is `right`.
+
+    A second column keeps the confidence the row's maximum, however low it is.
+    """
+    scores = np.stack([confidence, np.zeros_like(confidence)], axis=1)
+    excess = calibration_excess(scores, (~right).astype(np.int64), num_bins=NUM_BINS)
+    return percent(float(np.abs(excess).sum()), len(right))
+
+
+def _draw_confidence(axis: Any, timeline: Timeline, *, window: int) -> None:
+    for name, colour in (("source", FROZEN_COLOUR), ("adapted", ADAPTED_COLOUR)):
+        values = np.asarray(getattr(timeline, f"{name}_confidence"))
+        axis.plot(100 * rolling_mean(values, window), color=colour, lw=2, label=_title(name))
+    axis.set_ylabel("confidence, %")
+    axis.set_ylim(0, 101)
+    axis.legend(loc="lower left", framealpha=0.9)
+
+
+def _draw_agreement(axis: Any, timeline: Timeline, *, window: int) -> None:
+    same = (np.asarray(timeline.source) == np.asarray(timeline.adapted)).astype(np.float64)
+    axis.plot(100 * rolling_mean(same, window), color=ADAPTED_COLOUR, lw=2)
+    axis.set_ylabel("agreement with\nthe source, %")
+    axis.set_ylim(0, 101)
+
+
+def _draw_intervention(axis: Any, timeline: Timeline, *, window: int) -> None:
+    strength = rolling_mean(np.asarray(timeline.strength), window)
+    axis.plot(strength, color=ADAPTED_COLOUR, lw=2)
+    axis.set_ylabel("strength", color=ADAPTED_COLOUR)
+    axis.set_ylim(0, 1.05)
+    right = axis.twinx()
+    right.plot(rolling_mean(np.asarray(timeline.gain), window), color=GAIN_COLOUR, lw=1.5)
+    right.set_ylabel("expected gain, nats", color=GAIN_COLOUR)
+
+
+def _shade_conditions(axes: Any, conditions: list[str]) -> None:
+    """One pale band per stretch of a condition, named once at the top."""
+    names = list(dict.fromkeys(conditions))
+    if names == [""]:
+        return
+    starts = [0, *(i for i in range(1, len(conditions)) if conditions[i] != conditions[i - 1])]
+    for start, end in zip(starts, [*starts[1:], len(conditions)], strict=True):
+        shade = SHADES[names.index(conditions[start]) % len(SHADES)]
+        for axis in axes:
+            axis.axvspan(start, end, color=shade, lw=0, zorder=0)
+        if end - start > len(conditions) / 60:
+            axes[0].text(
+                (start + end) / 2,
+                1.02,
+                conditions[start].replace("_", " "),
+                transform=axes[0].get_xaxis_transform(),
+                ha="left",
+                va="bottom",
+                rotation=28,
+                fontsize=8,
+            )
+
+
+def _title(name: str) -> str:
+    return "frozen source" if name == "source" else "adapted"
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Write the picture whole or not at all."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.lstrip(".").lower())
+    write_atomically(path, buffer.getvalue(), error=StreamError)

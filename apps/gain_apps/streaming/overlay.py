@@ -22,7 +22,6 @@ __all__ = [
     "Overlay",
     "canvas_size",
     "describe",
-    "draw_card",
     "drawable",
     "fitted",
     "font",
@@ -150,20 +149,8 @@ def describe(result: FrameResult, /, *, view: str = "both") -> CardContent:
     return CardContent(rows=rows, strength=result.strength, figures=figures)
 
 
-def draw_card(content: CardContent, /, *, scale: float) -> Image.Image:
-    """Draw a card with a transparent surround.
-
-    Parameters
-    ----------
-    content : CardContent
-    scale : float
-        Pixels per layout unit.
-
-    Returns
-    -------
-    Image
-        RGBA, `CARD_WIDTH` x its height times `scale`.
-    """
+def _draw_card(content: CardContent, /, *, scale: float) -> Image.Image:
+    """Draw a card with a transparent surround."""
     num_rows = len(content.rows)
     image = _background(num_rows, scale).copy()
     pen = _Pen(image, scale)
@@ -366,7 +353,7 @@ def _stamp(canvas: Image8, result: FrameResult, *, view: str) -> None:
     margin = max(round(min(width, height) * 0.02), 4)
     # Readable on a phone-sized video, not a billboard on a 4K one.
     scale = min((width - 2 * margin) / CARD_WIDTH, max(height / 560, 1.0))
-    card = draw_card(describe(result, view=view), scale=scale)
+    card = _draw_card(describe(result, view=view), scale=scale)
     top, left = height - margin - card.height, (width - card.width) // 2
     under = canvas[top : top + card.height, left : left + card.width]
     blended = Image.fromarray(under).convert("RGBA")

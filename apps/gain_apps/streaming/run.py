@@ -15,15 +15,13 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from gain_apps.serve.board import LiveBoard
 from gain_apps.streaming.backpressure import Backpressure
-from gain_apps.streaming.commands import Command, carry_out, drain_commands
 from gain_apps.streaming.config import NO_TRUTH, StreamConfig
+from gain_apps.streaming.control import Command, StopRequest, Watchdog, carry_out, drain_commands
 from gain_apps.streaming.input import open_input
-from gain_apps.streaming.loop import StreamLoop
+from gain_apps.streaming.loop import RunningStream, StreamHost, StreamLoop, facts_of, identity_of
 from gain_apps.streaming.outputs import Outputs, open_outputs
-from gain_apps.streaming.running import RunningStream, StreamHost, facts_of, identity_of
 from gain_apps.streaming.settings import flag
 from gain_apps.streaming.snapshots import SnapshotKeeper
-from gain_apps.streaming.stopping import StopRequest, Watchdog
 from gain_apps.streaming.summary import NOTE, RunProgress
 from gain_core import UPDATE_EVERY, WARMUP_FRAMES, __version__, config_to_dict
 from gain_core.errors import GainError, StreamError
@@ -310,7 +308,7 @@ def _finish(run: RunningStream) -> list[GainError]:
     """Keep what was learned and complete the files; what went wrong."""
     failures: list[GainError] = []
     finishes: tuple[Callable[[], None], ...] = (
-        lambda: _last_snapshot(run),
+        lambda: None if run.keeper is None else run.keeper.tick(end=True),
         run.outputs.close,
         lambda: _save_state(run),
     )
@@ -343,12 +341,6 @@ def _actions(
             board.note("command", outcome, who="the window")
 
     return act
-
-
-def _last_snapshot(run: RunningStream) -> None:
-    """Keep what was learned since the last snapshot."""
-    if run.keeper is not None:
-        run.keeper.tick(end=True)
 
 
 def _save_state(run: RunningStream) -> None:

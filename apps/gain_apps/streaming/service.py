@@ -20,11 +20,10 @@ from gain_apps.serve.cameras import WatchedCamera
 from gain_apps.serve.event_log import Event, EventLog
 from gain_apps.streaming.camera import Camera
 from gain_apps.streaming.config import StreamConfig
-from gain_apps.streaming.config_file import CameraFile
-from gain_apps.streaming.plan import ProcessPlan, plan_camera
-from gain_apps.streaming.running import StreamHost
+from gain_apps.streaming.control import StopRequest, Watchdog
+from gain_apps.streaming.loop import StreamHost
+from gain_apps.streaming.plan import CameraFile, ProcessPlan, plan_camera
 from gain_apps.streaming.settings import flag
-from gain_apps.streaming.stopping import StopRequest, Watchdog
 from gain_apps.system import notify
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.files.adaptive import is_adaptive

@@ -6,7 +6,6 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from gain_core.errors import ArtifactError, GainError
 from gain_runtime.adapter import Adapter
@@ -52,6 +51,8 @@ class SnapshotKeeper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        # Lies there while learning is paused.
+        self._held = store.folder / HELD
         self._adapter = adapter
         self._every_frames = every_frames
         self._every_s = every_s
@@ -89,11 +90,6 @@ class SnapshotKeeper:
         """Learned frames that are in no snapshot."""
         return abs(self._adapter.frames - self._kept_frames)
 
-    @property
-    def folder(self) -> Path:
-        """Where the snapshots lie."""
-        return self._store.folder
-
     def hold(self, who: str, /) -> None:
         """Remember over a restart that learning was paused.
 
@@ -104,10 +100,10 @@ class SnapshotKeeper:
         """
         record = {"since_s": time.time(), "who": who}
         try:
-            write_atomically(self.folder / HELD, json.dumps(record).encode())
+            write_atomically(self._held, json.dumps(record).encode())
         except OSError as err:
             raise ArtifactError(
-                f"{self.folder / HELD}: cannot be written ({err.strerror}); learning is paused, "
+                f"{self._held}: cannot be written ({err.strerror}); learning is paused, "
                 "but not over a restart"
             ) from err
 
@@ -120,17 +116,17 @@ class SnapshotKeeper:
             If that cannot be done; the next start pauses again.
         """
         try:
-            (self.folder / HELD).unlink(missing_ok=True)
+            self._held.unlink(missing_ok=True)
         except OSError as err:
             raise ArtifactError(
-                f"{self.folder / HELD}: cannot be removed ({err.strerror}); the next start pauses "
+                f"{self._held}: cannot be removed ({err.strerror}); the next start pauses "
                 "learning again"
             ) from err
 
     def held(self) -> str | None:
         """Who paused learning in an earlier run and when, in words; None where nobody did."""
         try:
-            record = json.loads((self.folder / HELD).read_text("utf-8"))
+            record = json.loads(self._held.read_text("utf-8"))
             since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(record["since_s"])))
             who = str(record["who"]) or "a key"
         except FileNotFoundError:

@@ -20,13 +20,12 @@ from rich.control import strip_control_codes
 from rich.status import Status
 from rich.table import Table
 
-from gain_apps.metrics import accuracy, calibration_excess, negative_log_likelihood
+from gain_apps.metrics import NUM_BINS, accuracy, calibration_excess, negative_log_likelihood
 from gain_runtime.adapter import STAGES, AdaptedBatch
 from gain_runtime.frames import Closing, FrameResult
 
 __all__ = [
     "NOTE",
-    "NUM_BINS",
     "RUN_STAGES",
     "ConsoleHandler",
     "ErrorConsole",
@@ -40,8 +39,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-NUM_BINS = 20
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]

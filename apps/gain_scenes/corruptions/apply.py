@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core.errors import ArrayError, ConfigError
-from gain_scenes.corruptions import blur, digital, video, weather
+from gain_scenes.corruptions import blur, digital, weather
 from gain_scenes.corruptions.constants import MAX_SEVERITY, REFERENCE_PX, Field
 
 __all__ = [
@@ -52,11 +52,11 @@ _EXTRA: dict[str, _Corruption] = {
     "low_light": digital.low_light,
     "iso_noise": digital.iso_noise,
     "color_quant": digital.color_quant,
-    "bit_error": video.bit_error,
-    "h264_crf": video.h264_crf,
-    "h264_abr": video.h264_abr,
-    "h265_crf": video.h265_crf,
-    "h265_abr": video.h265_abr,
+    "bit_error": digital.bit_error,
+    "h264_crf": digital.h264_crf,
+    "h264_abr": digital.h264_abr,
+    "h265_crf": digital.h265_crf,
+    "h265_abr": digital.h265_abr,
 }
 _FUNCTIONS = _PUBLISHED | _EXTRA
 CORRUPTIONS: tuple[str, ...] = tuple(_PUBLISHED)

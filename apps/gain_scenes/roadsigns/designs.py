@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gain_core.errors import ConfigError
 from gain_scenes.roadsigns import pictograms
-from gain_scenes.roadsigns.canvas import Canvas, Color, Pen, Point, arc, write
+from gain_scenes.roadsigns.pictograms import Canvas, Color, Pen, Point, arc, write
 
 __all__ = [
     "LABELS",

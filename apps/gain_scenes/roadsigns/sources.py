@@ -14,7 +14,7 @@ from gain_runtime.frames import Frame, FrameSource, SourceInfo
 from gain_runtime.sources.images import NOMINAL_RATE_HZ
 from gain_runtime.sources.pattern import DrawnSource
 from gain_runtime.sources.uri import record_from_params
-from gain_scenes.roadsigns.conditions import DEFAULT_ROUTE, Route, Weather
+from gain_scenes.roadsigns.atmosphere import DEFAULT_ROUTE, Route, Weather
 from gain_scenes.roadsigns.designs import LABELS
 from gain_scenes.roadsigns.sample import render_labelled
 from gain_scenes.roadsigns.scenery import HEIGHT_PX, WIDTH_PX, View, Window

@@ -8,8 +8,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from gain_scenes.roadsigns.atmosphere import Atmosphere, fog_color, light_on, transmittance
-from gain_scenes.roadsigns.conditions import Weather
+from gain_scenes.roadsigns.atmosphere import Atmosphere, Weather, fog_color, light_on, transmittance
 from gain_scenes.roadsigns.designs import LABELS
 from gain_scenes.roadsigns.sample import corners, mip, paint
 from gain_scenes.roadsigns.scenery import (

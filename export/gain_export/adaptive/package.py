@@ -173,13 +173,7 @@ def add_adaptation(
     _describe(model, plan)
     data = _checked(model)
     path = Path(output_path)
-    try:
-        write_atomically(path, data)
-    except OSError as err:
-        raise ArtifactError(
-            f"{path}: the adaptive file cannot be written ({err.strerror}); "
-            "check that the folder exists, is writable and has room"
-        ) from err
+    write_atomically(path, data, error=ArtifactError)
     return AdaptiveReport(
         path=path,
         size_bytes=len(data),

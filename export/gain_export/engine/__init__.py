@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gain_export.engine.options import EngineOptions
-
 if TYPE_CHECKING:
     from gain_export.engine.build import (
         EngineReport,
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
         check_engine,
         check_engine_options,
     )
+    from gain_export.engine.compile import EngineOptions
 
 __all__ = [
     "EngineOptions",

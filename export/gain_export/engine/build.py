@@ -17,9 +17,9 @@ from typing import IO, Any
 
 from gain_core import errors
 from gain_core.errors import EngineError, GainError
-from gain_export.engine.options import EngineOptions
+from gain_export.engine.compile import EngineOptions
 from gain_export.engine.verify import EngineCheck, prepare_check, verify_engine
-from gain_export.precision.tensors import precision_of
+from gain_export.precision.lower import precision_of
 from gain_export.write import OnStep
 from gain_runtime.files.artifact import read_model
 from gain_runtime.files.engine import (

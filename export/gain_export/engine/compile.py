@@ -1,4 +1,7 @@
-"""Compiling a plan with TensorRT's builder, in a process of its own that a crash cannot outlive."""
+"""Compiling a plan with TensorRT's builder, in a process of its own that a crash cannot outlive.
+
+The engine's precision is no option of it: the ONNX file states it.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,11 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from gain_core.errors import ConfigError, EngineError, GainError
-from gain_export.engine.options import EngineOptions
 from gain_runtime.files.engine import EngineHeader
 from gain_runtime.files.paths import write_atomically
 from gain_runtime.optional import install_line
@@ -30,9 +32,9 @@ from gain_runtime.sessions.tensorrt_library import (
 )
 
 __all__ = [
+    "DEFAULT_MAX_BATCH",
+    "EngineOptions",
     "OnPhase",
-    "check_options",
-    "compile_plan",
     "main",
     "say",
     "set_compatibility",
@@ -41,6 +43,86 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_MAX_BATCH = 8
+
+# Levels exist since TensorRT 8.6: 0 builds fastest, 5 looks longest for fast kernels.
+_LEVELS = range(6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How an engine is built.
+
+    Attributes
+    ----------
+    library : {"tensorrt", "tensorrt_rtx"} or None
+        None takes the installed one.
+    compute_capabilities : tuple of int
+        The GPUs to build for, as 86 for 8.6; empty means the GPU of this machine. Only
+        TensorRT-RTX builds for other GPUs.
+    opt_batch, max_batch : int
+        Batch size to tune for, and the largest one.
+    builder_level : int or None
+        TensorRT's optimisation level, 0 to 5; None is the library's default.
+    workspace_bytes : int or None
+        Scratch memory that kernels may use; None is half of the GPU's free memory, or the library's
+        default without a GPU.
+    hardware_compatible : bool
+        Build for all GPUs of Ampere and later; TensorRT only.
+    version_compatible : bool
+        Build a plan that later versions of the library run; it holds host code, see
+        `TensorRTSession`.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of its range.
+    """
+
+    library: str | None = None
+    compute_capabilities: tuple[int, ...] = ()
+    opt_batch: int = 1
+    max_batch: int = DEFAULT_MAX_BATCH
+    builder_level: int | None = None
+    workspace_bytes: int | None = None
+    hardware_compatible: bool = False
+    version_compatible: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.opt_batch <= self.max_batch:
+            raise ConfigError(
+                f"opt_batch, max_batch: expected 1 <= opt_batch <= max_batch, got "
+                f"{self.opt_batch} and {self.max_batch}"
+            )
+        if self.builder_level is not None and self.builder_level not in _LEVELS:
+            raise ConfigError(
+                f"builder_level: expected {_LEVELS[0]} to {_LEVELS[-1]}, got {self.builder_level}"
+            )
+        if self.workspace_bytes is not None and self.workspace_bytes < 1:
+            raise ConfigError(f"workspace_bytes: expected at least 1, got {self.workspace_bytes}")
+        for capability in self.compute_capabilities:
+            if not 50 <= capability < 1000:
+                raise ConfigError(
+                    f"compute_capabilities: expected numbers as 86 for 8.6, got {capability}"
+                )
+
+    def profile(self, fixed_batch: int | None, /) -> tuple[int, int, int]:
+        """Smallest, tuned and largest batch size of an engine.
+
+        Parameters
+        ----------
+        fixed_batch : int or None
+            The file's batch size, if it is fixed; the engine then takes no other.
+
+        Returns
+        -------
+        (int, int, int)
+        """
+        if fixed_batch is not None:
+            return fixed_batch, fixed_batch, fixed_batch
+        return 1, self.opt_batch, self.max_batch
+
+
 _MAX_PARSER_ERRORS = 3
 _ASKING = f"that needs the NVIDIA driver and CuPy: {install_line('cuda12', 'cuda13')}"
 
@@ -48,7 +130,7 @@ _ASKING = f"that needs the NVIDIA driver and CuPy: {install_line('cuda12', 'cuda
 OnPhase = Callable[[str, int, int], None]
 
 
-def compile_plan(
+def _compile_plan(
     onnx_path: Path,
     sha256: str,
     options: EngineOptions,
@@ -57,34 +139,7 @@ def compile_plan(
     precision: str | None,
     on_phase: OnPhase,
 ) -> tuple[EngineHeader, bytes]:
-    """Build the plan of an ONNX file.
-
-    Parameters
-    ----------
-    onnx_path : Path
-    sha256 : str
-        Of its bytes, for the header.
-    options : EngineOptions
-    precision : str or None
-        Of the file, for the header.
-    on_phase : callable
-        Called as the build goes on, from the library's threads.
-
-    Returns
-    -------
-    EngineHeader, bytes
-        The header and its plan.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the library is missing.
-    ConfigError
-        If the GPU to build for is not known, not there, or unknown to the library, or the library
-        has no such compatibility.
-    EngineError
-        If the library cannot read or build the network; with the library's reason.
-    """
+    """Build the plan of an ONNX file."""
     library = load_library(options.library or installed_library())
     log, gpu = make_log(library), current_gpu()
     builder = create(library.Builder, log)
@@ -122,18 +177,8 @@ def compile_plan(
     return header, plan
 
 
-def check_options(options: EngineOptions, /) -> None:
-    """Refuse what `compile_plan` would refuse of the options, whatever the network.
-
-    Parameters
-    ----------
-    options : EngineOptions
-
-    Raises
-    ------
-    BackendUnavailableError, ConfigError
-        As `compile_plan`.
-    """
+def _check_options(options: EngineOptions, /) -> None:
+    """Refuse what `_compile_plan` would refuse of the options, whatever the network."""
     library = load_library(options.library or installed_library())
     builder = create(library.Builder, make_log(library))
     config = builder.create_builder_config()
@@ -396,10 +441,10 @@ def main() -> int:
 
     try:
         if "onnx" not in request:
-            check_options(options)
+            _check_options(options)
             say(sys.stdout, {"checked": True})
             return 0
-        header, plan = compile_plan(
+        header, plan = _compile_plan(
             Path(request["onnx"]),
             request["sha256"],
             options,

@@ -17,7 +17,7 @@ from gain_export.precision.bars import (
     compare_outputs,
     run_images,
 )
-from gain_export.precision.tensors import precision_of
+from gain_export.precision.lower import precision_of
 from gain_export.write import VerifyImages, choose_images
 from gain_runtime.files.artifact import Artifact, load_artifact, read_model
 from gain_runtime.files.engine import EngineHeader, read_engine

@@ -7,9 +7,10 @@ from gain_export.precision.convert import (
     PrecisionReport,
     check_float32,
     convert_precision,
+    existing_precision,
+    float32_artifact,
     precision_path,
 )
-from gain_export.precision.existing import existing_precision, float32_artifact
 
 __all__ = [
     "BARS",

@@ -1,11 +1,11 @@
-"""Writing an artifact again in lower precision, verified against the float32 one."""
+"""An artifact in lower precision: written again and verified, or taken where it lies already."""
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -18,20 +18,27 @@ from onnx import TensorProto
 from gain_core.errors import ArtifactError, ConfigError, EngineError, ParityError, one_line
 from gain_export.images import read_photographs
 from gain_export.precision.bars import BARS, PRECISIONS, Drift, Precision, measure_drift
-from gain_export.precision.lower import emulated, lower, lowered_values
+from gain_export.precision.lower import LARGEST, emulated, lower, lowered_values, precision_of
 from gain_export.precision.quantise import CalibrationMethod, find_layers, measure_ranges, quantise
-from gain_export.write import VerifyImages, check_output, choose_images
+from gain_export.write import VerifyImages, choose_images
 from gain_runtime.files.adaptive import ADAPTIVE_PREFIX
 from gain_runtime.files.artifact import Artifact, load_artifact, read_model, write_metadata
-from gain_runtime.files.paths import write_atomically
+from gain_runtime.files.paths import check_output, write_atomically
 from gain_runtime.preprocess import preprocess_batch
 
-__all__ = ["MARK", "PrecisionReport", "check_float32", "convert_precision", "precision_path"]
+__all__ = [
+    "MARK",
+    "PrecisionReport",
+    "check_float32",
+    "convert_precision",
+    "existing_precision",
+    "float32_artifact",
+    "precision_path",
+]
 
 _LOW_TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 # The key of a manifest's verification that says what its network was lowered to.
 MARK = "precision"
-_LARGEST_FP16 = 65504.0
 # The drift, and what of it misses the bar.
 Checked = tuple[Drift | None, tuple[str, ...]]
 _CALIBRATIONS: tuple[CalibrationMethod, ...] = ("minmax", "percentile")
@@ -192,10 +199,7 @@ def convert_precision(
         }
     write_metadata(model, replace(reference.manifest, verification=numbers))
     data = bytes(model.SerializeToString())
-    try:
-        write_atomically(output, data)
-    except OSError as err:
-        raise ArtifactError(f"{output}: cannot be written ({err.strerror or err})") from err
+    write_atomically(output, data, error=ArtifactError)
     return PrecisionReport(
         path=output,
         sha256=hashlib.sha256(data).hexdigest(),
@@ -246,18 +250,23 @@ def _read_float32(path: Path) -> tuple[onnx.ModelProto, Artifact]:
     """Rounding twice, or rounding GAIN's own arithmetic, is never what is meant."""
     artifact = load_artifact(path)
     model, _ = read_model(path)
-    done = artifact.manifest.verification.get(MARK)
-    if done is not None:
-        raise ArtifactError(
-            f"{artifact.path}: expected a float32 artifact, got one in {done}; "
-            "name the artifact it was made from"
-        )
+    _refuse_lowered(artifact)
     if any(item.key.startswith(ADAPTIVE_PREFIX) for item in model.metadata_props):
         raise ArtifactError(
             f"{artifact.path}: expected an artifact, got an adaptive file; name the artifact it "
             "was made from, and make that adaptive afterwards"
         )
     return model, artifact
+
+
+def _refuse_lowered(artifact: Artifact) -> None:
+    """The network was not lowered here before."""
+    low = artifact.manifest.verification.get(MARK)
+    if low is not None:
+        raise ArtifactError(
+            f"{artifact.path}: expected a float32 artifact, got one in {low}; "
+            "name the artifact it was made from"
+        )
 
 
 def _check_overflow(
@@ -276,9 +285,10 @@ def _check_overflow(
         folder=scratch,
     )
     name = max(ranges, key=ranges.__getitem__, default="")
-    if name and ranges[name] > _LARGEST_FP16:
+    largest = LARGEST[TensorProto.FLOAT16]
+    if name and ranges[name] > largest:
         raise ParityError(
-            f"{artifact.path}: {name}: expected at most {_LARGEST_FP16:g}, the largest "
+            f"{artifact.path}: {name}: expected at most {largest:g}, the largest "
             f"fp16 number, got {ranges[name]:.3g} on {images.source}; "
             "choose bf16, or stay with float32"
         )
@@ -379,3 +389,141 @@ def _numbers(
     if precision == "bf16":
         numbers["arithmetic"] = _EMULATED
     return numbers | asdict(drift)
+
+
+def existing_precision(
+    artifact_path: str | Path,
+    precision: Precision,
+    /,
+    *,
+    calibration_images: str | Path | None = None,
+    calibration: CalibrationMethod | None = None,
+    verify_images: str | Path | None = None,
+    allow_drift: bool = False,
+) -> PrecisionReport:
+    """The file in lower precision that lies beside an artifact, if it is what is asked for.
+
+    Parameters
+    ----------
+    artifact_path : str or Path
+        In float32.
+    precision : {"fp16", "bf16", "int8"}
+    calibration_images, calibration, verify_images, allow_drift
+        As of `convert_precision`; of folders the names are compared, and only where they are given.
+
+    Returns
+    -------
+    PrecisionReport
+        With what the file records; nothing is run.
+
+    Raises
+    ------
+    ArtifactError
+        If one of the files is missing or damaged, or the one in lower precision was made of
+        another artifact, in another precision, or on other images; the message names the field.
+    EngineError
+        If it was never verified, and `allow_drift` is not given.
+    ParityError
+        If it misses its bar, and `allow_drift` is not given.
+    """
+    reference = load_artifact(artifact_path)
+    found = load_artifact(precision_path(artifact_path, precision))
+    wanted: dict[str, object] = {MARK: precision, "reference_sha256": reference.sha256}
+    if precision == "int8":
+        if calibration is not None:
+            wanted["calibration"] = calibration
+        if calibration_images is not None:
+            wanted["calibration_source"] = Path(calibration_images).name
+    images = verify_images or calibration_images
+    if images is not None:
+        wanted["image_source"] = Path(images).name or str(images)
+    _refuse_other(found, wanted)
+    drift, accepted = _recorded_drift(found, precision, allow_drift=allow_drift)
+    numbers = found.manifest.verification
+    return PrecisionReport(
+        path=found.path,
+        sha256=found.sha256,
+        precision=precision,
+        size_bytes=found.path.stat().st_size,
+        float32_bytes=reference.path.stat().st_size,
+        image_source=str(numbers.get("image_source", "")),
+        images_drawn=numbers.get("images_drawn") == "yes",
+        emulated="arithmetic" in numbers,
+        drift=drift,
+        accepted=accepted,
+        written=False,
+    )
+
+
+def _refuse_other(found: Artifact, wanted: Mapping[str, object]) -> None:
+    """The file records what is wanted, or the error names the first field that differs."""
+    recorded = found.manifest.verification
+    for name, value in wanted.items():
+        if recorded.get(name) != value:
+            raise ArtifactError(
+                f"{found.path}: exists already and does not fit: {name}: made with "
+                f"{recorded.get(name, 'none recorded')}, expected {value}; --force makes it again"
+            )
+
+
+def _recorded_drift(
+    found: Artifact, precision: Precision, *, allow_drift: bool
+) -> tuple[Drift | None, tuple[str, ...]]:
+    """The drift that was measured, and what of it has to be accepted."""
+    recorded = found.manifest.verification
+    names = [item.name for item in fields(Drift)]
+    if not all(isinstance(recorded.get(name), int | float) for name in names):
+        if not allow_drift:
+            raise EngineError(
+                f"{found.path}: exists already and was never verified; --allow-drift takes it, "
+                "--force makes it again"
+            )
+        return None, ("not verified when it was written",)
+    drift = Drift(**{name: recorded[name] for name in names})  # type: ignore[arg-type]
+    missed = drift.misses(BARS[precision])
+    if missed and not allow_drift:
+        raise ParityError(
+            f"{found.path}: exists already and is too far from float32: {'; '.join(missed)}; "
+            "--allow-drift accepts it, --force makes it again"
+        )
+    return drift, tuple(missed)
+
+
+def float32_artifact(artifact_path: str | Path, /) -> PrecisionReport:
+    """An artifact as it is, if it is in float32.
+
+    Parameters
+    ----------
+    artifact_path : str or Path
+
+    Returns
+    -------
+    PrecisionReport
+        Of the artifact itself.
+
+    Raises
+    ------
+    ArtifactError
+        If it is missing or damaged, or in lower precision.
+    """
+    artifact = load_artifact(artifact_path)
+    _refuse_lowered(artifact)
+    if precision_of(read_model(artifact.path)[0]) != "fp32":
+        raise ArtifactError(
+            f"{artifact.path}: expected a float32 artifact, got one whose network came with values "
+            "in lower precision; leave --precision out, or export it from float32 weights"
+        )
+    size_bytes = artifact.path.stat().st_size
+    return PrecisionReport(
+        path=artifact.path,
+        sha256=artifact.sha256,
+        precision="fp32",
+        size_bytes=size_bytes,
+        float32_bytes=size_bytes,
+        image_source="",
+        images_drawn=False,
+        emulated=False,
+        drift=None,
+        accepted=(),
+        written=False,
+    )

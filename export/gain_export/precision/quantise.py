@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gain_core.errors import ArtifactError, ConfigError, EngineError, one_line
 from gain_export.graph import attribute, free_name, subgraphs
-from gain_export.precision.tensors import hoist_constants
+from gain_export.precision.lower import hoist_constants
 from gain_runtime.sessions.onnx import CPU_PROVIDER, NATIVE_ERRORS, create_native
 
 __all__ = [

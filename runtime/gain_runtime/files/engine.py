@@ -23,7 +23,6 @@ __all__ = [
     "EngineHeader",
     "engine_path",
     "header_from_dict",
-    "no_engine",
     "plan_version",
     "read_engine",
     "write_engine",
@@ -173,10 +172,10 @@ def header_from_dict(values: object, path: Path, /) -> EngineHeader:
         If a field is missing, unknown, or of another type or range, or the schema is another.
     """
     if not isinstance(values, dict):
-        raise no_engine(path, "a header of names and values", type(values).__name__)
+        raise _no_engine(path, "a header of names and values", type(values).__name__)
     schema = values.get("schema")
     if type(schema) is not int or schema < 1:
-        raise no_engine(path, f"schema {SCHEMA}", _shown(schema))
+        raise _no_engine(path, f"schema {SCHEMA}", _shown(schema))
     if schema != SCHEMA:
         raise EngineError(
             f"{path}: expected an engine header of schema {SCHEMA}, got {schema}; it was built by "
@@ -186,10 +185,10 @@ def header_from_dict(values: object, path: Path, /) -> EngineHeader:
     names = {item.name for item in fields(EngineHeader)}
     if set(values) != names:
         odd = ", ".join(sorted(set(values) ^ names))
-        raise no_engine(path, f"the header fields of schema {SCHEMA}", f"others: {_shown(odd)}")
+        raise _no_engine(path, f"the header fields of schema {SCHEMA}", f"others: {_shown(odd)}")
     for name, value in values.items():
         if not _fits(name, value):
-            raise no_engine(path, f"a valid {name} in the header", _shown(value))
+            raise _no_engine(path, f"a valid {name} in the header", _shown(value))
     typed: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
@@ -245,7 +244,7 @@ def _runs_on(built: str, here: str) -> bool:
     return bool(old) and old[:1] == new[:1] and old <= new
 
 
-def no_engine(path: Path, expected: str, got: str, /) -> EngineError:
+def _no_engine(path: Path, expected: str, got: str, /) -> EngineError:
     """The error for a file that is no engine or a damaged one."""
     return EngineError(
         f"{path}: expected {expected}, got {got}; it is no engine or is damaged, build it again "
@@ -307,12 +306,8 @@ def write_engine(path: Path, header: EngineHeader, plan: bytes, /) -> None:
             f"{path}: header: expected at most {MAX_HEADER_BYTES} bytes, got {len(text)}; "
             "build without the log"
         )
-    try:
-        write_atomically(path, len(text).to_bytes(_LENGTH_BYTES, "little") + text + plan)
-    except OSError as err:
-        raise EngineError(
-            f"{path}: cannot be written ({err.strerror}); check the folder and the disk"
-        ) from err
+    data = len(text).to_bytes(_LENGTH_BYTES, "little") + text + plan
+    write_atomically(path, data, error=EngineError)
 
 
 def read_engine(path: str | Path, /) -> Engine:
@@ -337,16 +332,16 @@ def read_engine(path: str | Path, /) -> Engine:
     data = _read(path)
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if len(data) < _LENGTH_BYTES or not 2 <= length <= MAX_HEADER_BYTES:
-        raise no_engine(path, f"a header of 2 to {MAX_HEADER_BYTES} bytes", f"{length}")
+        raise _no_engine(path, f"a header of 2 to {MAX_HEADER_BYTES} bytes", f"{length}")
     text, plan = data[_LENGTH_BYTES : _LENGTH_BYTES + length], data[_LENGTH_BYTES + length :]
     if len(text) < length:
-        raise no_engine(path, f"a header of {length} bytes", f"{len(text)}, it is truncated")
+        raise _no_engine(path, f"a header of {length} bytes", f"{len(text)}, it is truncated")
     header = _parse_header(text, path)
     if hashlib.sha256(plan).hexdigest() != header.plan_sha256:
-        raise no_engine(path, "the plan its header describes", f"{len(plan)} other bytes")
+        raise _no_engine(path, "the plan its header describes", f"{len(plan)} other bytes")
     inside = plan_version(plan, header.library)
     if inside is not None and not _same_version(header.version, inside):
-        raise no_engine(path, f"a plan of {header.library} {header.version}", f"one of {inside}")
+        raise _no_engine(path, f"a plan of {header.library} {header.version}", f"one of {inside}")
     return Engine(path=path, header=header, plan=plan)
 
 
@@ -396,5 +391,5 @@ def _parse_header(text: bytes, path: Path) -> EngineHeader:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as err:
-        raise no_engine(path, "a header in JSON", "something else") from err
+        raise _no_engine(path, "a header in JSON", "something else") from err
     return header_from_dict(values, path)

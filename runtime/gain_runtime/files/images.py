@@ -36,7 +36,6 @@ __all__ = [
     "load_image",
     "load_picture",
     "matching",
-    "natural_key",
     "pictures_below",
 ]
 
@@ -296,7 +295,7 @@ def list_pictures(entries: Iterable[Path], /) -> PictureList:
     found = PictureList()
     for path in entries:
         found.add(path)
-    found.paths.sort(key=natural_key)
+    found.paths.sort(key=_natural_key)
     return found
 
 
@@ -373,7 +372,7 @@ def matching(pattern: str, closed: list[str], /) -> list[Path]:
     return list(found)
 
 
-def natural_key(path: Path, /) -> list[tuple[int, int, str]]:
+def _natural_key(path: Path, /) -> list[tuple[int, int, str]]:
     """Sort key in which digits count as numbers; ties are broken by the exact path."""
     key = [
         (0, int(part), part) if part.isdecimal() else (1, 0, part)

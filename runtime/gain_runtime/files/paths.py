@@ -1,4 +1,4 @@
-"""Paths: what lies there, where the project's data is, files written whole or not at all."""
+"""Paths: what lies there, the project's data, files written whole, folders in object stores."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 from gain_core.errors import ArtifactError, ConfigError, GainError, StreamError
+from gain_runtime.optional import require
 
 __all__ = [
     "LFS_POINTER",
     "Content",
+    "FsspecFolder",
+    "check_output",
     "content_of",
     "exists",
     "file_status",
@@ -208,6 +213,24 @@ def _why(err: BaseException) -> str:
     return str(getattr(err, "strerror", None) or err)
 
 
+def check_output(path: Path, /, *, force: bool) -> None:
+    """Find out before the work whether its result can be written.
+
+    Raises
+    ------
+    ArtifactError
+        If the file exists and `force` is not given, or its folder is missing or not writable.
+    """
+    if is_folder(path, error=ArtifactError):
+        raise ArtifactError(f"{path}: expected a file to write, got a folder; name another file")
+    if exists(path, error=ArtifactError) and not force:
+        raise ArtifactError(f"{path}: exists already; --force replaces it")
+    if not is_folder(path.parent, error=ArtifactError):
+        raise ArtifactError(f"{path}: expected its folder to exist, found none; create it first")
+    if not os.access(path.parent, os.W_OK):
+        raise ArtifactError(f"{path}: its folder cannot be written; allow it, or choose another")
+
+
 def find_models_dir() -> Path:
     """The `models/` data folder of this installation.
 
@@ -235,7 +258,14 @@ def find_models_dir() -> Path:
     )
 
 
-def write_atomically(path: Path, data: bytes, /, *, mode: int | None = None) -> None:
+def write_atomically(
+    path: Path,
+    data: bytes,
+    /,
+    *,
+    mode: int | None = None,
+    error: type[GainError] | None = None,
+) -> None:
     """Write a file so that a crash or power cut leaves either the old one or the new one.
 
     Parameters
@@ -245,12 +275,27 @@ def write_atomically(path: Path, data: bytes, /, *, mode: int | None = None) -> 
     data : bytes
     mode : int, optional
         Permissions of the file, from its first byte on; the system's default without.
+    error : type, optional
+        What is raised in place of OSError, in one line.
 
     Raises
     ------
     OSError
         If the folder is missing, full or not writable; nothing is left behind then.
     """
+    try:
+        _write(path, data, mode)
+    except OSError as err:
+        if error is None:
+            raise
+        raise error(
+            f"{path}: cannot be written ({err.strerror or err}); "
+            "check that the folder exists, is writable and has room"
+        ) from err
+
+
+def _write(path: Path, data: bytes, mode: int | None) -> None:
+    """Write beside the file, then rename."""
     if path.exists() and not path.is_file():
         # A superuser's rename would put a file in the place of /dev/null.
         path.write_bytes(data)
@@ -280,3 +325,99 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+class FsspecFolder:
+    """Files below a URL; what is written is there whole or not at all.
+
+    Parameters
+    ----------
+    url : str or Path
+        A path, or any URL fsspec knows: `s3://bucket/folder`, `gs://bucket/folder`, `file:///mnt`.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If fsspec is not installed.
+    ConfigError
+        If fsspec does not know the protocol, or lacks the library for it.
+    """
+
+    def __init__(self, url: str | Path, /) -> None:
+        self.url = str(url).rstrip("/")
+        fsspec = require("fsspec", extra="ray")
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(self.url)
+        except (ValueError, ImportError) as err:
+            raise ConfigError(
+                f"{self.url}: expected a folder or an fsspec URL, got one that cannot be opened "
+                f"({err})"
+            ) from err
+        # Object stores put a file whole or not at all; on a disk we have to see to it.
+        self._on_disk = "file" in self._files.protocol
+
+    def read(self, name: str, /) -> bytes | None:
+        """A file's bytes; None where there is none.
+
+        Raises
+        ------
+        ArtifactError
+            If it cannot be read.
+        """
+        with self._errors(name, "read"):
+            try:
+                data: bytes = self._files.cat_file(f"{self._root}/{name}")
+            except FileNotFoundError:
+                return None
+            return data
+        raise AssertionError("unreachable")
+
+    def write(self, name: str, data: bytes, /) -> None:
+        """Write a file; folders are made.
+
+        Raises
+        ------
+        ArtifactError
+            If it cannot be written; a file that was there before is untouched then.
+        """
+        with self._errors(name, "written"):
+            path = f"{self._root}/{name}"
+            if self._on_disk:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(Path(path), data)
+            else:
+                self._files.pipe_file(path, data)
+
+    def names(self, folder: str = "", /) -> list[str]:
+        """Names of the files directly in a folder below; none where there is no such folder.
+
+        Raises
+        ------
+        ArtifactError
+            If it cannot be listed.
+        """
+        with self._errors(folder, "listed"):
+            self._files.invalidate_cache()
+            with suppress(FileNotFoundError):
+                found = self._files.ls(f"{self._root}/{folder}".rstrip("/"), detail=False)
+                return [str(path).rsplit("/", 1)[-1] for path in found]
+        return []
+
+    def remove(self, name: str, /) -> None:
+        """Delete a file, or a folder below and all in it."""
+        with self._errors(name, "deleted"), suppress(FileNotFoundError):
+            self._files.rm(f"{self._root}/{name}", recursive=True)
+
+    @contextmanager
+    def _errors(self, name: str, what: str) -> Iterator[None]:
+        """Whatever the store's library raises, in one line that names the file."""
+        try:
+            yield
+        except GainError:
+            raise
+        except Exception as err:
+            reason = " ".join(f"{type(err).__name__}: {err}".split())
+            raise ArtifactError(
+                f"{self.url}/{name}: cannot be {what} ({reason}); check the address and the "
+                "rights there"
+            ) from err

@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from gain_core import Config, Method, __version__, config_to_dict
-from gain_core._typing import Array
 from gain_core.errors import ArrayError, ArtifactError, ConfigError
 from gain_core.records import arrays_of, record_from_arrays
 from gain_runtime.files.paths import write_atomically
@@ -132,7 +131,11 @@ def save_state(
     path = Path(path)
     if frames < 0:
         raise ConfigError(f"frames: expected 0 or more, got {frames}")
-    arrays = {name: _to_host(array) for name, array in arrays_of(state).items()}
+    arrays = {
+        # Not ascontiguousarray, which gives scalars an axis.
+        name: np.asarray(to_device(array, "cpu"), order="C")
+        for name, array in arrays_of(state).items()
+    }
     _refuse_non_finite(arrays, path)
     metadata = {
         "schema": STATE_SCHEMA_VERSION,
@@ -143,13 +146,7 @@ def save_state(
         "arrays_sha256": _digest(arrays),
     }
     data = save(arrays, metadata={_PREFIX + key: value for key, value in metadata.items()})
-    try:
-        write_atomically(path, data)
-    except OSError as err:
-        raise ArtifactError(
-            f"{path}: the state cannot be written ({err.strerror}); "
-            "check that the folder exists, is writable and has room"
-        ) from err
+    write_atomically(path, data, error=ArtifactError)
 
 
 def load_state(
@@ -310,12 +307,6 @@ def _rebuild(arrays: Mapping[str, npt.NDArray[Any]], method: Method[Any], *, pat
         return record_from_arrays(fresh, moved)
     except ArrayError as err:
         raise ArtifactError(f"{path}: {err}") from err
-
-
-def _to_host(array: Array) -> npt.NDArray[Any]:
-    """A contiguous NumPy array with the values of an array of any library."""
-    # Not ascontiguousarray, which gives scalars an axis.
-    return np.asarray(to_device(array, "cpu"), order="C")
 
 
 def _digest(arrays: HostArrays) -> str:

@@ -33,40 +33,19 @@ __all__ = [
     "PREDICTED",
     "AdaptiveBinding",
     "AdaptiveSession",
-    "check_inputs",
 ]
 
 logger = logging.getLogger(__name__)
 
 
-def check_inputs(
+def _check_inputs(
     inputs: Sequence[Any],
     artifact: AdaptiveArtifact,
     /,
     *,
     fixed_batch: int | None = None,
 ) -> int:
-    """Refuse a batch that the graph cannot read.
-
-    Parameters
-    ----------
-    inputs : sequence of objects
-        What was given; expected is one C-contiguous float32 array for each of the artifact's
-        inputs, all of one batch size.
-    artifact : AdaptiveArtifact
-    fixed_batch : int, optional
-        The only batch size the network takes.
-
-    Returns
-    -------
-    int
-        The batch size.
-
-    Raises
-    ------
-    ArrayError
-        If the number of arrays, or an array's library, shape, dtype or layout is another.
-    """
+    """Refuse a batch that the graph cannot read."""
     names = artifact.input_names
     if len(inputs) != len(names):
         raise ArrayError(
@@ -467,7 +446,7 @@ class AdaptiveSession(Closing):
     def _run(self, inputs: tuple[Floats, ...], *, update: bool) -> Prediction:
         """One call of the graph; the state advances if it succeeds, is finite and `update`."""
         bound = self._open()
-        batch_size = check_inputs(inputs, self._artifact, fixed_batch=self._fixed_batch)
+        batch_size = _check_inputs(inputs, self._artifact, fixed_batch=self._fixed_batch)
         if batch_size == 0:
             return self._empty()
         update = update and self._is_due(batch_size)

@@ -16,8 +16,8 @@ from gain_core import __version__
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.frames import Closing, FrameResult
 from gain_runtime.optional import require
-from gain_runtime.sinks.background import BackgroundSink
 from gain_runtime.sinks.jsonl import result_record, utc_text
+from gain_runtime.sinks.webhook import BackgroundSink
 from gain_runtime.sources.uri import redact
 
 __all__ = [

@@ -31,9 +31,6 @@ __all__ = [
     "CaptureFactory",
     "Grabbed",
     "GuardedCapture",
-    "check_encodable",
-    "codec_name",
-    "open_capture",
     "quiet_opencv",
 ]
 
@@ -64,13 +61,11 @@ CaptureFactory: TypeAlias = Callable[[int | str, int, Sequence[int]], Capture]
 class Grabbed(NamedTuple):
     """One decoded frame.
 
-    `image` is (H, W, 3) uint8 RGB, `stamp_ns` the monotonic clock right after the grab returned,
-    `position_ms` what the backend reports as the frame's presentation time (not always usable).
+    `image` is (H, W, 3) uint8 RGB, `stamp_ns` the monotonic clock right after the grab returned.
     """
 
     image: npt.NDArray[np.uint8]
     stamp_ns: int
-    position_ms: float
 
 
 @contextmanager
@@ -91,38 +86,17 @@ def quiet_opencv() -> Iterator[None]:
         log.setLogLevel(previous)
 
 
-def open_capture(target: int | str, backend: int, settings: Sequence[int]) -> Capture:
-    """Open `cv2.VideoCapture`; whether that worked is for the caller to ask.
-
-    Parameters
-    ----------
-    target : int or str
-        Device index, path or URL.
-    backend : int
-        `cv2.CAP_*`.
-    settings : sequence of int
-        Alternating property and value, applied while opening.
-
-    Raises
-    ------
-    StreamError
-        If `target` is not encodable, see `check_encodable`.
-    """
+def _open_capture(target: int | str, backend: int, settings: Sequence[int]) -> Capture:
+    """Open `cv2.VideoCapture`; whether that worked is for the caller to ask."""
     if isinstance(target, str):
-        check_encodable(target)
+        _check_encodable(target)
     with quiet_opencv():
         capture: Capture = cv2.VideoCapture(target, backend, list(settings))
     return capture
 
 
-def check_encodable(path: str, /) -> None:
-    """Refuse a file name that is not UTF-8: OpenCV crashes the process on it.
-
-    Raises
-    ------
-    StreamError
-        If `path` holds undecodable bytes (lone surrogates).
-    """
+def _check_encodable(path: str, /) -> None:
+    """Refuse a file name that is not UTF-8: OpenCV crashes the process on it."""
     try:
         path.encode()
     except UnicodeEncodeError as err:
@@ -175,11 +149,10 @@ class GuardedCapture:
         if not self._capture.grab():
             return None
         stamp_ns = time.monotonic_ns()
-        position_ms = float(self._capture.get(cv2.CAP_PROP_POS_MSEC))
         ok, image = self._capture.retrieve()
         if not ok or image is None or image.size == 0 or image.dtype != np.uint8:
             return None
-        return Grabbed(_to_rgb(image), stamp_ns, position_ms)
+        return Grabbed(_to_rgb(image), stamp_ns)
 
     def _release_if_idle(self) -> None:
         if self._lock.acquire(blocking=False):
@@ -191,7 +164,7 @@ class GuardedCapture:
                 self._lock.release()
 
 
-def codec_name(fourcc: float, /) -> str:
+def _codec_name(fourcc: float, /) -> str:
     """A four-character code, as OpenCV reports it, as text."""
     if not 0.0 < fourcc < 2.0**32:
         return "unknown"
@@ -300,7 +273,7 @@ class CameraSource(Closing):
         shown: str | None = None,
         is_pipeline: bool = False,
         request: CameraRequest | None = None,
-        capture: CaptureFactory = open_capture,
+        capture: CaptureFactory = _open_capture,
     ) -> None:
         self._request = request or CameraRequest()
         self._is_pipeline = is_pipeline
@@ -384,7 +357,7 @@ class CameraSource(Closing):
             width_px,
             height_px,
             "rate unknown" if rate_hz is None else f"{rate_hz:g} Hz",
-            codec_name(self._capture.get(cv2.CAP_PROP_FOURCC)),
+            _codec_name(self._capture.get(cv2.CAP_PROP_FOURCC)),
         )
         wanted = (self._request.width_px, self._request.height_px)
         if not self._is_pipeline and None not in wanted and wanted != (width_px, height_px):

@@ -21,7 +21,7 @@ from av.sidedata.sidedata import Type as SideDataType
 from gain_core.errors import StreamError
 from gain_runtime.frames import Closing
 from gain_runtime.sources.av_errors import reason_of, remedy_for
-from gain_runtime.sources.pipe_reader import ByteReader
+from gain_runtime.sources.reader import ByteReader
 
 __all__ = [
     "MOST_PIXELS",

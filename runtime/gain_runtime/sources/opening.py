@@ -17,7 +17,7 @@ from gain_runtime.sources.camera import CameraRequest, CameraSource
 from gain_runtime.sources.images import ClassList, open_folder, open_glob, open_images
 from gain_runtime.sources.pattern import open_pattern
 from gain_runtime.sources.pipe import open_pipe
-from gain_runtime.sources.pipe_reader import PipeReader
+from gain_runtime.sources.reader import PipeReader
 from gain_runtime.sources.reconnecting import ConnectionWatch, ReconnectingSource
 from gain_runtime.sources.uri import SourceUri, parse_uri
 from gain_runtime.sources.video import NetworkSource, VideoSource

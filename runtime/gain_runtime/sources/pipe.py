@@ -13,7 +13,7 @@ from gain_runtime.files.images import decode_image
 from gain_runtime.files.paths import HEAD_BYTES, content_of
 from gain_runtime.frames import Closing, Frame, SourceInfo
 from gain_runtime.sources.images import NOMINAL_RATE_HZ
-from gain_runtime.sources.pipe_reader import ByteReader, PipeReader
+from gain_runtime.sources.reader import ByteReader, PipeReader
 from gain_runtime.sources.video import VideoSource
 
 __all__ = [

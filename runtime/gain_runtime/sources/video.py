@@ -13,7 +13,7 @@ from gain_core.errors import StreamError
 from gain_runtime.files.paths import LFS_POINTER, read_head, regular_file
 from gain_runtime.frames import Closing, Frame, SourceInfo, rate_or_none
 from gain_runtime.sources.decoder import Decoded, Limits, VideoDecoder
-from gain_runtime.sources.pipe_reader import PipeReader
+from gain_runtime.sources.reader import PipeReader
 from gain_runtime.sources.uri import SCHEME, redact
 
 __all__ = [

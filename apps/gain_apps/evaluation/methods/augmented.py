@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats
-from gain_apps.evaluation.methods.torch_network import TorchNetwork
+from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork
 
 __all__ = [
     "Cotta",

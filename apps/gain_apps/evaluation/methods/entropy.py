@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats
-from gain_apps.evaluation.methods.torch_network import TorchNetwork
+from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork
 
 __all__ = [
     "Eata",
@@ -105,7 +104,6 @@ class Sar:
         self._rate = rate
         self._rho = rho
         self._collapse = collapse
-        self.num_resets = 0
         self.reset()
 
     @property
@@ -123,8 +121,7 @@ class Sar:
         reliable = entropy < margin
         if bool(reliable.any()):
             entropy[reliable].mean().backward()
-            loss = self._step(pixels, reliable, margin=margin)
-            self._watch(loss)
+            self._watch(self._step(pixels, reliable, margin=margin))
         return self._network.log_probs(logits)
 
     def reset(self) -> None:
@@ -136,7 +133,7 @@ class Sar:
         )
         self._mean_loss: float | None = None
 
-    def _step(self, pixels: Any, reliable: Any, *, margin: float) -> float | None:
+    def _step(self, pixels: Any, reliable: Any, *, margin: float) -> float:
         """Climb to the sharpest point within rho, and descend with the gradient found there."""
         torch = self._network.torch
         grads = [parameter.grad for parameter in self._trained]
@@ -161,14 +158,13 @@ class Sar:
             for parameter, step in zip(self._trained, steps, strict=True):
                 parameter.add_(step, alpha=sign)
 
-    def _watch(self, loss: float | None) -> None:
+    def _watch(self, loss: float) -> None:
         """Return to the source when the running loss says that the network has collapsed."""
-        if loss is None or math.isnan(loss):
+        if math.isnan(loss):
             return
         self._mean_loss = loss if self._mean_loss is None else 0.9 * self._mean_loss + 0.1 * loss
         if self._mean_loss < self._collapse:
             self.reset()
-            self.num_resets += 1
 
     def _is_late(self, name: str) -> bool:
         """Whether a norm belongs to the last three blocks or comes after them."""

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats
-from gain_apps.evaluation.methods.torch_network import TorchNetwork
+from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork
 from gain_core.errors import ConfigError
 from gain_runtime.optional import require
 

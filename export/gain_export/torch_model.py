@@ -1,31 +1,53 @@
-"""Putting a checkpoint's tensors into a timm model, and hashing what lies there afterwards."""
+"""A timm model in torch: a checkpoint's tensors put in, their hash, and its trace into ONNX."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import importlib.util
+import io
+import logging
 import pickle
 import re
 import struct
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gain_core.errors import ArtifactError
-from gain_export.aliases import Alias
+import onnx
+
+from gain_core.errors import ArtifactError, ConfigError, EngineError
+from gain_export.labels import Alias
+from gain_export.onnx_file import MAX_BYTES, lower_opset, opset_of
+from gain_export.preprocessing import PIXEL_VALUES
+from gain_export.surgery import LOGITS
 from gain_runtime.files.paths import is_file
 from gain_runtime.optional import require
+
+__all__ = [
+    "Checkpoint",
+    "cause_line",
+    "count_classes",
+    "decomposed_attention",
+    "fill",
+    "hash_weights",
+    "package_file",
+    "quiet",
+    "read_checkpoint",
+    "trace",
+]
+
+logger = logging.getLogger(__name__)
 
 torch = require("torch", extra="export")
 safetensors = require("safetensors", extra="export")
 safetensors_torch = require("safetensors.torch", extra="export")
+timm_layers = require("timm.layers", extra="export")
 
-__all__ = ["Checkpoint", "count_classes", "fill", "hash_weights", "package_file", "read_checkpoint"]
 
 # Where training programs put their weights, the exponential moving average apart.
 _WEIGHTS = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights")
@@ -102,12 +124,15 @@ def read_checkpoint(path: Path, /, *, ema: bool | None = None) -> Checkpoint:
     if not is_file(path, error=ArtifactError):
         raise ArtifactError(f"{path}: expected a file of weights, found none; check the path")
     try:
-        loaded = safetensors_torch.load_file(path) if _is_safetensors(path) else _load_torch(path)
+        loaded = (
+            safetensors_torch.load_file(path)
+            if path.suffix == ".safetensors"
+            else _load_torch(path)
+        )
     except _READ_ERRORS as err:
-        lines = _COLOURS.sub("", str(err)).splitlines()
         raise ArtifactError(
             f"{path}: expected a torch state dict or safetensors file, cannot be read "
-            f"({lines[0] if lines else type(err).__name__}); "
+            f"({cause_line(err)}); "
             "save it again with torch.save(model.state_dict(), ...)"
         ) from err
     loaded, notes = _chosen(loaded, ema=ema, path=path)
@@ -117,18 +142,11 @@ def read_checkpoint(path: Path, /, *, ema: bool | None = None) -> Checkpoint:
             f"{path}: expected a dict of tensors, got {type(loaded).__name__} without any; "
             "save it again with torch.save(model.state_dict(), ...)"
         )
-    halves = sorted({str(t.dtype).removeprefix("torch.") for t in state.values() if _is_half(t)})
+    types = {tensor.dtype for tensor in state.values()} & {torch.float16, torch.bfloat16}
+    halves = sorted(str(each).removeprefix("torch.") for each in types)
     if halves:
         notes.append(f"stored in {', '.join(halves)}, computed in float32")
     return Checkpoint(state=state, notes=tuple(notes))
-
-
-def _is_safetensors(path: Path) -> bool:
-    return path.suffix == ".safetensors"
-
-
-def _is_half(tensor: Any) -> bool:
-    return tensor.dtype in (torch.float16, torch.bfloat16)
 
 
 def _load_torch(path: Path) -> Any:
@@ -334,3 +352,140 @@ def _converted(convert: Any, state: StateDict, model: Any) -> StateDict | None:
         # It is written for the checkpoints of its family and fails in any way on another.
         return None
     return converted
+
+
+# Tracing specialises an axis of length one, so that a batch of one would become the only batch.
+_TRACED_BATCH = 2
+# Below it the exporter converts, and keeps this version without an error where it cannot.
+_LOWEST_TRACED_OPSET = 18
+# What tracing raises, which depends on what the model's own code does while it is traced.
+_TRACE_ERRORS = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    AssertionError,
+    KeyError,
+    IndexError,
+    NotImplementedError,
+    torch.onnx.OnnxExporterError,
+)
+
+
+@contextlib.contextmanager
+def decomposed_attention() -> Iterator[None]:
+    """Let timm build attention from matrix products: the fused operator needs opset 23."""
+    fused = timm_layers.use_fused_attn()
+    experimental = timm_layers.use_fused_attn(experimental=True)
+    timm_layers.set_fused_attn(False)
+    try:
+        yield
+    finally:
+        timm_layers.set_fused_attn(fused, experimental=experimental)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what torch and its exporter print and warn from the user; it goes to the debug log."""
+    said = io.StringIO()
+    previous = logging.root.manager.disable
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
+            warnings.simplefilter("ignore")
+            logging.disable(logging.WARNING)
+            yield
+    finally:
+        logging.disable(previous)
+        if said.getvalue().strip():
+            logger.debug("torch: %s", said.getvalue().strip())
+
+
+def trace(model: Any, /, *, height_px: int, width_px: int, opset: int) -> onnx.ModelProto:
+    """Trace a module from `pixel_values` to `logits`, its batch axis symbolic where that works.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        From (B, 3, H, W) to (B, K), in evaluation mode.
+    height_px, width_px : int
+    opset : int
+        17 to 20; 17 is lowered from 18, the least torch's exporter writes itself.
+
+    Returns
+    -------
+    onnx.ModelProto
+        Constants folded, no external data. Its batch axis is 1 where torch cannot trace the
+        module for any batch size.
+
+    Raises
+    ------
+    ConfigError
+        If the weights exceed one ONNX file.
+    EngineError
+        If torch cannot trace the module, or not at this opset.
+    """
+    size_bytes = sum(4 * tensor.numel() for tensor in model.state_dict().values())
+    if size_bytes > MAX_BYTES:
+        raise ConfigError(
+            f"model: expected at most 2 GB of weights, the limit of one ONNX file, "
+            f"got {size_bytes / 2**30:.1f} GB; choose a smaller model"
+        )
+    size, least = (height_px, width_px), max(opset, _LOWEST_TRACED_OPSET)
+    try:
+        try:
+            traced = _traced(model, size, opset=least, batch=_TRACED_BATCH)
+            free = bool(traced.graph.input[0].type.tensor_type.shape.dim[0].dim_param)
+        except _TRACE_ERRORS as err:
+            logger.info("%s: traced for batches of one (%s)", type(model).__name__, cause_line(err))
+            free = False
+        if not free:
+            traced = _traced(model, size, opset=least, batch=None)
+    except _TRACE_ERRORS as err:
+        raise EngineError(
+            f"{type(model).__name__}: torch {torch.__version__} cannot trace it "
+            f"({cause_line(err)}); update torch and onnxscript or choose another model"
+        ) from err
+    if opset < _LOWEST_TRACED_OPSET:
+        traced = lower_opset(traced, opset, path=type(model).__name__)
+    if opset_of(traced) != opset:
+        raise EngineError(
+            f"opset: expected {opset}, got {opset_of(traced)}: torch cannot convert this model; "
+            f"give --set opset={opset_of(traced)}"
+        )
+    # The exporter notes this machine's file paths and source lines beside every node.
+    for node in traced.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    del traced.graph.metadata_props[:]
+    return traced
+
+
+def _traced(model: Any, size: tuple[int, int], *, opset: int, batch: int | None) -> onnx.ModelProto:
+    """torch's own export, for any batch size or for one image only."""
+    shapes = None if batch is None else ({0: torch.export.Dim("batch")},)
+    with quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            model,
+            (torch.zeros(batch or 1, 3, *size),),
+            dynamo=True,
+            input_names=[PIXEL_VALUES],
+            output_names=[LOGITS],
+            opset_version=opset,
+            dynamic_shapes=shapes,
+            optimize=True,
+            verbose=False,
+        )
+    traced: onnx.ModelProto = program.model_proto
+    return traced
+
+
+def cause_line(err: Exception, /) -> str:
+    """The first line of the innermost cause, without a terminal's colours."""
+    while err.__cause__ is not None and isinstance(err.__cause__, Exception):
+        err = err.__cause__
+    lines = _COLOURS.sub("", str(err)).strip().splitlines()
+    return lines[0] if lines else type(err).__name__

@@ -1,16 +1,19 @@
-"""The part of gain-export that puts GAIN behind the network, in the same ONNX file."""
+"""What gain-export makes for adaptation: the fitness report of clean images, the adaptive file."""
 
 from __future__ import annotations
 
 import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from gain_apps.exporting.settings import flag
-from gain_apps.exporting.target import refuse_existing
 from gain_core import DEFAULT_PRESET, UPDATE_EVERY, Config, preset
 from gain_core import WARMUP_FRAMES as WARM_UP
-from gain_core.errors import ConfigError
+from gain_core.errors import ArtifactError, ConfigError
+from gain_runtime.files.paths import check_output
 
 if TYPE_CHECKING:
     from gain_export.adaptive import AdaptiveReport
@@ -18,11 +21,95 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_adaptive_arguments",
+    "calibration_folder",
     "check_adaptive_arguments",
     "check_adaptive_source",
+    "check_calibration",
     "write_adaptive",
     "write_triton_model",
 ]
+
+# As gain_scenes.roadsigns.sources has it; spelt out because --help draws no signs.
+_SIGNS = "test://signs"
+
+
+def check_calibration(location: str | None) -> None:
+    """Refuse what holds no clean images, before anything is exported.
+
+    Raises
+    ------
+    ArtifactError
+        If it is a folder that is missing, or in which fewer than two images can be read.
+    ConfigError
+        If it is a test source other than `test://signs`, or a parameter of that is wrong.
+    """
+    if location is None:
+        return
+    if not location.startswith("test://"):
+        from gain_export.images import check_clean_images
+
+        check_clean_images(Path(location))
+        return
+    if location.partition("?")[0] != _SIGNS:
+        raise ConfigError(
+            f"--calibrate {location}: expected a folder of clean images, or {_SIGNS}, the only "
+            "test source of clean ones"
+        )
+    from gain_runtime.sources.opening import open_source
+    from gain_scenes.sources import app_schemes
+
+    open_source(location, schemes=app_schemes()).close()
+
+
+@contextmanager
+def calibration_folder(location: str | None) -> Iterator[Path | None]:
+    """The images as a folder; rendered ones lie in it for as long as this is open.
+
+    Parameters
+    ----------
+    location : str or None
+        A folder, `test://signs`, or None for no images.
+
+    Yields
+    ------
+    Path or None
+
+    Raises
+    ------
+    ArtifactError
+        If the rendered images cannot be written.
+    """
+    if location is None or not location.startswith("test://"):
+        yield None if location is None else Path(location)
+        return
+    with tempfile.TemporaryDirectory(prefix="gain-export-") as scratch:
+        # Its name is what the report calls the images.
+        folder = Path(scratch) / "signs"
+        _draw(location, folder)
+        yield folder
+
+
+def _draw(uri: str, folder: Path) -> None:
+    """Write every frame of a test source as a file without loss."""
+    from PIL import Image
+
+    from gain_runtime.sources.opening import open_source
+    from gain_scenes.sources import app_schemes
+
+    try:
+        folder.mkdir()
+        with open_source(uri, schemes=app_schemes()) as source:
+            for frame in source:
+                path = folder / f"{frame.index:08d}.png"
+                Image.fromarray(frame.image).save(path, compress_level=1)
+    except OSError as err:
+        if isinstance(err, ArtifactError):
+            raise
+        raise ArtifactError(
+            f"{folder}: the images of {uri} cannot be written ({err.strerror or err}); free some "
+            "space or name another folder in TMPDIR"
+        ) from err
+
 
 _NEEDS_ADAPTIVE = ("preset", "update_every", "warm_up", "features_only")
 _NEEDS_ARTIFACT = ("output", "precision", "engine", "calibrate")
@@ -72,7 +159,7 @@ def check_adaptive_arguments(args: argparse.Namespace) -> None:
         return
     _config(args)
     _awaited(args)
-    refuse_existing(_target(args.output or args.target), force=args.force)
+    check_output(_target(args.output or args.target), force=args.force)
 
 
 def check_adaptive_source(args: argparse.Namespace) -> None:
