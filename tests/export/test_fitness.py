@@ -199,18 +199,6 @@ def test_too_few_images_leave_the_artifact_as_it_was(artifact_path, tmp_path):
     assert hashlib.sha256(artifact_path.read_bytes()).hexdigest() == digest
 
 
-def test_the_artifact_has_what_was_measured(artifact_path, clean_images, monkeypatch):
-    found = add_fitness(artifact_path, clean_images)
-    assert found.measured == {}
-    shift = tuple(0.1 * k for k in range(found.num_classes))
-    measured = replace(
-        found, one_class_skewness=0.05, mixture_skewness=0.5, one_class_images=16, clean_shift=shift
-    )
-    monkeypatch.setattr("gain_export.source_statistics.measure_fitness", lambda *arrays: measured)
-    add_fitness(artifact_path, clean_images)
-    assert load_artifact(artifact_path).measured == {"skewness": (0.05, 0.5), "clean_shift": shift}
-
-
 def test_a_report_of_another_number_of_classes_is_refused(artifact_path, clean_images):
     fitness = add_fitness(artifact_path, clean_images)
     manifest = load_artifact(artifact_path).manifest

@@ -106,11 +106,6 @@ def test_labels_keep_their_order_and_drop_windows_endings(tmp_path):
     assert read_labels(path) == ("zebra", "café")
 
 
-def test_without_a_file_classes_are_numbered_with_a_warning(caplog):
-    assert choose_labels(None, num_classes=2).names == ("class 0", "class 1")
-    assert "give --labels FILE" in caplog.text
-
-
 def test_imagenets_names_are_taken_only_where_it_is_known_to_be_that(caplog):
     unknown = choose_labels(None, num_classes=1000)
     assert unknown.names[0] == "class 0"
