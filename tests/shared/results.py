@@ -1,4 +1,4 @@
-"""Results of frames, made by hand."""
+"""Results of frames and facts of sources, made by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gain_runtime.frames import Frame, FrameResult, Ranked
+from gain_runtime.frames import Frame, FrameResult, Ranked, SourceInfo
 
 OF_THE_FRAME = {field.name for field in fields(Frame)}
 
@@ -34,3 +34,10 @@ def make_result(
         gain=0.1,
     )
     return replace(result, **{k: v for k, v in changes.items() if k not in OF_THE_FRAME})
+
+
+def make_info(**changes: Any) -> SourceInfo:
+    """What a source of such pictures says of itself."""
+    size = {"width_px": 30, "height_px": 20}
+    known = {"source_id": "cam", "rate_hz": None, "num_frames": None, "live": False}
+    return SourceInfo(**(size | known | changes))
