@@ -1,7 +1,5 @@
 """The methods that train the network: each one's step against the same step done by hand."""
 
-from __future__ import annotations
-
 import copy
 import json
 
