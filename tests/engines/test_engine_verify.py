@@ -183,15 +183,6 @@ def test_drift_that_is_allowed_is_written_and_shown(artifact_path, run_as, capsy
     assert f"accepted   {record['accepted']}" in capsys.readouterr().err
 
 
-def test_refused_build_leaves_the_engine_that_was_there(artifact_path, run_as, lay_engine):
-    lay_engine(SM89)
-    before = artifact_path.with_suffix(".engine").read_bytes()
-    run_as(spoilt(artifact_path))
-    with pytest.raises(ParityError, match="too far"):
-        build_engine(artifact_path, options=SM89, force=True)
-    assert artifact_path.with_suffix(".engine").read_bytes() == before
-
-
 def test_engine_that_is_wrong_in_large_batches_only_is_refused(artifact_path, run_as):
     def swap(outputs: Features) -> Features:
         return Features(outputs.features[::-1], outputs.logits[::-1])
