@@ -1,7 +1,5 @@
 """gain-export --adaptive: the adaptive file beside the artifact, or of an artifact."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -158,9 +156,7 @@ def test_clashing_names_are_found_before_an_earlier_step(
     assert main([str(artifact), *earlier, "--adaptive", "--set=features-only=true"]) == 0
 
 
-def test_an_artifact_that_is_lowered_is_not_calibrated_before_it_is_refused(
-    artifact, photos, capsys
-):
+def test_artifact_that_is_lowered_is_not_calibrated_before_it_is_refused(artifact, photos, capsys):
     assert main([str(artifact), "--precision", "fp16"]) == 0
     capsys.readouterr()
     lowered = artifact.with_name("net.fp16.gain.onnx")

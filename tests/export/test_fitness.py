@@ -1,7 +1,5 @@
 """The fitness report: its numbers on worlds that are known, and its place in the artifact."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

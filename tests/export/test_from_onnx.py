@@ -1,7 +1,5 @@
 """Surgery on ONNX classifiers, end to end on small graphs: no torch is involved."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -525,9 +523,7 @@ def test_a_named_layer_is_compared_with_the_output_it_feeds(classifier, saved, s
     np.testing.assert_allclose(probs, run_plain(path, IMAGES), rtol=1e-4)
 
 
-def test_where_no_output_has_the_columns_nothing_is_called_verified(
-    classifier, saved, spec, arrays
-):
+def test_where_no_output_has_columns_nothing_is_called_verified(classifier, saved, spec, arrays):
     text = f"{HEAD}; best, which = TopK(s, k); out = ReduceMax<keepdims=0>(s, axes)"
     path = saved(named(classifier.model(nodes(text), arrays, outputs=("best", "out"))))
     report = export_onnx(path, preprocess=spec, head="head")
@@ -622,9 +618,7 @@ def test_the_files_own_names_come_before_any_others(classifier, saved, spec, cap
     assert "differ from the model's own (the file's own (names)) in 1 of 5" in caplog.text
 
 
-def test_the_names_of_a_hugging_face_configuration_beside_it_are_taken(
-    classifier, saved, spec, tmp_path
-):
+def test_names_of_hugging_face_configuration_beside_it_are_taken(classifier, saved, spec, tmp_path):
     config = {"id2label": {str(index): f"kind {index}" for index in range(5)}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     report = export_onnx(saved(classifier.plain()), preprocess=spec)

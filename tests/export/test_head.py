@@ -35,8 +35,7 @@ def head_forms(w: np.ndarray, b: np.ndarray) -> dict[str, tuple[str, dict]]:
         "matmul-add": ("s = MatMul(hidden, w); out = Add(s, b)", {"w": w.T.copy(), "b": b}),
         "add-first": ("s = MatMul(hidden, w); out = Add(b, s)", {"w": w.T.copy(), "b": b}),
         "weight-behind-transpose": (
-            "i = Identity(w); t = Transpose<perm=[1, 0]>(i); s = MatMul(hidden, t);"
-            "out = Add(s, b)",
+            "i = Identity(w); t = Transpose<perm=[1, 0]>(i); s = MatMul(hidden, t);out = Add(s, b)",
             {"w": w, "b": b},
         ),
         "weight-cast-from-half": (

@@ -1,7 +1,5 @@
 """Aliases, labels and preprocessing settings: the small files and flags around an export."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 from pathlib import Path

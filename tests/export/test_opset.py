@@ -1,7 +1,5 @@
 """Lowering opset 18 to 17, operator by operator, checked by running both."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnxruntime
 import pytest

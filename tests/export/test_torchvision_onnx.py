@@ -1,7 +1,5 @@
 """Surgery on what torch's two exporters make of torchvision models."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """The export's check must notice what it is there to notice."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
@@ -36,10 +34,7 @@ def check(artifact, change, activation="none"):
     with OnnxSession(artifact) as session:
         logits = session.infer(pixel_values).logits
     reference = Reference(
-        name="the original",
-        pixel_values=pixel_values,
-        output=change(logits),
-        activation=activation,
+        name="the original", pixel_values=pixel_values, output=change(logits), activation=activation
     )
     return verify(artifact, reference, images=12, image_source="synthetic")
 
