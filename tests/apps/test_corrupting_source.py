@@ -111,12 +111,3 @@ def test_what_the_source_knows_is_kept():
     assert source.info == inner.info
     source.close()
     assert list(inner) == []
-
-
-def test_the_seed_decides_the_noise():
-    def first(seed: int) -> np.ndarray:
-        schedule = parse_schedule("gaussian_noise:3")
-        return next(iter(CorruptingSource(pattern(), schedule, seed=seed))).image
-
-    np.testing.assert_array_equal(first(1), first(1))
-    assert not np.array_equal(first(1), first(2))

@@ -173,9 +173,7 @@ def test_a_signal_finishes_the_files_and_saves_the_state(
         assert 0 <= loaded.frames - store.snapshots()[0].frames < 16
 
 
-def test_a_signal_ends_the_wait_for_the_next_picture_without_a_word(
-    start, until, artifact_path, tmp_path
-):
+def test_signal_ends_wait_for_next_picture_without_a_word(start, until, artifact_path, tmp_path):
     process = start("-", "--model", artifact_path, "--jsonl", tmp_path / "rows.jsonl")
     picture = cv2.imencode(".jpg", np.full((48, 64, 3), 90, np.uint8))[1].tobytes()
     process.stdin.buffer.write(3 * picture)
@@ -217,9 +215,7 @@ def test_a_reader_that_goes_away_is_one_line(start, artifact_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk without room")
-def test_a_full_disk_does_not_take_the_other_outputs_with_it(
-    command, artifact_path, clip_path, tmp_path
-):
+def test_full_disk_does_not_take_other_outputs_with_it(command, artifact_path, clip_path, tmp_path):
     video, state = tmp_path / "out.mp4", tmp_path / "state"
     done = command(
         *(clip_path, "--model", artifact_path, "--jsonl", "/dev/full", "--json=-"),

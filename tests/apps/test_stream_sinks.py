@@ -46,9 +46,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gain_runtime.sinks.background.CLOSE_S", 120.0)
 
 
-def test_a_failing_delivery_is_said_once_and_goes_on_when_it_can(
-    monkeypatch, caplog, until, result
-):
+def test_failing_delivery_is_said_once_and_goes_on_when_it_can(monkeypatch, caplog, until, result):
     monkeypatch.setattr("gain_runtime.sinks.background.FIRST_PAUSE_S", 0.001)
     works = threading.Event()
     tries: list[int] = []
@@ -92,9 +90,7 @@ def test_what_was_never_delivered_is_counted(caplog, result):
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_delivery_that_fails_while_the_sink_closes_is_not_said_to_be_tried_again(
-    caplog, until, result
-):
+def test_delivery_that_fails_while_sink_closes_is_not_said_to_be_tried_again(caplog, until, result):
     begun, closing = threading.Event(), threading.Event()
     tries: list[int] = []
 

@@ -1,7 +1,5 @@
 """The command that draws the contact sheet."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

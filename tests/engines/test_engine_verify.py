@@ -111,9 +111,7 @@ def record_of(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a driver")
-def test_engine_that_cannot_run_here_says_so_in_its_header_and_to_the_user(
-    artifact_path, rtx, capsys
-):
+def test_engine_that_cannot_run_here_says_so_in_its_header_and_to_user(artifact_path, rtx, capsys):
     assert main([str(artifact_path), *BUILD]) == 0
     record = record_of(artifact_path)
     assert record["verified"] == "no"

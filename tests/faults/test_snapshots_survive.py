@@ -247,9 +247,7 @@ def test_a_full_disk_is_said_once_loses_nothing_and_ends(make_adapter, small_dis
         assert store.snapshots()[0].frames == 7
 
 
-def test_a_snapshot_that_fails_at_the_end_is_not_said_to_be_tried_again(
-    make_adapter, tmp_path, caplog
-):
+def test_snapshot_that_fails_at_end_is_not_said_to_be_tried_again(make_adapter, tmp_path, caplog):
     adapter = make_adapter()
     folder = tmp_path / "snapshots"
     with SnapshotStore(folder) as store:

@@ -564,9 +564,7 @@ def test_of_animated_files_the_first_picture_is_used_and_that_is_said(tmp_path, 
     assert len(messages) == 2
 
 
-def test_pictures_up_to_the_limit_are_read_and_larger_ones_are_counted(
-    tmp_path, monkeypatch, caplog
-):
+def test_pictures_up_to_limit_are_read_and_larger_ones_are_counted(tmp_path, monkeypatch, caplog):
     # Pillow warns above half of its limit and refuses above the whole.
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     monkeypatch.setattr(image_files, "MOST_PIXELS", 1000)
