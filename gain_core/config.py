@@ -20,7 +20,7 @@ __all__ += ["make_method"]
 Config: TypeAlias = ShiftConfig | PaperConfig
 
 _CONFIGS: dict[str, type[Config]] = {"shift": ShiftConfig, "paper": PaperConfig}
-_KINDS = {bool: "true or false", float: "a number"}
+_KINDS: dict[Any, str] = {bool: "true or false", float: "a number"}
 
 # `paper` is Algorithm 1 read literally. The paper leaves eps_Sigma, eps_p and whether features are
 # normalised open; `paper-l2` is the same on unit-length features, with a large eps_Sigma.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +18,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx_text import network
 from tiny_manifest import write_manifest
 
 from gain_export import PreprocessOverrides, export_onnx, write
@@ -57,7 +60,7 @@ def write_tiny_artifact(path: Path, *, nan_on_black: bool = False, seed: int = 0
     With `nan_on_black`, the features of an all-black image are 0/0.
     """
     rng = np.random.default_rng(seed)
-    weights = {
+    arrays = {
         "patches": rng.normal(size=(FEATURE_DIM, 3, 4, 4)) / 4,
         "offsets": rng.normal(size=FEATURE_DIM) / 2,
         "head.weight": rng.normal(size=(NUM_CLASSES, FEATURE_DIM)),
@@ -65,40 +68,21 @@ def write_tiny_artifact(path: Path, *, nan_on_black: bool = False, seed: int = 0
         "one": np.ones(1),
     }
     pooled = "pooled" if nan_on_black else "features"
-    nodes = [
-        helper.make_node("Conv", ["pixel_values", "patches", "offsets"], ["maps"], strides=[4, 4]),
-        helper.make_node("Relu", ["maps"], ["positive"]),
-        helper.make_node("GlobalAveragePool", ["positive"], ["column"]),
-        helper.make_node("Flatten", ["column"], [pooled]),
-    ]
+    text = "maps = Conv<strides=[4, 4]>(pixel_values, patches, offsets); positive = Relu(maps);"
+    text += f"column = GlobalAveragePool(positive); {pooled} = Flatten(column);"
     if nan_on_black:
-        nodes += [
-            helper.make_node("Add", ["pixel_values", "one"], ["light"]),
-            helper.make_node("ReduceMean", ["light"], ["mean"], axes=[2, 3], keepdims=0),
-            helper.make_node("ReduceMean", ["mean"], ["level"], axes=[1], keepdims=1),
-            helper.make_node("Div", ["level", "level"], ["unit"]),
-            helper.make_node("Mul", [pooled, "unit"], ["features"]),
-        ]
-    nodes.append(
-        helper.make_node("Gemm", ["features", "head.weight", "head.bias"], ["logits"], transB=1)
+        text += (
+            "light = Add(pixel_values, one); mean = ReduceMean<axes=[2, 3], keepdims=0>(light);"
+            "level = ReduceMean<axes=[1], keepdims=1>(mean); unit = Div(level, level);"
+            "features = Mul(pooled, unit);"
+        )
+    text += "logits = Gemm<transB=1>(features, head.weight, head.bias)"
+    model = network(
+        text,
+        arrays,
+        inputs={"pixel_values": ["B", 3, SIZE_PX, SIZE_PX]},
+        outputs={"features": ["B", FEATURE_DIM], "logits": ["B", NUM_CLASSES]},
     )
-    shapes = {
-        "pixel_values": ["B", 3, SIZE_PX, SIZE_PX],
-        "features": ["B", FEATURE_DIM],
-        "logits": ["B", NUM_CLASSES],
-    }
-    values = {
-        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in shapes.items()
-    }
-    graph = helper.make_graph(
-        nodes,
-        "tiny",
-        [values["pixel_values"]],
-        [values["features"], values["logits"]],
-        [numpy_helper.from_array(array.astype(np.float32), n) for n, array in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     write_manifest(model, LABELS)
     path.write_bytes(model.SerializeToString())
     return path
@@ -137,6 +121,32 @@ def roadsigns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels = ROADSIGNS / "labels.txt"
     export_onnx(ROADSIGNS / "roadsigns.onnx", output=output, labels=labels, preprocess=spec)
     return output
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `gain-stream` as a process with pipes; kills what the test leaves of it."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: object, **pipes: Any) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gain_apps.stream", *map(str, arguments)],
+            **{"stdin": pipe, "stdout": pipe, "stderr": pipe, **pipes},
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        )
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 @contextmanager

@@ -189,8 +189,8 @@ class Shift:
         """Zeros: nothing learned, and the source answers."""
         J, K = NUM_TIMESCALES, self.num_classes
         zeros = {name: self._zeros() for name in ShiftState.__dataclass_fields__}
-        wide = ("labels", "reference_logits", "all_logits", "last")
-        wide += ("shift", "log_scale", "log_prior")
+        derived = ("shift", "log_scale", "log_prior")
+        wide = ("labels", "reference_logits", "all_logits", "last", *derived)
         return ShiftState(
             **zeros
             | {name: self._zeros(K) for name in wide}

@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx_text import network
 from tiny_manifest import write_manifest
 
 from gain_core import Config
@@ -81,32 +82,19 @@ def write_artifact(
     rng = np.random.default_rng(5)
     maps = rng.normal(size=(D, 3, SIZE_PX, SIZE_PX)).astype(np.float32) / SIZE_PX
     stored = weight if layout == "KD" else weight.T
-    nodes = [
-        helper.make_node("Conv", ["pixel_values", "maps"], [hidden]),
-        helper.make_node("Flatten", [hidden], ["features"]),
-        helper.make_node("Cast", ["head.weight"], ["head"], to=TensorProto.FLOAT),
-        helper.make_node("Gemm", ["features", "head"], ["logits"], transB=int(layout == "KD")),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "tiny",
-        [
-            helper.make_tensor_value_info(
-                "pixel_values", TensorProto.FLOAT, [batch, 3, SIZE_PX, SIZE_PX]
-            )
-        ],
-        [
-            helper.make_tensor_value_info("features", TensorProto.FLOAT, [batch, D]),
-            helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, K]),
-        ],
-        [
-            numpy_helper.from_array(maps, "maps"),
-            helper.make_tensor("head.weight", data_type, stored.shape, stored.ravel().tolist()),
-        ],
-    )
+    tensor = helper.make_tensor("head.weight", data_type, stored.shape, stored.ravel().tolist())
+    outputs = {"features": [batch, D], "logits": [batch, K]}
     if logits_only:
-        del graph.output[0]
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+        del outputs["features"]
+    model = network(
+        f"{hidden} = Conv(pixel_values, maps); features = Flatten({hidden});"
+        "head = Cast<to=1>(head.weight);"
+        f"logits = Gemm<transB={int(layout == 'KD')}>(features, head)",
+        {"maps": maps, "head.weight": tensor},
+        inputs={"pixel_values": [batch, 3, SIZE_PX, SIZE_PX]},
+        outputs=outputs,
+        opset=opset,
+    )
     head = None if logits_only else HeadLocation(weight="head.weight", layout=layout, bias=None)
     labels = [f"class {k}" for k in range(K)]
     write_manifest(model, labels, head=head, std=(0.25, 0.25, 0.25), fitness=fitness)

@@ -1,7 +1,5 @@
 """The state's two sets of buffers, which change places."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gaussian_world import gaussian_world
@@ -10,7 +8,7 @@ from numpy.testing import assert_array_equal
 from gain_core import PRESETS
 from gain_export.adaptive import add_adaptation
 from gain_runtime.files.adaptive import load_adaptive
-from gain_runtime.sessions.adaptive import PREDICTED, AdaptiveBinding, AdaptiveSession
+from gain_runtime.sessions.adaptive import AdaptiveBinding
 from gain_runtime.sessions.onnx import CPU_PROVIDER, create_native
 
 WORLD = gaussian_world(6, 10, num_batches=12, batch_sizes=(12, 4, 16), seed=4)
@@ -51,22 +49,6 @@ def binding(path):
 
 def state_of(binding, path):
     return {item.field: binding.read(item.field) for item in load_adaptive(path).state}
-
-
-def test_a_stream_through_the_buffers_is_the_sessions(binding, path, batches):
-    strengths = []
-    with AdaptiveSession(path, num_threads=1) as session:
-        for batch in batches:
-            values = binding.run(batch, update=True)
-            binding.advance()
-            expected = session.step(*batch)
-            assert set(values) == set(PREDICTED)
-            assert_array_equal(values["probs"], expected.probs)
-            assert_array_equal(values["strength"], expected.strength)
-            strengths.append(expected.strength)
-        assert np.mean(np.concatenate(strengths) > 0.0) > 0.3
-        for field, array in session.arrays().items():
-            assert_array_equal(binding.read(field), array, err_msg=field)
 
 
 def test_a_call_that_is_not_followed_up_has_changed_nothing(binding, path, batches):

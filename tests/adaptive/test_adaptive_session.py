@@ -1,7 +1,5 @@
 """`AdaptiveSession`: `Gain`'s methods on an adaptive file, and the same behind an adapter."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gaussian_world import gaussian_world
@@ -149,52 +147,6 @@ def test_a_batch_that_is_not_finite_is_refused_and_forgotten(make_session, updat
     result, expected = session.step(*reads(BATCHES[25])), other.step(*reads(BATCHES[25]))
     assert_corrected([expected], share=0.0)
     assert_array_equal(result.probs, expected.probs)
-
-
-def test_reset_and_replay_are_exact(make_session, reads):
-    session = make_session(update_every=3)
-    first = [session.step(*reads(batch)) for batch in BATCHES]
-    assert_corrected(first, share=0.4)
-    session.reset()
-    assert (session.frames, session.pending_frames) == (0, 0)
-    for batch, expected in zip(BATCHES, first, strict=True):
-        assert_array_equal(session.step(*reads(batch)).probs, expected.probs)
-
-
-def test_flush_is_gains(make_session, config, reads):
-    session = make_session(update_every=100)
-    gain = gain_of(config, update_every=100)
-    for batch in BATCHES[:25]:
-        session.step(*reads(batch))
-        gain.step(*batch)
-    assert session.pending_frames == gain.pending_frames > 0
-    session.flush()
-    gain.flush()
-    assert (session.frames, session.pending_frames) == (gain.frames, 0)
-    expected = [gain.predict(*batch) for batch in BATCHES[25:30]]
-    assert_corrected(expected, share=0.2)
-    for batch, prediction in zip(BATCHES[25:], expected, strict=False):
-        assert_allclose(session.predict(*reads(batch)).probs, prediction.probs, rtol=0, atol=2e-5)
-
-
-def test_a_loaded_state_continues_the_stream(make_session, config, reads):
-    session, gain = make_session(), gain_of(config)
-    for batch in BATCHES[:20]:
-        gain.step(*batch)
-    session.load_state(gain.state, frames=gain.frames)
-    assert session.frames == gain.frames
-    predictions = [gain.step(*batch) for batch in BATCHES[20:]]
-    assert_corrected(predictions, share=0.5)
-    for batch, expected in zip(BATCHES[20:], predictions, strict=True):
-        assert_allclose(session.step(*reads(batch)).probs, expected.probs, rtol=0, atol=1e-4)
-
-
-def test_an_empty_state_loads_as_the_source(make_session, config, reads):
-    session = make_session()
-    session.load_state(Gain(WEIGHT, config).state)
-    result = session.predict(*reads(BATCHES[0]))
-    assert_array_equal(result.strength, 0.0)
-    assert_array_equal(result.log_probs, result.source_log_probs)
 
 
 def test_a_state_of_another_head_is_refused(make_session, config):

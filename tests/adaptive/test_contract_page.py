@@ -1,7 +1,5 @@
 """The contract's page against the files that are written."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

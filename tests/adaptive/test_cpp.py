@@ -1,7 +1,5 @@
 """The C++ example, compiled where ONNX Runtime's headers are, against Python on the same frames."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -14,7 +12,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gain_core import PRESETS
-from gain_export import PreprocessOverrides, export_onnx
 from gain_export.adaptive import add_adaptation
 from gain_runtime.files.artifact import load_artifact
 from gain_runtime.preprocess import preprocess
@@ -24,7 +21,6 @@ from gain_scenes.roadsigns.sources import drive_source
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "examples" / "cpp" / "adaptive_stream.cpp"
-ROAD_SIGNS = ROOT / "models" / "roadsigns" / "roadsigns.onnx"
 # Debian 13's package libonnxruntime-dev, installed or unpacked by .ci/onnxruntime-headers;
 # ONNXRUNTIME_INCLUDE names another place.
 INCLUDES = (
@@ -147,19 +143,11 @@ def test_cpp_refuses_a_state_that_does_not_fit(program, tiny, make_artifact, tmp
     assert state.read_bytes() == before
 
 
-def test_cpp_drives_the_road_signs(program, tmp_path):
-    overrides = PreprocessOverrides(
-        img_size=(64, 64),
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
-        crop_fraction=1.0,
-        interpolation="bicubic",
-    )
-    artifact = export_onnx(ROAD_SIGNS, output=tmp_path / "signs.onnx", preprocess=overrides).path
+def test_cpp_drives_the_road_signs(program, roadsigns, tmp_path):
     path = tmp_path / "signs.adaptive.onnx"
     # A file that reads features; it corrects from the first frames on.
-    add_adaptation(artifact, path, config=PRESETS["paper-l2"], update_every=4, warmup_frames=16)
-    spec = load_artifact(artifact).manifest.preprocess
+    add_adaptation(roadsigns, path, config=PRESETS["paper-l2"], update_every=4, warmup_frames=16)
+    spec = load_artifact(roadsigns).manifest.preprocess
     with open_source("test://drive?resolution=crop", schemes={"drive": drive_source}) as source:
         seen = list(islice(source, 240))
     frames = np.stack([preprocess(frame.image, spec, region=frame.region) for frame in seen])

@@ -1,7 +1,5 @@
 """TensorRT for RTX builds the step of a thousand classes in seconds, on a machine without a GPU."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

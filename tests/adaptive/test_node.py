@@ -1,7 +1,5 @@
 """The Node example against Python, on the same clip: labels, strengths and the final state."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -13,7 +11,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gain_core import PRESETS
-from gain_export import PreprocessOverrides, export_onnx
 from gain_export.adaptive import add_adaptation
 from gain_runtime.files.artifact import load_artifact
 from gain_runtime.preprocess import preprocess_batch
@@ -23,7 +20,7 @@ from gain_runtime.sessions.adaptive import AdaptiveSession
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES, SIGNS = ROOT / "examples", ROOT / "models" / "roadsigns"
+EXAMPLES = ROOT / "examples"
 WEIGHT = (np.random.default_rng(2).integers(-16, 17, size=(5, 12)) / 8).astype(np.float32)
 
 
@@ -112,23 +109,10 @@ def assert_is_pythons(result, path, pixel_values, *, batch_size=1):
         assert_allclose(array / peak, expected[name] / peak, rtol=0, atol=2e-5, err_msg=name)
 
 
-def test_node_drives_past_road_signs_as_python_does(node_example, tmp_path):
+def test_node_drives_past_road_signs_as_python_does(node_example, roadsigns, tmp_path):
     """The drive as `record_clip.py` records it, through the network that is shipped with it."""
-    overrides = PreprocessOverrides(
-        img_size=(64, 64),
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
-        crop_fraction=1.0,
-        interpolation="bicubic",
-    )
-    artifact = export_onnx(
-        SIGNS / "roadsigns.onnx",
-        output=tmp_path / "signs.onnx",
-        preprocess=overrides,
-        labels=SIGNS / "labels.txt",
-    ).path
     path, clip = tmp_path / "signs.adaptive.onnx", tmp_path / "clip"
-    add_adaptation(artifact, path, update_every=4, warmup_frames=16)
+    add_adaptation(roadsigns, path, update_every=4, warmup_frames=16)
     subprocess.run(
         [
             *(sys.executable, EXAMPLES / "record_clip.py", path),
@@ -141,7 +125,7 @@ def test_node_drives_past_road_signs_as_python_does(node_example, tmp_path):
     header = json.loads((clip / "clip.json").read_text())
     frames = np.fromfile(clip / "clip.bin", np.uint8).reshape(-1, 64, 64, 3)
     assert len(frames) == header["frames"] == 600
-    pixel_values = preprocess_batch(list(frames), load_artifact(artifact).manifest.preprocess)
+    pixel_values = preprocess_batch(list(frames), load_artifact(roadsigns).manifest.preprocess)
     result = stream(node_example, path, clip)
     assert_is_pythons(result, path, pixel_values)
     labels = [row["adapted"] for row in result["results"]]

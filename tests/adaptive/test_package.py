@@ -1,15 +1,13 @@
 """Writing adaptive files: what is in them, and what is refused."""
 
-from __future__ import annotations
-
 import json
-import sys
 
 import numpy as np
 import onnx
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, numpy_helper
+from without import run_without
 
 from gain_core import PRESETS, Gain, config_from_dict
 from gain_core.errors import ArtifactError, ConfigError
@@ -31,68 +29,13 @@ PAIR = (-0.5, 0.0)
 # Most nodes of the step itself, of the branch that learns, and of the one that answers anew.
 MOST_NODES = {"shift": (600, 300), "paper": (560, 80), "paper-l2": (572, 80)}
 # Elementwise, reductions, shapes and two products: what small runtimes have as well.
-OPERATORS = {
-    *(
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Max",
-        "Min",
-    ),
-    *(
-        "Clip",
-        "Neg",
-        "Abs",
-        "Exp",
-        "Log",
-        "Sqrt",
-    ),
-    *(
-        "Greater",
-        "GreaterOrEqual",
-        "Less",
-        "LessOrEqual",
-        "Equal",
-        "And",
-    ),
-    *(
-        "Or",
-        "Not",
-        "Where",
-        "IsNaN",
-        "IsInf",
-        "Cast",
-    ),
-    *(
-        "ReduceSum",
-        "ReduceMean",
-        "ReduceMax",
-        "ReduceMin",
-        "ArgMax",
-        "Softmax",
-    ),
-    *(
-        "LogSoftmax",
-        "Shape",
-        "Concat",
-        "Expand",
-        "Gather",
-        "GatherElements",
-    ),
-    *(
-        "Slice",
-        "Unsqueeze",
-        "Reshape",
-        "Transpose",
-        "Identity",
-        "MatMul",
-    ),
-    *(
-        "Gemm",
-        "If",
-    ),
-}
+PLAIN = """
+    Add Sub Mul Div Max Min Clip Neg Abs Exp Log Sqrt
+    Greater GreaterOrEqual Less LessOrEqual Equal And Or Not Where IsNaN IsInf Cast
+    ReduceSum ReduceMean ReduceMax ReduceMin ArgMax Softmax LogSoftmax MatMul Gemm If
+    Shape Concat Expand Gather GatherElements Slice Unsqueeze Reshape Transpose Identity
+    """
+OPERATORS = set(PLAIN.split())
 
 
 def branches(model):
@@ -235,9 +178,7 @@ def test_pixels_to_predictions_is_session_and_gain(
 
 
 @pytest.mark.parametrize("features_only", [False, True])
-def test_the_default_needs_no_features(
-    make_artifact, make_fitness, tmp_path, open_file, features_only
-):
+def test_default_needs_no_features(make_artifact, make_fitness, tmp_path, open_file, features_only):
     files = []
     for name, logits_only in (("with", False), ("without", True)):
         artifact = make_artifact(WEIGHT, logits_only=logits_only, fitness=make_fitness(6, PAIR))
@@ -272,39 +213,11 @@ def test_fixed_batch_size_is_kept(make_artifact, tmp_path, checked):
         assert outputs["label"].shape.dim[0].dim_value == 2
 
 
-def test_a_clash_with_the_artifacts_own_names_is_refused(make_artifact, tmp_path):
-    artifact = make_artifact(WEIGHT)
-    model = onnx.load(artifact)
-    for node in model.graph.node:
-        for names in (node.input, node.output):
-            names[:] = ["probs" if name == "logits" else name for name in names]
-    model.graph.output[1].name = "probs"
-    next(item for item in model.metadata_props if item.key == "gain.logits_name").value = "probs"
-    artifact.write_bytes(model.SerializeToString())
-    with pytest.raises(ArtifactError, match=r"probs.*rename"):
-        add_adaptation(artifact, tmp_path / "out.onnx")
-    assert not (tmp_path / "out.onnx").exists()
-
-
 def test_an_adaptive_file_is_not_made_adaptive_again(make_artifact, tmp_path):
     path = tmp_path / "tiny.adaptive.onnx"
     add_adaptation(make_artifact(WEIGHT), path)
     with pytest.raises(ArtifactError, match="adaptive already"):
         add_adaptation(path, tmp_path / "twice.onnx")
-
-
-@pytest.mark.parametrize("name", ["update_every", "warmup_frames"])
-@pytest.mark.parametrize("frames", [0, -1, 1025])
-def test_a_wait_out_of_range_is_refused(make_artifact, tmp_path, name, frames):
-    with pytest.raises(ConfigError, match=name):
-        add_adaptation(make_artifact(WEIGHT), tmp_path / "out.onnx", **{name: frames})
-
-
-def test_a_missing_folder_leaves_nothing_behind(make_artifact, tmp_path):
-    artifact = make_artifact(WEIGHT)
-    with pytest.raises(ArtifactError, match="cannot be written"):
-        add_adaptation(artifact, tmp_path / "none" / "out.onnx")
-    assert sorted(tmp_path.iterdir()) == [artifact]
 
 
 @pytest.fixture(scope="module")
@@ -371,10 +284,6 @@ def test_default_name(tmp_path, name):
     assert adaptive_path(tmp_path / name) == tmp_path / "vit.adaptive.onnx"
 
 
-def test_importing_the_package_imports_no_library(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("gain_export.adaptive")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    import gain_export.adaptive
-
-    assert "add_adaptation" in gain_export.adaptive.__all__
+def test_importing_the_package_imports_no_library():
+    done = run_without(["onnx"], "import gain_export.adaptive as made\nmade.__all__\n")
+    assert done.returncode == 0, done.stderr

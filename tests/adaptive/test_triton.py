@@ -120,9 +120,7 @@ BACKENDS = pytest.mark.parametrize(
 
 @BACKENDS
 @pytest.mark.parametrize("name", ["shift", "paper-l2"])
-def test_the_config_says_of_every_tensor_what_the_file_says(
-    tmp_path, adaptive, name, backend, platform
-):
+def test_config_says_of_every_tensor_what_file_says(tmp_path, adaptive, name, backend, platform):
     folder = triton.write_triton(adaptive(name), tmp_path / "models", backend=backend)
     config = read_config(folder)
     model = onnx.load(folder / "1" / "model.onnx")
@@ -233,7 +231,7 @@ def test_the_parser_of_tensorrt_reads_what_the_config_says(tmp_path, adaptive, n
 
 def test_the_command_writes_the_repository(tmp_path, adaptive, capsys):
     path, models = adaptive(), tmp_path / "models"
-    assert main([str(path), "--triton", str(models), "--json"]) == 0
+    assert main([str(path), "--triton", str(models), "--json=-"]) == 0
     assert json.loads(capsys.readouterr().out) == {"triton": str(models / "net")}
     assert (models / "net" / "1" / "model.onnx").read_bytes() == path.read_bytes()
     assert [item.name for item in models.iterdir()] == ["net"]

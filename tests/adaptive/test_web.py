@@ -19,7 +19,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gain_core import PRESETS
-from gain_export import PreprocessOverrides, export_onnx
 from gain_export.adaptive import add_adaptation
 from gain_runtime.files.artifact import load_artifact
 from gain_runtime.preprocess import preprocess
@@ -32,7 +31,6 @@ pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).resolve().parent
 WEB = HERE.parents[1] / "examples" / "web"
-SIGNS = HERE.parents[1] / "models" / "roadsigns"
 WEIGHT = (np.random.default_rng(2).integers(-16, 17, size=(5, 12)) / 8).astype(np.float32)
 
 
@@ -97,22 +95,9 @@ def write_camera(path: Path, frames: list[np.ndarray]) -> None:
             video.write(b"FRAME\n" + cv2.cvtColor(doubled, cv2.COLOR_RGB2YUV_I420).tobytes())
 
 
-def write_road_signs(demo: Path) -> list[np.ndarray]:
+def write_road_signs(demo: Path, artifact: Path) -> list[np.ndarray]:
     """Model and clip of a drive past road signs with a noisy sensor; returns its frames."""
-    overrides = PreprocessOverrides(
-        img_size=(64, 64),
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
-        crop_fraction=1.0,
-        interpolation="bicubic",
-    )
     demo.mkdir()
-    artifact = export_onnx(
-        SIGNS / "roadsigns.onnx",
-        output=demo / "signs.onnx",
-        preprocess=overrides,
-        labels=SIGNS / "labels.txt",
-    ).path
     add_adaptation(
         artifact,
         demo / "model.adaptive.onnx",
@@ -147,10 +132,10 @@ def write_road_signs(demo: Path) -> list[np.ndarray]:
     return frames
 
 
-def test_page_adapts_on_a_camera_and_remembers(installed, served, tmp_path):
+def test_page_adapts_on_a_camera_and_remembers(installed, served, roadsigns, tmp_path):
     demo = installed / "site" / "demo"
     shutil.rmtree(demo, ignore_errors=True)
-    frames = write_road_signs(demo)
+    frames = write_road_signs(demo, roadsigns)
     write_camera(tmp_path / "camera.y4m", frames)
     seen = drive(installed, served, tmp_path, camera=tmp_path / "camera.y4m")
     assert seen["errors"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
+from results import make_result
 
 from gain_apps.stream import main
-from gain_runtime.frames import Frame, FrameResult, Ranked
+from gain_runtime.frames import FrameResult
 
 LABELS = ("apple", "crème brûlée", "cassis", "date", "elderberry")
 WNIDS = tuple(f"n{index:08d}" for index in range(len(LABELS)))
@@ -30,19 +32,7 @@ def make_photo(index: int) -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def result() -> Callable[..., FrameResult]:
-    """Makes results: a grey picture, and the classes of the source and of the adaptation."""
-
-    def make_result(index: int = 0, *, source: int = 0, adapted: int = 0) -> FrameResult:
-        image = np.full((20, 30, 3), 40 + index % 200, dtype=np.uint8)
-        frame = Frame(image=image, index=index, timestamp_ns=index, source_id="cam")
-        return FrameResult(
-            frame=frame,
-            source_top=(Ranked(index=source, label=f"class {source}", prob=0.5),),
-            adapted_top=(Ranked(index=adapted, label=f"class {adapted}", prob=0.75),),
-            strength=0.5,
-            gain=0.1,
-        )
-
+    """Makes results; see `make_result`."""
     return make_result
 
 
@@ -109,3 +99,15 @@ def command(
         return subprocess.CompletedProcess(argv, status, *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def run(command: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., dict]:
+    """Run the command with --json and expect success; its summary, stderr under `stderr`."""
+
+    def run_json(*args: object) -> dict:
+        done = command(*args, "--json=-")
+        assert done.returncode == 0, done.stderr
+        return {**json.loads(done.stdout), "stderr": done.stderr}
+
+    return run_json

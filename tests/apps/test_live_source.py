@@ -20,7 +20,7 @@ def pattern(*, frames: int = 6, rate: float = 50.0) -> PatternSource:
     return PatternSource(PatternParams(width=16, height=12, frames=frames, rate=rate))
 
 
-def test_frames_come_at_their_rate_with_the_clocks_time() -> None:
+def test_frames_come_at_their_rate_with_the_clocks_time():
     started_ns = time.monotonic_ns()
     with LiveSource(pattern()) as source:
         assert source.info.live
@@ -33,7 +33,7 @@ def test_frames_come_at_their_rate_with_the_clocks_time() -> None:
     np.testing.assert_array_equal(frames[3].image, list(pattern())[3].image)
 
 
-def test_what_nobody_takes_in_time_is_dropped() -> None:
+def test_what_nobody_takes_in_time_is_dropped():
     with LiveSource(pattern(frames=40, rate=200.0)) as source, FrameReader(source) as reader:
         taken = []
         for frame in reader:
@@ -44,7 +44,7 @@ def test_what_nobody_takes_in_time_is_dropped() -> None:
     assert reader.dropped > 10
 
 
-def test_closing_ends_a_wait() -> None:
+def test_closing_ends_a_wait():
     source = LiveSource(pattern(rate=0.01))
     taken: list[int] = []
     thread = threading.Thread(target=lambda: taken.extend(frame.index for frame in source))
@@ -58,7 +58,7 @@ def test_closing_ends_a_wait() -> None:
     source.close()
 
 
-def test_the_drive_can_be_live() -> None:
+def test_the_drive_can_be_live():
     uri = "test://drive?resolution=crop&frames=3&conditions=clear&rate=100"
     for live in ("", "&live=0", "&live=1"):
         with open_source(uri + live, schemes=app_schemes()) as source:
@@ -68,7 +68,7 @@ def test_the_drive_can_be_live() -> None:
         open_source(uri + "&live=maybe", schemes=app_schemes())
 
 
-def test_photos_have_no_rate(photo_folder) -> None:
+def test_photos_have_no_rate(photo_folder):
     photo = sorted(photo_folder.glob("*.jpg"))[0]
     with open_images([photo]) as source, pytest.raises(ConfigError, match="expected a rate"):
         LiveSource(source)

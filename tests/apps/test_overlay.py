@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from results import make_info, make_result
 
 from gain_apps.streaming.overlay import (
     ADAPTED,
@@ -18,35 +17,19 @@ from gain_apps.streaming.overlay import (
     fitted,
     font,
 )
-from gain_runtime.frames import Frame, FrameResult, Ranked, SourceInfo
+from gain_runtime.frames import Ranked
 
 
-def make_info(width: int, height: int, *, timed: bool = True) -> SourceInfo:
-    return SourceInfo(
-        source_id="test",
-        width_px=width,
-        height_px=height,
-        rate_hz=30.0 if timed else None,
-        num_frames=None,
-        live=False,
-        timed=timed,
-    )
+def info_of(width, height, *, timed=True):
+    rate_hz = 30.0 if timed else None
+    return make_info(width_px=width, height_px=height, rate_hz=rate_hz, timed=timed)
 
 
-def make_result(width: int = 640, height: int = 480, **changes: object) -> FrameResult:
-    frame = Frame(
-        image=np.full((height, width, 3), 120, dtype=np.uint8),
-        index=0,
-        timestamp_ns=0,
-        source_id="test",
-    )
-    names = {"region", "truth", "condition"}
-    frame = replace(frame, **{key: value for key, value in changes.items() if key in names})
+def drawn_result(width=640, height=480, **changes):
     owl, fox = Ranked(index=1, label="owl", prob=0.4), Ranked(index=2, label="fox", prob=0.9)
-    result = FrameResult(
-        frame=frame, source_top=(owl,), adapted_top=(fox,), strength=0.5, gain=0.7, rate_hz=25.0
-    )
-    return replace(result, **{key: value for key, value in changes.items() if key not in names})
+    image = np.full((height, width, 3), 120, dtype=np.uint8)
+    made = {"source_top": (owl,), "adapted_top": (fox,), "rate_hz": 25.0}
+    return make_result(**({"image": image} | made | changes))
 
 
 def has_colour(image: np.ndarray, colour: tuple[int, ...]) -> bool:
@@ -65,25 +48,23 @@ def has_colour(image: np.ndarray, colour: tuple[int, ...]) -> bool:
         pytest.param(2000, 10, (2000, 834), id="strip"),
     ],
 )
-def test_a_result_fills_the_canvas_of_its_source(
-    width: int, height: int, expected: tuple[int, int]
-) -> None:
-    info = make_info(width, height)
+def test_a_result_fills_the_canvas_of_its_source(width, height, expected):
+    info = info_of(width, height)
     assert canvas_size(info) == expected
-    image = Overlay(info).render(make_result(width, height))
+    image = Overlay(info).render(drawn_result(width, height))
     assert image.shape == (expected[1], expected[0], 3)
     assert image.dtype == np.uint8
 
 
-def test_photos_of_all_sizes_share_one_canvas() -> None:
-    overlay = Overlay(make_info(300, 500, timed=False))
-    shapes = {overlay.render(make_result(*size)).shape for size in ((300, 500), (50, 40), (9, 9))}
+def test_photos_of_all_sizes_share_one_canvas():
+    overlay = Overlay(info_of(300, 500, timed=False))
+    shapes = {overlay.render(drawn_result(*size)).shape for size in ((300, 500), (50, 40), (9, 9))}
     assert shapes == {(720, 960, 3)}
 
 
-def test_side_by_side_halves_differ_in_their_card_only() -> None:
-    overlay = Overlay(make_info(3840, 2160), side_by_side=True)
-    image = overlay.render(make_result(3840, 2160, truth=2))
+def test_side_by_side_halves_differ_in_their_card_only():
+    overlay = Overlay(info_of(3840, 2160), side_by_side=True)
+    image = overlay.render(drawn_result(3840, 2160, truth=2))
     left, right = image[:, :640], image[:, -640:]
     assert image.shape == (360, 1284, 3)
     np.testing.assert_array_equal(left[:240], right[:240])
@@ -94,44 +75,44 @@ def test_side_by_side_halves_differ_in_their_card_only() -> None:
     assert not has_colour(right, WRONG)
 
 
-def test_the_card_leaves_the_rest_of_the_frame_and_the_frame_itself_alone() -> None:
-    result = make_result()
-    image = Overlay(make_info(640, 480)).render(result)
+def test_the_card_leaves_the_rest_of_the_frame_and_the_frame_itself_alone():
+    result = drawn_result()
+    image = Overlay(info_of(640, 480)).render(result)
     assert (result.frame.image == 120).all()
     assert (image[:330] == 120).all()
     assert (image[350:460] != 120).any(axis=-1).mean() > 0.9
 
 
-def test_a_changed_prediction_is_marked() -> None:
-    overlay = Overlay(make_info(640, 480))
-    changed = overlay.render(make_result())
-    same = overlay.render(make_result(source_top=make_result().adapted_top))
+def test_a_changed_prediction_is_marked():
+    overlay = Overlay(info_of(640, 480))
+    changed = overlay.render(drawn_result())
+    same = overlay.render(drawn_result(source_top=drawn_result().adapted_top))
     assert has_colour(changed, CHANGED)
     assert not has_colour(same, CHANGED)
     assert has_colour(same, ADAPTED)
 
 
-def test_unknown_truth_has_no_marks() -> None:
-    image = Overlay(make_info(640, 480)).render(make_result())
+def test_unknown_truth_has_no_marks():
+    image = Overlay(info_of(640, 480)).render(drawn_result())
     assert not has_colour(image, RIGHT)
     assert not has_colour(image, WRONG)
 
 
-def test_bars_grow_with_the_confidence() -> None:
-    overlay = Overlay(make_info(640, 480))
+def test_bars_grow_with_the_confidence():
+    overlay = Overlay(info_of(640, 480))
 
     def filled(prob: float) -> int:
         top = (Ranked(index=1, label="", prob=prob),)
-        image = overlay.render(make_result(source_top=top, adapted_top=top, strength=0.0))
+        image = overlay.render(drawn_result(source_top=top, adapted_top=top, strength=0.0))
         return int((image == np.array(ADAPTED[:3], dtype=np.uint8)).all(axis=-1).sum())
 
     counts = [filled(prob) for prob in (0.0, 0.1, 0.5, 1.0)]
     assert counts == sorted(set(counts))
 
 
-def test_the_region_is_outlined_where_it_lies() -> None:
-    result = make_result(320, 240, region=(40, 30, 120, 90))
-    image = Overlay(make_info(320, 240)).render(result)
+def test_the_region_is_outlined_where_it_lies():
+    result = drawn_result(320, 240, region=(40, 30, 120, 90))
+    image = Overlay(info_of(320, 240)).render(result)
     assert image.shape == (480, 640, 3)
     green = (image[:200] == np.array(ADAPTED[:3], dtype=np.uint8)).all(axis=-1)
     rows, columns = np.nonzero(green)
@@ -150,15 +131,15 @@ def test_the_region_is_outlined_where_it_lies() -> None:
         pytest.param({"source_top": (Ranked(index=0, label="\n\t", prob=0.0),)}, id="blank"),
     ],
 )
-def test_extreme_values_are_drawn(changes: dict) -> None:
-    assert Overlay(make_info(640, 480)).render(make_result(**changes)).shape == (480, 640, 3)
+def test_extreme_values_are_drawn(changes):
+    assert Overlay(info_of(640, 480)).render(drawn_result(**changes)).shape == (480, 640, 3)
 
 
-def test_the_same_result_is_drawn_once() -> None:
-    overlay = Overlay(make_info(640, 480))
-    result = make_result()
+def test_the_same_result_is_drawn_once():
+    overlay = Overlay(info_of(640, 480))
+    result = drawn_result()
     assert overlay.render(result) is overlay.render(result)
-    assert overlay.render(make_result()) is not overlay.render(result)
+    assert overlay.render(drawn_result()) is not overlay.render(result)
 
 
 @pytest.mark.parametrize(
@@ -173,11 +154,11 @@ def test_the_same_result_is_drawn_once() -> None:
         pytest.param("STOP “all way”", 'STOP "all way"', id="quotes"),
     ],
 )
-def test_labels_are_spelled_in_ascii(label: str, expected: str) -> None:
+def test_labels_are_spelled_in_ascii(label, expected):
     assert drawable(label, fallback="class 7") == expected
 
 
-def test_a_long_label_is_cut_to_its_width() -> None:
+def test_a_long_label_is_cut_to_its_width():
     cut = fitted("a very long label indeed", 20, 100)
     assert cut.endswith("...")
     assert font(20).getlength(cut) <= 100

@@ -73,9 +73,7 @@ def test_show_says_what_a_state_is(learn, capsys):
     assert {"shift_nats", "draws"} <= set(shown)
 
 
-def test_states_of_the_papers_method_need_the_head(
-    tmp_path, artifact_path, other_artifact_path, capsys
-):
+def test_states_of_papers_method_need_head(tmp_path, artifact_path, other_artifact_path, capsys):
     artifact = load_artifact(artifact_path)
     method = artifact_method(artifact, PaperConfig())
     rng = np.random.default_rng(0)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from jsonl_rows import read_rows
 from numpy.testing import assert_allclose
 
 from gain_core import config_to_dict, preset
 from gain_export.adaptive import add_adaptation
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
@@ -23,13 +20,9 @@ def adaptive_path(artifact_path: Path, tmp_path_factory: pytest.TempPathFactory)
     return path
 
 
-def read_rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
 def test_it_is_the_model_and_its_state_file_is_the_models(
-    command: Command, artifact_path: Path, adaptive_path: Path, photo_folder: Path, tmp_path: Path
-) -> None:
+    command, artifact_path, adaptive_path, photo_folder, tmp_path
+):
     rows = {}
     waits = ("--set=warm-up=4", "--update-every", 2)
     for name, file in (("model", artifact_path), ("adaptive", adaptive_path)):
@@ -55,9 +48,7 @@ def test_it_is_the_model_and_its_state_file_is_the_models(
     assert json.loads(crossed.stdout)["frames_learned"] == 12
 
 
-def test_its_snapshots_are_continued(
-    command: Command, adaptive_path: Path, photo_folder: Path, tmp_path: Path
-) -> None:
+def test_its_snapshots_are_continued(command, adaptive_path, photo_folder, tmp_path):
     for total in (12, 24):
         done = command(photo_folder, "--model", adaptive_path, "--snapshots", tmp_path, "--json=-")
         assert done.returncode == 0, done.stderr
@@ -73,8 +64,8 @@ def test_its_snapshots_are_continued(
     ],
 )
 def test_what_is_baked_in_cannot_be_asked_for(
-    command: Command, adaptive_path: Path, photo_folder: Path, flags: list[str], expected: str
-) -> None:
+    command, adaptive_path, photo_folder, flags, expected
+):
     done = command(photo_folder, "--model", adaptive_path, *flags)
     assert done.returncode == 1
     assert expected in done.stderr

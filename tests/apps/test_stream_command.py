@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from jsonl_rows import count_rows, read_rows
 
 from gain_apps.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from gain_core import config_from_dict, preset
 from gain_runtime.adapter import Adapter
 from gain_runtime.engine import NetworkEngine, artifact_method
+from gain_runtime.files.artifact import load_artifact
+from gain_runtime.files.snapshots import SnapshotStore
 from gain_runtime.files.state import load_state
 from gain_runtime.sessions.session import open_session
 from gain_runtime.sources.opening import open_source
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-
-
-def read_rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def count_frames(path: Path) -> int:
@@ -40,9 +34,7 @@ def count_frames(path: Path) -> int:
     return count
 
 
-def test_photos_give_the_rows_the_adapter_gives(
-    process: Command, artifact_path: Path, photo_folder: Path, tmp_path: Path
-) -> None:
+def test_photos_give_the_rows_the_adapter_gives(process, artifact_path, photo_folder, tmp_path):
     done = process(
         *(photo_folder, "--model", artifact_path, "--jsonl", tmp_path / "rows.jsonl"),
         *("--output", tmp_path / "out.mp4", "--state-out", tmp_path / "state", "--json=-"),
@@ -72,32 +64,15 @@ def test_photos_give_the_rows_the_adapter_gives(
     assert config_from_dict(summary["config"]["gain"]) == preset("shift")
 
 
-def test_the_prediction_is_the_sources_while_warming_up(
-    command: Command, artifact_path: Path, photo_folder: Path, tmp_path: Path
-) -> None:
-    rows_path = tmp_path / "rows.jsonl"
-    done = command(
-        *(photo_folder, "--model", artifact_path, "--jsonl", rows_path, "--json=-"),
-        *("--set=warm-up=8", "--update-every", "1", "--preset", "paper"),
-    )
-    assert done.returncode == 0, done.stderr
-    strengths = [row["strength"] for row in read_rows(rows_path)]
-    assert strengths[:8] == [0.0] * 8
-    assert max(strengths[8:]) > 0.0
-    assert json.loads(done.stdout)["frames_learned"] == 12
-
-
-def test_the_scores_of_both_predictions_come_from_one_pass(
-    command: Command, artifact_path: Path, photo_folder: Path
-) -> None:
+def test_the_scores_of_both_predictions_come_from_one_pass(command, artifact_path, photo_folder):
     done = command(photo_folder, "--model", artifact_path, "--json=-", "--corrupt", "fog:0-5")
     assert done.returncode == 0, done.stderr
     truth = json.loads(done.stdout)["truth"]
-    at_once = ("--set=warm-up=1", "--update-every", "1")
+    at_once = ("--set=warm-up=1", "--update-every", "1", "--preset", "paper")
     plain = command(photo_folder, "--model", artifact_path, "--json=-", *at_once)
     scores = json.loads(plain.stdout)["truth"]
     with open_source(str(photo_folder)) as source, open_session(artifact_path) as session:
-        adapter = Adapter(NetworkEngine(session, preset("shift"), update_every=1, warmup_frames=1))
+        adapter = Adapter(NetworkEngine(session, preset("paper"), update_every=1, warmup_frames=1))
         frames = list(source)
         batches = [adapter.step([frame.image]) for frame in frames]
     labels = np.array([frame.truth for frame in frames])
@@ -110,17 +85,22 @@ def test_the_scores_of_both_predictions_come_from_one_pass(
             "nll_nats": negative_log_likelihood(log_probs, labels),
         }
         assert scores[who] == pytest.approx(expected, rel=1e-5)
+    assert scores["source"] != scores["adapted"]
     assert scores["conditions"] == {}
     # A ramp over twelve photos passes every whole severity.
     assert list(truth["conditions"]) == [f"fog:{severity}" for severity in range(6)]
     assert sum(score["frames"] for score in truth["conditions"].values()) == 12
-    assert "12 frames with known truth" in done.stderr
-    assert "frozen" in done.stderr
+    line = next(line for line in plain.stderr.splitlines() if "│ all " in line)
+    cells = [cell.strip() for cell in line.strip("│ ").split("│")]
+    shown = [
+        f"{scores[who][name]:.{digits}f}"
+        for name, digits in (("accuracy_percent", 1), ("ece_percent", 1), ("nll_nats", 3))
+        for who in ("source", "adapted")
+    ]
+    assert cells == ["all", "12", *shown]
 
 
-def test_a_frozen_clip_is_the_plain_source(
-    command: Command, artifact_path: Path, clip_path: Path, tmp_path: Path
-) -> None:
+def test_a_frozen_clip_is_the_plain_source(command, artifact_path, clip_path, tmp_path):
     done = command(
         *(clip_path, "--model", artifact_path, "--freeze", "--jsonl", tmp_path / "rows.jsonl"),
         *("--output", tmp_path / "out.avi", "--side-by-side", "--batch-size", 5),
@@ -133,9 +113,7 @@ def test_a_frozen_clip_is_the_plain_source(
     assert count_frames(tmp_path / "out.avi") == 24
 
 
-def test_a_clip_cut_short_keeps_the_frames_before_the_cut(
-    command: Command, artifact_path: Path, tmp_path: Path
-) -> None:
+def test_a_clip_cut_short_keeps_the_frames_before_the_cut(command, artifact_path, tmp_path):
     path = tmp_path / "cut.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (96, 64))
     rng = np.random.default_rng(0)
@@ -154,6 +132,9 @@ def test_a_clip_cut_short_keeps_the_frames_before_the_cut(
     assert "cut short" in done.stderr
 
 
+ENDLESS = "test://pattern?frames=100000000&width=64&height=48"
+
+
 @pytest.mark.parametrize(
     ("signum", "status"),
     [
@@ -162,76 +143,49 @@ def test_a_clip_cut_short_keeps_the_frames_before_the_cut(
     ],
 )
 def test_a_signal_finishes_the_files_and_saves_the_state(
-    artifact_path: Path, tmp_path: Path, signum: int, status: int
-) -> None:
+    start, until, artifact_path, tmp_path, signum, status
+):
     rows_path, video, state = (tmp_path / name for name in ("rows.jsonl", "out.mp4", "state"))
-    arguments = ["test://pattern?frames=100000000&width=64&height=48", "--model", artifact_path]
-    arguments += ["--jsonl", rows_path, "--output", video, "--state-out", state, "--json=-"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gain_apps.stream", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
+    process = start(
+        *(ENDLESS, "--model", artifact_path, "--json=-", "--jsonl", rows_path),
+        *("--output", video, "--state-out", state, "--snapshots", tmp_path / "kept"),
     )
-    try:
-        wait_for_rows(rows_path, 10)
-        process.send_signal(signum)
-        stdout, stderr = process.communicate(timeout=120)
-    finally:
-        process.kill()
+    until(lambda: count_rows(rows_path) >= 70)
+    asked = time.monotonic()
+    process.send_signal(signum)
+    stdout, stderr = process.communicate(timeout=120)
+    # Two seconds are promised; a machine that runs other tests meanwhile needs far more.
+    assert time.monotonic() - asked < 20.0
     assert process.returncode == status, stderr
     summary = json.loads(stdout)
     assert summary["stopped_by"] == signal.Signals(signum).name
     assert len(read_rows(rows_path)) == summary["frames"] >= 10
     assert count_frames(video) == summary["frames"]
     assert "Traceback" not in stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.mp4", "rows.jsonl", "state"]
-    with open_session(artifact_path) as session:
-        loaded = load_state(
-            state,
-            method=artifact_method(session.artifact),
-            artifact_sha256=session.artifact.sha256,
-        )
-    assert loaded.frames == summary["frames"]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["kept", "out.mp4", "rows.jsonl", "state"]
+    artifact = load_artifact(artifact_path)
+    method = artifact_method(artifact)
+    loaded = load_state(state, method=method, artifact_sha256=artifact.sha256)
+    assert loaded.frames == summary["frames"] == summary["frames_learned"]
+    # What was pending is learned for the state file, after the last snapshot.
+    with SnapshotStore(tmp_path / "kept") as store:
+        assert 0 <= loaded.frames - store.snapshots()[0].frames < 16
 
 
-def test_a_signal_ends_the_wait_for_the_next_picture_without_a_word(
-    artifact_path: Path, tmp_path: Path
-) -> None:
-    rows_path = tmp_path / "rows.jsonl"
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "gain_apps.stream", "-", "--model", str(artifact_path)),
-            *("--jsonl", str(rows_path)),
-        ],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=ENVIRONMENT,
-    )
-    assert process.stdin is not None
-    try:
-        picture = cv2.imencode(".jpg", np.full((48, 64, 3), 90, np.uint8))[1].tobytes()
-        process.stdin.write(3 * picture)
-        process.stdin.flush()
-        wait_for_rows(rows_path, 3)
-        process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 143, stderr
-    assert b"WARNING" not in stderr
+def test_signal_ends_wait_for_next_picture_without_a_word(start, until, artifact_path, tmp_path):
+    process = start("-", "--model", artifact_path, "--jsonl", tmp_path / "rows.jsonl")
+    picture = cv2.imencode(".jpg", np.full((48, 64, 3), 90, np.uint8))[1].tobytes()
+    process.stdin.buffer.write(3 * picture)
+    process.stdin.flush()
+    until(lambda: count_rows(tmp_path / "rows.jsonl") >= 3)
+    process.send_signal(signal.SIGTERM)
+    # Not `communicate`, which would end the input.
+    assert process.wait(timeout=120) == 143
+    assert "WARNING" not in process.stderr.read()
 
 
-def wait_for_rows(path: Path, count: int) -> None:
-    """Block until a file has this many lines."""
-    deadline = time.monotonic() + 120.0
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < deadline, "the command wrote no rows"
-        time.sleep(0.05)
-
-
-def test_a_second_signal_ends_at_once() -> None:
+def test_a_second_signal_ends_at_once():
     script = (
         "import os, signal, time\n"
         "from gain_apps.streaming.control import StopRequest, signals_handled\n"
@@ -249,32 +203,19 @@ def test_a_second_signal_ends_at_once() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "asked\n", "")
 
 
-def test_a_reader_that_goes_away_is_one_line(artifact_path: Path) -> None:
-    uri = "test://pattern?frames=100000000&width=64&height=48"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gain_apps.stream", uri, "--jsonl", "-", "--model", artifact_path],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-    )
-    try:
-        assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["index"] == 0
-        process.stdout.close()
-        _, stderr = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 1
+def test_a_reader_that_goes_away_is_one_line(start, artifact_path):
+    process = start(ENDLESS, "--model", artifact_path, "--jsonl", "-")
+    assert json.loads(process.stdout.readline())["index"] == 0
+    process.stdout.close()
+    assert process.wait(timeout=120) == 1
+    stderr = process.stderr.read()
     assert stderr.splitlines()[-1].startswith("gain-stream: error: --jsonl: standard output")
     assert "Exception ignored" not in stderr
     assert "Traceback" not in stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk without room")
-def test_a_full_disk_does_not_take_the_other_outputs_with_it(
-    command: Command, artifact_path: Path, clip_path: Path, tmp_path: Path
-) -> None:
+def test_full_disk_does_not_take_other_outputs_with_it(command, artifact_path, clip_path, tmp_path):
     video, state = tmp_path / "out.mp4", tmp_path / "state"
     done = command(
         *(clip_path, "--model", artifact_path, "--jsonl", "/dev/full", "--json=-"),
@@ -287,23 +228,7 @@ def test_a_full_disk_does_not_take_the_other_outputs_with_it(
     assert state.is_file()
 
 
-def test_help_and_import_need_no_heavy_library() -> None:
-    script = (
-        "import sys\n"
-        "for name in ('torch', 'timm', 'cupy', 'tensorrt', 'matplotlib', 'cv2', 'onnx',\n"
-        "             'onnxruntime', 'PIL', 'rich', 'safetensors'):\n"
-        "    sys.modules[name] = None\n"
-        "from gain_apps.stream import main\n"
-        "main(['--help'])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "--side-by-side" in done.stdout
-
-
-def test_the_launcher_is_the_command() -> None:
+def test_the_launcher_is_the_command():
     launcher = Path(__file__).resolve().parents[2] / "apps" / "stream_video.py"
     done = subprocess.run(
         [sys.executable, launcher], capture_output=True, text=True, timeout=120, check=False

@@ -46,7 +46,7 @@ class Slow:
         return self.adapter.update_every, self.pressure.stride
 
 
-def test_updates_become_rare_before_frames_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
+def test_updates_become_rare_before_frames_are_skipped(caplog):
     slow = Slow().settle()
     steps, words = [], []
     for lost in (0, 8, 100, 100, 100, 100, 100, 100, 100):
@@ -56,20 +56,14 @@ def test_updates_become_rare_before_frames_are_skipped(caplog: pytest.LogCapture
     less = [(4, 1), (16, 1), (64, 1)]
     # Eight in 168 are below 5 %: nothing gives way.
     assert steps == [(1, 1), (1, 1), *less, (64, 2), (64, 4), (64, 8), (64, 8)]
-    assert words == [
-        *["keeping-up"] * 2,
-        *["updating-less"] * 3,
-        *["skipping"] * 4,
-    ]
+    assert words == [*["keeping-up"] * 2, *["updating-less"] * 3, *["skipping"] * 4]
     messages = [record.message for record in caplog.records]
     assert len(messages) == 6
     assert messages[0] == ("38 % of the frames are dropped: an update every 4 frames from here on")
     assert messages[3].endswith("one frame in 2 is classified, the others are skipped from here on")
 
 
-def test_frames_dropped_in_the_first_seconds_are_no_alarm(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_frames_dropped_in_the_first_seconds_are_no_alarm(caplog):
     # A network's first passes are slow, and a camera hands over what it has kept.
     slow = Slow()
     slow.dropped = 90
@@ -83,7 +77,7 @@ def test_frames_dropped_in_the_first_seconds_are_no_alarm(
     assert slow.pressure.level == 1
 
 
-def test_skipped_frames_are_evenly_spaced() -> None:
+def test_skipped_frames_are_evenly_spaced():
     slow = Slow(update_every=64).settle()
     slow.run(100)
     slow.run(100)
@@ -93,7 +87,7 @@ def test_skipped_frames_are_evenly_spaced() -> None:
     assert {b - a for a, b in pairwise(n for n, one in enumerate(taken) if one)} == {4}
 
 
-def test_it_comes_back_to_what_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_comes_back_to_what_was_asked_for(caplog):
     slow = Slow(update_every=24).settle()
     for _ in range(3):
         slow.run(100)
@@ -102,15 +96,12 @@ def test_it_comes_back_to_what_was_asked_for(caplog: pytest.LogCaptureFixture) -
     for _ in range(8):
         slow.run(0)
         steps.append(slow.step)
-    assert steps == [
-        *[(64, 4), (64, 2), (64, 2), (64, 1)],
-        *[(64, 1), (24, 1), (24, 1), (24, 1)],
-    ]
+    assert steps == [*[(64, 4), (64, 2), (64, 2), (64, 1)], *[(64, 1), (24, 1), (24, 1), (24, 1)]]
     assert slow.pressure.level == 0
     assert caplog.records[-1].message == "no frame is dropped: an update every 24 frames"
 
 
-def test_a_device_between_two_steps_tries_less_and_less_often() -> None:
+def test_a_device_between_two_steps_tries_less_and_less_often():
     """Two steps are enough for it and one is not, for six hours."""
     slow = Slow(update_every=64).settle()
     changes = 0
@@ -123,7 +114,7 @@ def test_a_device_between_two_steps_tries_less_and_less_often() -> None:
     assert changes < 40
 
 
-def test_a_long_calm_makes_it_patient_no_more() -> None:
+def test_a_long_calm_makes_it_patient_no_more():
     slow = Slow(update_every=64).settle()
     slow.run(100)
     for _ in range(3):
@@ -139,7 +130,7 @@ def test_a_long_calm_makes_it_patient_no_more() -> None:
         assert slow.pressure.level == 1
 
 
-def test_gain_takes_another_update_every_at_once() -> None:
+def test_gain_takes_another_update_every_at_once():
     rng = np.random.default_rng(0)
     head = rng.normal(size=(4, 8)).astype(np.float32)
     config = preset("shift")
@@ -174,9 +165,7 @@ def write(path: Path, text: object) -> None:
     path.write_text(f"{text}\n")
 
 
-def test_throttling_is_said_when_it_begins_and_ends(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_throttling_is_said_when_it_begins_and_ends(tmp_path, caplog):
     now = [0.0]
     thermal = tmp_path / "class" / "thermal"
     counter = tmp_path / "devices/system/cpu/cpu0/thermal_throttle/core_throttle_count"
@@ -211,7 +200,7 @@ def test_throttling_is_said_when_it_begins_and_ends(
 
 
 @pytest.mark.parametrize("text", [None, "", "-", "asleep"])
-def test_what_cannot_be_read_is_no_throttling(tmp_path: Path, text: str | None) -> None:
+def test_what_cannot_be_read_is_no_throttling(tmp_path, text):
     if text is not None:
         write(tmp_path / "class/thermal/thermal_zone0/temp", text)
         write(tmp_path / "class/thermal/cooling_device0/cur_state", text)
@@ -221,9 +210,7 @@ def test_what_cannot_be_read_is_no_throttling(tmp_path: Path, text: str | None) 
     assert with_nothing.celsius is None
 
 
-def test_it_looks_at_most_every_ten_seconds(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_looks_at_most_every_ten_seconds(tmp_path, caplog):
     now = [0.0]
     watch = ThermalWatch(root=tmp_path, clock=lambda: now[0])
     watch.tick()

@@ -1,9 +1,5 @@
 """Settings of several streams: who writes where, and what cannot be meant for several."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from gain_apps.streaming.plan import plan_streams, read_config_file
@@ -12,7 +8,7 @@ from gain_core.errors import ConfigError
 TWO = ["test://pattern", "test://drive"]
 
 
-def test_one_input_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_one_input_is_taken_as_it_is(tmp_path):
     rows = str(tmp_path / "rows.jsonl")
     for given in ("test://pattern", ["test://pattern"]):
         plan = plan_streams({"input": given, "model": "m.onnx", "jsonl": rows})
@@ -23,7 +19,7 @@ def test_one_input_is_taken_as_it_is(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_each_stream_writes_into_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_each_stream_writes_into_a_folder_of_its_own(tmp_path):
     settings = {
         "input": TWO,
         "names": ["yard", "door"],
@@ -59,7 +55,7 @@ def test_each_stream_writes_into_a_folder_of_its_own(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["door", "yard"]
 
 
-def test_a_page_makes_a_service_of_a_single_stream(tmp_path: Path) -> None:
+def test_a_page_makes_a_service_of_a_single_stream(tmp_path):
     plan = plan_streams({"input": "test://pattern", "model": "m.onnx", "serve": "0"})
     assert (plan.is_service, plan.goes_on) == (True, False)
     (config,) = plan.configs
@@ -68,9 +64,7 @@ def test_a_page_makes_a_service_of_a_single_stream(tmp_path: Path) -> None:
     assert plan_streams(given).configs[0].reconnect == 60.0
 
 
-def test_a_table_of_cameras_gives_each_its_own_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_of_cameras_gives_each_its_own_settings(tmp_path, monkeypatch):
     monkeypatch.setenv("YARD_PASSWORD", "sesame")
     path = tmp_path / "cameras.toml"
     path.write_text(
@@ -103,14 +97,11 @@ def test_a_table_of_cameras_gives_each_its_own_settings(
         pytest.param({"display": True}, "--display: a window shows one", id="window"),
         pytest.param({"jsonl": "-"}, "--jsonl -: the streams would mix", id="stdout"),
         pytest.param({"input": ["-", "-"]}, "INPUT: standard input", id="stdin twice"),
-        pytest.param({"model": None}, "--model: expected", id="no model"),
-        pytest.param({"jsonl": "nowhere/rows.jsonl"}, "no such folder nowhere", id="no folder"),
-        pytest.param({"batch_size": 0}, "--batch-size: expected at least 1", id="any other"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str
-) -> None:
+    tmp_path, monkeypatch, changes, message
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         plan_streams({"input": TWO, "model": "m.onnx", **changes})
@@ -118,13 +109,13 @@ def test_what_cannot_be_meant_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_a_file_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_is_a_file_is_said(tmp_path):
     (tmp_path / "stream-2").write_text("taken")
     with pytest.raises(ConfigError, match=r"--jsonl: .*stream-2: the stream's folder cannot"):
         plan_streams({"input": TWO, "model": "m.onnx", "jsonl": str(tmp_path / "rows.jsonl")})
 
 
-def test_a_file_may_list_inputs_and_names(tmp_path: Path) -> None:
+def test_a_file_may_list_inputs_and_names(tmp_path):
     path = tmp_path / "cams.toml"
     path.write_text('input = ["test://pattern", "0"]\nnames = ["a", "b"]\nmodel = "m.onnx"\n')
     settings = read_config_file(path)

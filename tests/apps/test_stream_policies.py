@@ -16,6 +16,8 @@ import cv2
 import numpy as np
 import pytest
 from eager_adapter import eager
+from recording_sink import RecordingSink
+from results import make_info
 
 from gain_apps.stream import main
 from gain_apps.streaming.backpressure import Backpressure
@@ -29,7 +31,7 @@ from gain_export.adaptive import add_adaptation
 from gain_runtime.adapter import Adapter
 from gain_runtime.engine import AdaptiveEngine
 from gain_runtime.files.adaptive import load_adaptive
-from gain_runtime.frames import Frame, FrameHealth, FrameResult, SourceInfo
+from gain_runtime.frames import Frame, FrameHealth, SourceInfo
 from gain_runtime.sessions.session import open_adaptive_session, open_session
 from gain_runtime.sources.reader import FrameReader
 from gain_runtime.sources.reconnecting import SignalLostError
@@ -46,9 +48,7 @@ class ListSource:
 
     @property
     def info(self) -> SourceInfo:
-        return SourceInfo(
-            source_id="cam", width_px=30, height_px=20, rate_hz=None, num_frames=None, live=False
-        )
+        return make_info()
 
     def __iter__(self) -> Iterator[Frame]:
         for index, image in enumerate(self._images):
@@ -60,28 +60,11 @@ def noise(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(30, 250, size=(20, 30, 3), dtype=np.uint8)
 
 
-class Sink:
-    """Keeps what it is given; fails from a frame on."""
-
-    def __init__(self, *, fails_from: int = 10**9) -> None:
-        self.indices: list[int] = []
-        self.closed = 0
-        self._fails_from = fails_from
-
-    def write(self, result: FrameResult, /) -> None:
-        if result.frame.index >= self._fails_from:
-            raise StreamError("no room")
-        self.indices.append(result.frame.index)
-
-    def close(self) -> None:
-        self.closed += 1
-
-
 @pytest.mark.parametrize("batch", [1, 4])
-def test_broken_frames_are_predicted_and_teach_nothing(artifact_path: Path, batch: int) -> None:
+def test_broken_frames_are_predicted_and_teach_nothing(artifact_path, batch):
     black = np.zeros((20, 30, 3), dtype=np.uint8)
     images = [noise(0), black, noise(1), noise(1), noise(2), black]
-    sink, outputs, record = Sink(), Outputs(), RunRecord()
+    sink, outputs, record = RecordingSink(), Outputs(), RunRecord()
     outputs.add("sink", sink)
     with open_session(artifact_path) as session:
         adapter = eager(session, preset("paper"))
@@ -130,9 +113,7 @@ class Camera:
 
     @property
     def info(self) -> SourceInfo:
-        return SourceInfo(
-            source_id="cam", width_px=30, height_px=20, rate_hz=300.0, num_frames=None, live=True
-        )
+        return make_info(rate_hz=300.0, live=True)
 
     def __iter__(self) -> Iterator[Frame]:
         for index in range(self.frames):
@@ -154,18 +135,14 @@ class Camera:
 
 @pytest.mark.parametrize("kind", ["model", "adaptive"])
 def test_a_device_that_cannot_keep_up_updates_less_then_skips_and_recovers(
-    artifact_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    kind: str,
-) -> None:
+    artifact_path, tmp_path, monkeypatch, caplog, kind
+):
     monkeypatch.setattr("gain_apps.streaming.backpressure.EVERY_S", 0.1)
     monkeypatch.setattr("gain_apps.streaming.backpressure.SETTLING_S", 0.05)
     camera = Camera(450)
     record, outputs = RunRecord(), Outputs()
     steps: list[tuple[int, int]] = []
-    outputs.add("sink", Sink())
+    outputs.add("sink", RecordingSink())
     with (
         every_second_frame(artifact_path, tmp_path if kind == "adaptive" else None) as adapter,
         FrameReader(camera) as reader,
@@ -186,10 +163,7 @@ def test_a_device_that_cannot_keep_up_updates_less_then_skips_and_recovers(
                 camera.per_taken = 1
 
         loop = StreamLoop(
-            *(adapter, outputs, record),
-            stop=StopRequest(),
-            between=note,
-            backpressure=pressure,
+            *(adapter, outputs, record), stop=StopRequest(), between=note, backpressure=pressure
         )
         with caplog.at_level(logging.WARNING):
             loop.run(reader)
@@ -204,16 +178,13 @@ def test_a_device_that_cannot_keep_up_updates_less_then_skips_and_recovers(
     assert any(message.startswith("no frame is dropped") for message in caplog.messages)
 
 
-def test_a_source_that_hangs_in_a_read_is_a_lost_signal(artifact_path: Path) -> None:
+def test_a_source_that_hangs_in_a_read_is_a_lost_signal(artifact_path):
     reached, release = threading.Event(), threading.Event()
     source = ListSource([noise(0), noise(1)], at_end=lambda: (reached.set(), release.wait(120.0)))
     outputs, record = Outputs(), RunRecord()
     with open_session(artifact_path) as session, FrameReader(source) as reader:
         loop = StreamLoop(
-            eager(session, preset("shift")),
-            *(outputs, record),
-            stop=StopRequest(),
-            silence_s=0.15,
+            eager(session, preset("shift")), *(outputs, record), stop=StopRequest(), silence_s=0.15
         )
         # The silence is that after the frames, whenever the reader's thread has its turn.
         assert isinstance(reader.get(timeout_s=120.0), Frame)
@@ -224,10 +195,26 @@ def test_a_source_that_hangs_in_a_read_is_a_lost_signal(artifact_path: Path) -> 
     assert record.frames == 1
 
 
-def test_a_failing_output_is_dropped_said_once_and_an_error_at_the_end(
-    caplog: pytest.LogCaptureFixture, result
-) -> None:
-    good, bad = Sink(), Sink(fails_from=2)
+@pytest.mark.parametrize("ahead", [0, 1], ids=["host", "device"])
+def test_frames_before_a_lost_signal_are_all_classified(artifact_path, monkeypatch, ahead):
+    monkeypatch.setattr(Adapter, "ahead", ahead)
+
+    def lost():
+        raise StreamError("signal lost")
+
+    source = ListSource([noise(seed) for seed in range(3)], at_end=lost)
+    sink, outputs, record = RecordingSink(), Outputs(), RunRecord()
+    outputs.add("rows", sink)
+    with open_session(artifact_path) as session, FrameReader(source) as reader:
+        adapter = eager(session, preset("shift"))
+        loop = StreamLoop(adapter, outputs, record, stop=StopRequest(), batch=2)
+        with pytest.raises(StreamError, match="signal lost"):
+            loop.run(reader)
+    assert (sink.indices, record.frames, adapter.frames) == ([0, 1, 2], 3, 3)
+
+
+def test_a_failing_output_is_dropped_said_once_and_an_error_at_the_end(caplog, result):
+    good, bad = RecordingSink(), RecordingSink(fails_from=2)
     polled: list[int] = []
     outputs = Outputs(drop_failing=True)
     outputs.add("--good", good)
@@ -247,9 +234,7 @@ def test_a_failing_output_is_dropped_said_once_and_an_error_at_the_end(
     outputs.close()
 
 
-def test_a_beating_watchdog_ends_nothing_and_a_silent_one_ends_the_process(
-    monkeypatch: pytest.MonkeyPatch, until
-) -> None:
+def test_a_beating_watchdog_ends_nothing_and_a_silent_one_ends_the_process(monkeypatch, until):
     now, looks = [0.0], [0]
 
     def clock() -> float:
@@ -277,9 +262,7 @@ def test_a_beating_watchdog_ends_nothing_and_a_silent_one_ends_the_process(
     assert "time.sleep" in done.stderr or "line 5" in done.stderr
 
 
-def test_a_live_run_loses_its_camera_for_good(
-    answering, mjpeg, artifact_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_live_run_loses_its_camera_for_good(answering, mjpeg, artifact_path, tmp_path, capsys):
     picture = cv2.resize(noise(0), (64, 48), interpolation=cv2.INTER_CUBIC)
     # It has nothing for whoever asks again.
     jpegs = iter([cv2.imencode(".jpg", picture)[1].tobytes()] * 12)

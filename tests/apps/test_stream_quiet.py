@@ -1,22 +1,13 @@
 """What a person sees of a run who asked for nothing more, and what inputs of a shell become."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from gain_apps.streaming.plan import plan_streams
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
-
-def test_a_run_says_what_it_opened_and_on_what_it_runs(
-    command: Command, clip_path: Path, artifact_path: Path
-) -> None:
+def test_a_run_says_what_it_opened_and_on_what_it_runs(command, clip_path, artifact_path):
     done = command(clip_path, "--model", artifact_path)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
@@ -29,8 +20,8 @@ def test_a_run_says_what_it_opened_and_on_what_it_runs(
 
 
 def test_verbose_says_the_settings_and_errors_only_prints_nothing(
-    command: Command, process: Command, clip_path: Path, artifact_path: Path
-) -> None:
+    command, process, clip_path, artifact_path
+):
     told = command(clip_path, "--model", artifact_path, "--verbose")
     assert told.returncode == 0, told.stderr
     assert "INFO: config: {" in told.stderr
@@ -39,9 +30,7 @@ def test_verbose_says_the_settings_and_errors_only_prints_nothing(
     assert json.loads(silent.stdout)["frames"] == 24
 
 
-def test_several_photos_are_one_stream(
-    command: Command, photo_folder: Path, artifact_path: Path, tmp_path: Path
-) -> None:
+def test_several_photos_are_one_stream(command, photo_folder, artifact_path, tmp_path):
     photos = sorted(photo_folder.glob("*.jpg"))
     rows = tmp_path / "rows.jsonl"
     done = command(*photos, "--model", artifact_path, "--json=-", "--jsonl", rows)
@@ -53,18 +42,9 @@ def test_several_photos_are_one_stream(
     assert len(rows.read_text("utf-8").splitlines()) == 12
 
 
-def test_an_output_is_none_of_the_photos(
-    command: Command, photo_folder: Path, artifact_path: Path
-) -> None:
-    photos = sorted(photo_folder.glob("*.jpg"))
-    done = command(*photos, "--model", artifact_path, "--jsonl", photos[3])
-    assert done.returncode == 2
-    assert "would be overwritten" in done.stderr
-
-
 def test_photos_with_names_and_mixed_inputs_stay_several_streams(
-    photo_folder: Path, clip_path: Path, artifact_path: Path
-) -> None:
+    photo_folder, clip_path, artifact_path
+):
     photos = [str(path) for path in sorted(photo_folder.glob("*.jpg"))[:2]]
     common = {"model": str(artifact_path)}
     named = plan_streams({**common, "input": photos, "names": ["a", "b"]})
@@ -79,8 +59,8 @@ def test_photos_with_names_and_mixed_inputs_stay_several_streams(
     "content", ["", "index\twnid\tname\n99\tn1\tother\n"], ids=["empty", "other"]
 )
 def test_truth_none_runs_beside_any_class_list(
-    command: Command, photo_folder: Path, artifact_path: Path, tmp_path: Path, content: str
-) -> None:
+    command, photo_folder, artifact_path, tmp_path, content
+):
     for photo in photo_folder.glob("*.jpg"):
         (tmp_path / photo.name).write_bytes(photo.read_bytes())
     (tmp_path / "classes.tsv").write_text(content)
@@ -99,9 +79,7 @@ def test_truth_none_runs_beside_any_class_list(
     assert json.loads(listed.stdout)["truth"]["frames"] == 12
 
 
-def test_a_hardware_decoder_is_for_videos(
-    command: Command, photo_folder: Path, artifact_path: Path
-) -> None:
+def test_a_hardware_decoder_is_for_videos(command, photo_folder, artifact_path):
     done = command(photo_folder, "--model", artifact_path, "--set=hwaccel=cuda")
     assert done.returncode == 1
     assert "--set hwaccel=cuda: expected a video file or a network stream as INPUT" in done.stderr

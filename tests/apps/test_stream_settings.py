@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from jsonl_rows import read_rows
 from safetensors.numpy import load_file
 
 from gain_apps.stream import build_parser, main
@@ -15,21 +15,6 @@ from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.plan import read_config_file, read_settings
 from gain_core import config_to_dict, preset
 from gain_core.errors import ConfigError
-
-Run = Callable[..., dict]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command with --json; its summary."""
-
-    def run_json(*args: object) -> dict:
-        status = main([*(str(arg) for arg in args), "--json=-"])
-        captured = capsys.readouterr()
-        assert status == 0, captured.err
-        return dict(json.loads(captured.out))
-
-    return run_json
 
 
 def flags(*argv: str) -> dict:
@@ -41,11 +26,7 @@ def write_toml(path: Path, text: str) -> Path:
     return path
 
 
-def read_rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
-def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
+def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path):
     file = read_config_file(
         write_toml(
             tmp_path / "run.toml",
@@ -81,7 +62,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
         pytest.param("batch = ", "expected TOML", id="no TOML"),
     ],
 )
-def test_a_malformed_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_malformed_file_is_refused(tmp_path, text, expected):
     with pytest.raises(ConfigError, match=expected):
         read_config_file(write_toml(tmp_path / "run.toml", text))
 
@@ -91,18 +72,15 @@ def test_a_malformed_file_is_refused(tmp_path: Path, text: str, expected: str) -
     [
         pytest.param("kappa = 3", "unknown key kappa", id="unknown"),
         pytest.param('half_life = "long"', "half_life: expected a number, got 'long'", id="type"),
-        pytest.param("half_life = 0", "half_life: expected a finite number > 0", id="range"),
     ],
 )
-def test_a_field_of_gain_that_cannot_be_meant_is_refused(
-    tmp_path: Path, text: str, expected: str
-) -> None:
+def test_a_field_of_gain_that_cannot_be_meant_is_refused(tmp_path, text, expected):
     file = read_config_file(write_toml(tmp_path / "run.toml", f"[gain]\n{text}\n"))
     with pytest.raises(ConfigError, match=expected):
         StreamConfig.resolve({**file, **flags("0", "--model", "m")})
 
 
-def test_the_recorded_settings_hide_credentials() -> None:
+def test_the_recorded_settings_hide_credentials():
     config = StreamConfig(input="rtsp://me:secret@host/cam", model="m.onnx")
     record = json.dumps(config.to_dict(), allow_nan=False)
     assert "secret" not in record
@@ -111,9 +89,7 @@ def test_the_recorded_settings_hide_credentials() -> None:
     assert named.to_dict()["gain"] == config_to_dict(preset("paper-l2"))
 
 
-def test_a_file_alone_runs_a_stream(
-    run: Run, artifact_path: Path, clip_path: Path, tmp_path: Path
-) -> None:
+def test_a_file_alone_runs_a_stream(run, artifact_path, clip_path, tmp_path):
     text = f"input = '{clip_path}'\nmodel = '{artifact_path}'\nmax-frames = 5\npreset = 'paper-l2'"
     summary = run("--config", write_toml(tmp_path / "run.toml", text))
     assert summary["frames"] == 5
@@ -127,13 +103,8 @@ def test_a_file_alone_runs_a_stream(
     ids=["one", "every 3", "batch 3"],
 )
 def test_a_state_continues_as_one_run_would(
-    run: Run,
-    artifact_path: Path,
-    photo_folder: Path,
-    tmp_path: Path,
-    flags_used: list[str],
-    method: str,
-) -> None:
+    run, artifact_path, photo_folder, tmp_path, flags_used, method
+):
     use = ["--model", artifact_path, "--set=warm-up=1", "--preset", method, *flags_used]
     run(photo_folder, *use, "--jsonl", tmp_path / "all", "--state-out", tmp_path / "whole")
     state = tmp_path / "state"
@@ -160,9 +131,7 @@ def test_a_state_continues_as_one_run_would(
         assert array.tobytes() == other[key].tobytes(), key
 
 
-def test_a_frozen_run_keeps_to_the_state_it_was_given(
-    run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path
-) -> None:
+def test_a_frozen_run_keeps_to_the_state_it_was_given(run, artifact_path, photo_folder, tmp_path):
     use = [photo_folder, "--model", artifact_path, "--preset", "paper"]
     learned = run(*use, "--state-out", tmp_path / "state")
     before = (tmp_path / "state").read_bytes()
@@ -172,9 +141,7 @@ def test_a_frozen_run_keeps_to_the_state_it_was_given(
     assert (tmp_path / "state").read_bytes() == before
 
 
-def test_shuffled_photos_come_in_an_order_of_the_seed(
-    run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path
-) -> None:
+def test_shuffled_photos_come_in_an_order_of_the_seed(run, artifact_path, photo_folder, tmp_path):
     def order(*extra: object) -> list[str]:
         (tmp_path / "rows").unlink(missing_ok=True)
         run(photo_folder, "--model", artifact_path, "--jsonl", tmp_path / "rows", *extra)
@@ -186,9 +153,7 @@ def test_shuffled_photos_come_in_an_order_of_the_seed(
     assert order("--shuffle", "--set=seed=2") != first
 
 
-def test_truth_from_a_table_of_file_names(
-    run: Run, artifact_path: Path, photo_folder: Path, tmp_path: Path
-) -> None:
+def test_truth_from_a_table_of_file_names(run, artifact_path, photo_folder, tmp_path):
     names = sorted(path.name for path in photo_folder.glob("*.jpg"))
     table = tmp_path / "truth.tsv"
     table.write_text("# name\tclass\n" + "".join(f"{name}\t4\n" for name in names[:7]), "utf-8")
@@ -201,18 +166,14 @@ def test_truth_from_a_table_of_file_names(
     assert summary["truth"]["source"]["accuracy_percent"] == pytest.approx(100 * right / 7)
 
 
-def test_truth_that_names_no_frame_is_said(
-    artifact_path: Path, clip_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_truth_that_names_no_frame_is_said(artifact_path, clip_path, tmp_path, capsys):
     table = tmp_path / "truth.tsv"
     table.write_text("elsewhere.jpg\t2\n", "utf-8")
     assert main([str(clip_path), "--model", str(artifact_path), f"--set=truth={table}"]) == 0
     assert "no frame is named in it" in capsys.readouterr().err
 
 
-def test_rows_on_stdout_are_alone_there(
-    artifact_path: Path, clip_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_on_stdout_are_alone_there(artifact_path, clip_path, capsys):
     argv = [str(clip_path), "--model", str(artifact_path), "--jsonl", "-", "--set=top-k=9"]
     assert main([*argv, "--max-frames", "4"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -7,10 +7,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from http.server import BaseHTTPRequestHandler
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ from gain_runtime.sinks.pictures import ChangedSink
 from gain_runtime.sinks.webhook import BackgroundSink, WebhookSink
 
 
-def test_a_slow_delivery_never_stalls_and_the_queue_is_bounded(until, result) -> None:
+def test_a_slow_delivery_never_stalls_and_the_queue_is_bounded(until, result):
     gate = threading.Event()
     taken: list[int] = []
 
@@ -47,9 +45,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gain_runtime.sinks.webhook.CLOSE_S", 120.0)
 
 
-def test_a_failing_delivery_is_said_once_and_goes_on_when_it_can(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, until, result
-) -> None:
+def test_failing_delivery_is_said_once_and_goes_on_when_it_can(monkeypatch, caplog, until, result):
     monkeypatch.setattr("gain_runtime.sinks.webhook.FIRST_PAUSE_S", 0.001)
     works = threading.Event()
     tries: list[int] = []
@@ -76,7 +72,7 @@ def test_a_failing_delivery_is_said_once_and_goes_on_when_it_can(
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_was_never_delivered_is_counted(caplog: pytest.LogCaptureFixture, result) -> None:
+def test_what_was_never_delivered_is_counted(caplog, result):
     tried = threading.Event()
 
     def deliver(result: FrameResult) -> None:
@@ -93,9 +89,7 @@ def test_what_was_never_delivered_is_counted(caplog: pytest.LogCaptureFixture, r
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_delivery_that_fails_while_the_sink_closes_is_not_said_to_be_tried_again(
-    caplog: pytest.LogCaptureFixture, until, result
-) -> None:
+def test_delivery_that_fails_while_sink_closes_is_not_said_to_be_tried_again(caplog, until, result):
     begun, closing = threading.Event(), threading.Event()
     tries: list[int] = []
 
@@ -122,9 +116,7 @@ def test_a_delivery_that_fails_while_the_sink_closes_is_not_said_to_be_tried_aga
     ]
 
 
-def test_what_is_being_delivered_when_it_closes_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, result
-) -> None:
+def test_what_is_being_delivered_when_it_closes_is_said(monkeypatch, caplog, result):
     monkeypatch.setattr("gain_runtime.sinks.webhook.CLOSE_S", 0.01)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -144,37 +136,31 @@ def test_what_is_being_delivered_when_it_closes_is_said(
     ]
 
 
-@contextmanager
-def hook(status: int = 200) -> Iterator[tuple[str, list[dict], list[dict]]]:
-    """A server that keeps what is posted: its address, the records and the headers."""
-    records: list[dict] = []
-    headers: list[dict] = []
+@pytest.fixture
+def hook(answering):
+    """Servers that keep what is posted: the address, the records and the headers."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            data = self.rfile.read(int(self.headers["Content-Length"]))
-            # Before the answer, which lets the next post come, in a thread of its own.
-            headers.append(dict(self.headers))
-            records.append(json.loads(data))
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    @contextmanager
+    def answer(status=200):
+        records, headers = [], []
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Keep the test's output clean."""
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                data = self.rfile.read(int(self.headers["Content-Length"]))
+                # Before the answer, which lets the next post come, in a thread of its own.
+                headers.append(dict(self.headers))
+                records.append(json.loads(data))
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}", records, headers
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        with answering(Handler) as host:
+            yield host, records, headers
+
+    return answer
 
 
-def test_the_webhook_posts_every_change_of_class(until, result) -> None:
+def test_the_webhook_posts_every_change_of_class(hook, until, result):
     with hook() as (host, records, headers):
         sink = WebhookSink(f"http://joe:p%40ss@{host}/events?room=1")
         for index, adapted in enumerate([1, 1, 1, 2, 2, 1]):
@@ -187,9 +173,7 @@ def test_the_webhook_posts_every_change_of_class(until, result) -> None:
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
-def test_a_refused_post_is_said_without_the_password(
-    status: int, caplog: pytest.LogCaptureFixture, until, result
-) -> None:
+def test_a_refused_post_is_said_without_the_password(hook, status, caplog, until, result):
     with hook(status) as (host, records, _):
         sink = WebhookSink(f"http://joe:secret@{host}/?token=hush")
         sink.write(result())
@@ -201,9 +185,7 @@ def test_a_refused_post_is_said_without_the_password(
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_host_that_is_away_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, until, result
-) -> None:
+def test_a_host_that_is_away_is_said_once(monkeypatch, caplog, until, result):
     # Closing does not wait for the next try.
     monkeypatch.setattr("gain_runtime.sinks.webhook.FIRST_PAUSE_S", 120.0)
     with socket.socket() as taken:
@@ -217,9 +199,7 @@ def test_a_host_that_is_away_is_said_once(
     assert "cannot be reached" in caplog.text
 
 
-def test_a_host_that_talks_nonsense_is_said(
-    caplog: pytest.LogCaptureFixture, until, result
-) -> None:
+def test_a_host_that_talks_nonsense_is_said(caplog, until, result):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -239,12 +219,12 @@ def test_a_host_that_talks_nonsense_is_said(
 
 
 @pytest.mark.parametrize("url", ["ftp://host/", "http://", "host", "http://h:x/", "http://a b/"])
-def test_bad_webhooks_are_refused(url: str) -> None:
+def test_bad_webhooks_are_refused(url):
     with pytest.raises(ConfigError, match="--set webhook: expected"):
         WebhookSink(url)
 
 
-def test_changed_predictions_are_kept_and_the_oldest_go(tmp_path: Path, result) -> None:
+def test_changed_predictions_are_kept_and_the_oldest_go(tmp_path, result):
     folder = tmp_path / "changed"
     for start in (0, 10):
         sink = ChangedSink(folder, most=4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -42,21 +41,14 @@ def asked_for(monkeypatch):
 )
 @pytest.mark.parametrize("kind", ["model", "adaptive"])
 def test_stream_by_itself_preprocesses_in_as_many_threads_as_its_network(
-    artifact_path: Path,
-    photo_folder: Path,
-    tmp_path: Path,
-    capsys,
-    asked_for,
-    kind,
-    flags,
-    expected,
-) -> None:
+    artifact_path, photo_folder, tmp_path, capsys, asked_for, kind, flags, expected
+):
     file = artifact_path
     if kind == "adaptive":
         file = tmp_path / "tiny.adaptive.onnx"
         add_adaptation(artifact_path, file, config=preset("shift"))
     status = main(
-        [*map(str, (photo_folder, "--model", file, "--json=-", "--batch-size", 4, *flags))],
+        [*map(str, (photo_folder, "--model", file, "--json=-", "--batch-size", 4, *flags))]
     )
     assert status == 0
     assert json.loads(capsys.readouterr().out)["frames"] == 12
@@ -65,8 +57,8 @@ def test_stream_by_itself_preprocesses_in_as_many_threads_as_its_network(
 
 
 def test_streams_that_share_a_session_take_one_thread_each(
-    artifact_path: Path, photo_folder: Path, capsys, asked_for
-) -> None:
+    artifact_path, photo_folder, capsys, asked_for
+):
     inputs = (photo_folder, "test://pattern?frames=8&width=64&height=48")
     status = main([*map(str, (*inputs, "--model", artifact_path, "--json=-", "--batch-size", 4))])
     assert status == 0, capsys.readouterr().err

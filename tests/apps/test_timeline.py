@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
+from results import make_result
 
 from gain_apps.streaming.outputs import Timeline, TimelineSink, draw_timeline, rolling_mean
 from gain_apps.streaming.summary import ScoreBoard
 from gain_core.errors import ConfigError, StreamError
-from gain_runtime.frames import Frame, FrameResult, Ranked
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 
 
-def result(index: int, *, truth: int | None, source: int, adapted: int) -> FrameResult:
-    """A frame whose predictions are given."""
-    image = np.zeros((4, 4, 3), np.uint8)
+def result(index, *, truth, source, adapted):
     condition = "clear" if index < 30 else "fog"
-    return FrameResult(
-        frame=Frame(
-            image=image,
-            index=index,
-            timestamp_ns=index,
-            source_id="s",
-            truth=truth,
-            condition=condition,
-        ),
-        source_top=(Ranked(index=source, label=str(source), prob=0.5),),
-        adapted_top=(Ranked(index=adapted, label=str(adapted), prob=0.75),),
-        strength=0.5,
-        gain=0.1,
-    )
+    return make_result(index, truth=truth, condition=condition, source=source, adapted=adapted)
 
 
-def test_rolling_mean_uses_what_there_is_at_the_start() -> None:
+def test_rolling_mean_uses_what_there_is_at_the_start():
     means = rolling_mean(np.array([1.0, 3.0, 5.0, 7.0]), 2)
     np.testing.assert_allclose(means, [1.0, 2.0, 4.0, 6.0])
 
 
 @pytest.mark.parametrize("known", [pytest.param(True, id="truth"), pytest.param(False, id="none")])
-def test_picture_is_drawn_on_close(tmp_path: Path, known: bool) -> None:
+def test_picture_is_drawn_on_close(tmp_path, known):
     target = tmp_path / "timeline.png"
     sink = TimelineSink(target)
     for index in range(60):
@@ -73,7 +56,7 @@ def labels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_curves_state_the_accuracies(labels: list[str], tmp_path: Path) -> None:
+def test_curves_state_the_accuracies(labels, tmp_path):
     timeline = Timeline()
     for index in range(60):
         timeline.append(result(index, truth=index % 3, source=0, adapted=index % 3))
@@ -85,15 +68,9 @@ def test_curves_state_the_accuracies(labels: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "right",
-    [
-        1279,
-        pytest.param(1283, marks=pytest.mark.slow),
-        pytest.param(1160, marks=pytest.mark.slow),
-    ],
+    [1279, pytest.param(1283, marks=pytest.mark.slow), pytest.param(1160, marks=pytest.mark.slow)],
 )
-def test_picture_and_table_print_the_same_numbers(
-    labels: list[str], tmp_path: Path, right: int
-) -> None:
+def test_picture_and_table_print_the_same_numbers(labels, tmp_path, right):
     """100 * 1279 / 2000 is 63.95, and 100 * (1279 / 2000) a little less: rounded apart."""
     timeline, board = Timeline(), ScoreBoard()
     source, adapted = np.log([0.5, 0.3, 0.2]), np.log([0.75, 0.15, 0.1])
@@ -110,12 +87,12 @@ def test_picture_and_table_print_the_same_numbers(
     assert labels[3] == f"adapted: {ece[1]} over the run"
 
 
-def test_no_frame_leaves_no_picture(tmp_path: Path) -> None:
+def test_no_frame_leaves_no_picture(tmp_path):
     TimelineSink(tmp_path / "t.png").close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bad_targets_are_refused_before_the_run(tmp_path: Path) -> None:
+def test_bad_targets_are_refused_before_the_run(tmp_path):
     with pytest.raises(ConfigError, match=r"t\.xyz: expected a picture ending in"):
         TimelineSink(tmp_path / "t.xyz")
     with pytest.raises(StreamError, match="does not exist"):

@@ -1,11 +1,7 @@
 """The command as it is typed: result, exit status, one line per error."""
 
-from __future__ import annotations
-
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +12,6 @@ from gain_runtime.files.artifact import load_artifact
 
 SMALL = ("--frames", "6", "--num-threads", "1")
 PATTERN = "test://pattern?width=48&height=32"
-HEAVY = ("torch", "timm", "cupy", "tensorrt", "matplotlib", "cv2", "onnxruntime", "rich")
 
 
 def run(capsys, *args):
@@ -127,13 +122,6 @@ def test_the_artifact_is_not_overwritten(artifact_path):
         BenchConfig(artifact=str(artifact_path), json=str(artifact_path))
 
 
-def test_wrong_usage_is_status_2(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["--nonsense"])
-    assert stopped.value.code == 2
-    assert "usage: gain-bench" in capsys.readouterr().err
-
-
 def test_an_interrupt_is_status_130(artifact_path, capsys, monkeypatch):
     def interrupted(*_args, **_settings):
         raise KeyboardInterrupt
@@ -141,19 +129,3 @@ def test_an_interrupt_is_status_130(artifact_path, capsys, monkeypatch):
     monkeypatch.setattr("gain_apps.benchmarking.run.run_benchmark", interrupted)
     status, _, err = run(capsys, artifact_path)
     assert (status, err) == (130, "gain-bench: interrupted\n")
-
-
-def test_help_needs_no_library():
-    script = "\n".join(
-        [
-            "import sys",
-            *(f"sys.modules[{name!r}] = None" for name in HEAVY),
-            "from gain_apps.bench import main",
-            "main(['--help'])",
-        ]
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "--batch-size" in done.stdout

@@ -1,7 +1,5 @@
 """The device's facts, read from a made-up tree of kernel files."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from types import SimpleNamespace

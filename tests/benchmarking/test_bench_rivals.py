@@ -1,7 +1,5 @@
 """The comparison: what is there is measured, what is not is named."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import contextmanager
 from types import SimpleNamespace

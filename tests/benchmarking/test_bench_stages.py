@@ -1,7 +1,5 @@
 """What is timed, what it is summed up to, and which frames are taken."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The GPU script on a machine without a GPU: it runs, is right, and judges no time."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import subprocess

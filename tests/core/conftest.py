@@ -6,13 +6,10 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-SHARED = Path(__file__).resolve().parents[3] / "shared"
 
 
 @dataclass(frozen=True)
@@ -137,11 +134,3 @@ def strict() -> Iterator[Library]:
     """array_api_strict alone, with every host read an error."""
     with _strict_library() as library:
         yield library
-
-
-@pytest.fixture(scope="session")
-def shared_dir() -> Path:
-    """The folder of measured data beside the checkout, where there is one."""
-    if not SHARED.is_dir():
-        pytest.skip(f"no folder {SHARED.name} beside the checkout")
-    return SHARED

@@ -95,9 +95,7 @@ def assert_refused(gain: Gain, features, logits, message: str) -> None:
 
 
 @pytest.mark.parametrize(("features", "message"), BAD_FEATURES.values(), ids=BAD_FEATURES)
-def test_features_that_do_not_fit_are_named_by_the_paper_and_not_read_by_the_shift(
-    features, message
-):
+def test_features_that_do_not_fit_are_named_by_paper_and_not_read_by_the_shift(features, message):
     assert_refused(taught("paper"), features, LOGITS, message)
     gain = taught("shift")
     assert gain.method.feature_dim is None

@@ -45,9 +45,7 @@ def normalised(scores: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", NAMES)
 @QUICK
 @given(features=matrices(3, 8, 100.0), logits=matrices(3, 10, 50.0), add=st.floats(-1e3, 1e3))
-def test_prediction_is_a_distribution_on_the_way_from_source_to_proposal(
-    name, features, logits, add
-):
+def test_prediction_is_distribution_on_the_way_from_source_to_proposal(name, features, logits, add):
     if name == "paper-l2":
         features = features + 1.0 * (np.linalg.norm(features, axis=1, keepdims=True) < 1e-3)
     gain = TAUGHT[name]

@@ -1,7 +1,5 @@
 """The core needs NumPy and array_api_compat only, whatever else is or is not installed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -97,15 +97,6 @@ def test_slope_is_the_derivative_and_has_the_divergences_at_its_ends(triple):
         assert_allclose((rise - fall) / 2e-5, expected, atol=1e-5)
 
 
-def test_improvement_is_concave(triple):
-    log_s, log_hat, log_bar = triple
-    xi = log_hat - log_s
-    values = np.stack([improvement(log_s, xi, log_bar, at) for at in np.linspace(0, 1, 41)])
-    second = values[2:] - 2 * values[1:-1] + values[:-2]
-    assert np.all(second <= 1e-12)
-    assert np.min(second) < -1e-5  # and not merely flat
-
-
 def test_chosen_strength_is_at_least_as_good_as_a_grid(triple):
     log_s, log_hat, log_bar = triple
     xi = log_hat - log_s

@@ -1,7 +1,5 @@
 """The shift against the slow float64 code, over streams as they come and as a camera sees them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gaussian_world import camera_world, gaussian_world

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,35 +39,20 @@ def change(name: str, severity: float) -> float:
 
 
 @pytest.mark.parametrize(("name", "below"), [step for step in STEPS if step not in EXCEPTIONS])
-def test_change_grows_with_severity(name: str, below: int) -> None:
+def test_change_grows_with_severity(name, below):
     assert change(name, below + 1) > change(name, below)
 
 
 @pytest.mark.parametrize(("name", "below"), sorted(EXCEPTIONS - {("elastic_transform", 2)}))
-def test_where_the_published_constants_stand_still_so_does_the_change(
-    name: str, below: int
-) -> None:
+def test_where_the_published_constants_stand_still_so_does_the_change(name, below):
     assert change(name, below + 1) == pytest.approx(change(name, below), rel=0.06)
-
-
-@pytest.mark.parametrize(
-    ("name", "severity"), [("glass_blur", 3), ("snow", 2), ("fog", 3)], ids=str
-)
-def test_imagecorruptions_stands_still_there_too(
-    reference: dict[str, Any], name: str, severity: int
-) -> None:
-    now = reference[f"statistics_{name}_{severity}"][2]
-    after = reference[f"statistics_{name}_{severity + 1}"][2]
-    assert after < now
 
 
 @pytest.mark.parametrize(
     "fraction", [0.5, *(pytest.param(part, marks=pytest.mark.slow) for part in (0.25, 0.75))]
 )
 @pytest.mark.parametrize(("name", "below"), STEPS)
-def test_a_severity_between_two_changes_an_amount_between(
-    name: str, below: int, fraction: float
-) -> None:
+def test_a_severity_between_two_changes_an_amount_between(name, below, fraction):
     low, high = sorted((change(name, below), change(name, below + 1)))
     # Blocks that do not divide the side are uneven, which changes more than their size does.
     slack = high * (0.08 if name == "pixelate" else 0.03 if (name, below) in EXCEPTIONS else 0)
@@ -78,12 +62,12 @@ def test_a_severity_between_two_changes_an_amount_between(
 
 
 @pytest.mark.parametrize("name", [name for name in CORRUPTIONS if name != "jpeg_compression"])
-def test_a_ramp_starts_at_the_image_without_a_jump(name: str) -> None:
+def test_a_ramp_starts_at_the_image_without_a_jump(name):
     assert change(name, 0.02) < 0.12 * change(name, 1)
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_a_ramp_has_no_jump_at_an_integer(name: str) -> None:
+def test_a_ramp_has_no_jump_at_an_integer(name):
     for severity in range(1, 5):
         before, after = change(name, severity - 0.01), change(name, severity + 0.01)
         assert after == pytest.approx(before, rel=0.06)
@@ -93,7 +77,7 @@ def test_a_ramp_has_no_jump_at_an_integer(name: str) -> None:
     "name",
     ["gaussian_noise", "impulse_noise", "motion_blur", "snow", "frost", "fog", "elastic_transform"],
 )
-def test_a_ramp_keeps_its_flakes_and_clouds(photo: Any, name: str) -> None:
+def test_a_ramp_keeps_its_flakes_and_clouds(photo, name):
     """With the same generator, the next frame of a ramp is nearly the last one."""
     frames = [
         corrupt(photo, name, severity, rng=image_rng(0, 0, name)).astype(float)
@@ -113,10 +97,10 @@ def test_a_ramp_keeps_its_flakes_and_clouds(photo: Any, name: str) -> None:
         pytest.param("jpeg_compression", 0.5, (62.5,), id="towards-nothing"),
     ],
 )
-def test_constants(name: str, severity: float, expected: tuple[float, ...]) -> None:
+def test_constants(name, severity, expected):
     assert constants(name, severity) == pytest.approx(expected)
 
 
-def test_shot_noise_interpolates_the_noise_and_not_the_photons() -> None:
+def test_shot_noise_interpolates_the_noise_and_not_the_photons():
     (noise,) = constants("shot_noise", 0.5)
     assert noise == pytest.approx(0.5 / np.sqrt(60))

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx_text import network
 from PIL import Image
 
 from gain_apps import bench, evaluate, export, state, stream
@@ -126,35 +126,26 @@ def cases() -> Iterator[object]:
                 yield pytest.param(run, id=name_of(page, run[0]), marks=marks)
 
 
-def network(size_px: int, *, boxes: bool) -> onnx.ModelProto:
+def small_network(size_px: int, *, boxes: bool) -> onnx.ModelProto:
     """Convolutions, a pooled vector, a Softmax; `boxes` adds a second output."""
     rng = np.random.default_rng(2)
-    tensors = {
-        "kernel": rng.normal(size=(12, 3, 4, 4)).astype(np.float32),
-        "w": rng.normal(size=(5, 12)).astype(np.float32),
-        "box": rng.normal(size=(4, 12)).astype(np.float32),
+    arrays = {
+        "kernel": rng.normal(size=(12, 3, 4, 4)),
+        "w": rng.normal(size=(5, 12)),
+        "box": rng.normal(size=(4, 12)),
     }
-    nodes = [
-        helper.make_node("Conv", ["input", "kernel"], ["maps"], strides=[4, 4]),
-        helper.make_node("Relu", ["maps"], ["positive"]),
-        helper.make_node("GlobalAveragePool", ["positive"], ["pooled"]),
-        helper.make_node("Flatten", ["pooled"], ["vector"]),
-        helper.make_node("Gemm", ["vector", "w"], ["scores"], transB=1),
-        helper.make_node("Softmax", ["scores"], ["probs"]),
-        helper.make_node("Gemm", ["vector", "box"], ["boxes"], transB=1),
-    ]
-    widths = {"probs": 5, "boxes": 4} if boxes else {"probs": 5}
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 3, size_px, size_px])],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", width])
-            for name, width in widths.items()
-        ],
-        [numpy_helper.from_array(array, name) for name, array in tensors.items()],
+    outputs = {"probs": ["N", 5], "boxes": ["N", 4]}
+    if not boxes:
+        del outputs["boxes"]
+    return network(
+        "maps = Conv<strides=[4, 4]>(input, kernel); positive = Relu(maps);"
+        "pooled = GlobalAveragePool(positive); vector = Flatten(pooled);"
+        "scores = Gemm<transB=1>(vector, w); probs = Softmax(scores);"
+        "boxes = Gemm<transB=1>(vector, box)",
+        arrays,
+        inputs={"input": ["N", 3, size_px, size_px]},
+        outputs=outputs,
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 FLAGS = "--mean 0.5 --std 0.5 --crop-pct 1 --interpolation bilinear"
@@ -191,8 +182,8 @@ def call(command: str) -> int:
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that blocks expect; read only."""
     folder = tmp_path_factory.mktemp("stock")
-    onnx.save(network(224, boxes=False), folder / "classifier.onnx")
-    onnx.save(network(32, boxes=True), folder / "detector.onnx")
+    onnx.save(small_network(224, boxes=False), folder / "classifier.onnx")
+    onnx.save(small_network(32, boxes=True), folder / "detector.onnx")
     names = [f"kind {index}" for index in range(5)]
     (folder / "names.txt").write_text("".join(f"{name}\n" for name in names))
     for index, image in enumerate(synthetic_images(32, seed=3)):
@@ -347,7 +338,7 @@ def test_flags_and_targets_in_running_text_are_those_of_the_commands():
 def test_the_refusal_that_the_page_shows_is_the_one_that_comes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = ["--mean", "0.5", "--std", "0.25", "--crop-pct", "1", "--interpolation", "bilinear"]
-    onnx.save(network(32, boxes=True), "net.onnx")
+    onnx.save(small_network(32, boxes=True), "net.onnx")
     assert export.main(["net.onnx", *flags]) == 1
     shown = " ".join((ROOT / "docs" / "how-to" / "export.md").read_text().split())
     assert " ".join(capsys.readouterr().err.split()) in shown

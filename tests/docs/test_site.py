@@ -1,7 +1,5 @@
 """The documentation site: built with warnings as errors, and sufficient in itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -125,7 +123,3 @@ def test_the_cost_in_the_readme_is_the_committed_one():
     text = " ".join(README.read_text("utf-8").split())
     whole, rest = ratio["throughput_ratio"], ratio["throughput_ratio_without_decode"]
     assert f"{whole:.3f} of the frozen throughput, {rest:.3f} without decoding" in text
-
-
-def test_the_readme_is_short():
-    assert len(README.read_text("utf-8").splitlines()) <= 110

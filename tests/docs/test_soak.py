@@ -22,7 +22,7 @@ def run(*command: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_short_soak_survives_its_kill(tmp_path: Path) -> None:
+def test_a_short_soak_survives_its_kill(tmp_path):
     pytest.importorskip("fastapi", reason="fastapi is not installed")
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     artifact, result = tmp_path / "roadsigns.gain.onnx", tmp_path / "soak.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx_text import network
 
 from gain_export import PreprocessOverrides, export_onnx
 from gain_export.engine import EngineOptions, build_engine
@@ -32,25 +32,16 @@ def convolutional_net() -> onnx.ModelProto:
         "head.weight": rng.normal(0, 1, (NUM_CLASSES, 8)),
         "head.bias": rng.normal(0, 0.1, NUM_CLASSES),
     }
-    nodes = [
-        helper.make_node(
-            "Conv", ["pixel_values", "kernel", "kernel_bias"], ["conv"], strides=[2, 2]
-        ),
-        helper.make_node("Relu", ["conv"], ["relu"]),
-        helper.make_node("GlobalAveragePool", ["relu"], ["pooled"]),
-        helper.make_node("Flatten", ["pooled"], ["flat"]),
-        helper.make_node("Gemm", ["flat", "head.weight", "head.bias"], ["logits"], transB=1),
-    ]
-    shape = ["batch", 3, IMG_SIZE, IMG_SIZE]
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", NUM_CLASSES])],
-        [numpy_helper.from_array(a.astype(np.float32), name) for name, a in arrays.items()],
+    return network(
+        "conv = Conv<strides=[2, 2]>(pixel_values, kernel, kernel_bias); relu = Relu(conv);"
+        "pooled = GlobalAveragePool(relu); flat = Flatten(pooled);"
+        "logits = Gemm<transB=1>(flat, head.weight, head.bias)",
+        arrays,
+        inputs={"pixel_values": ["batch", 3, IMG_SIZE, IMG_SIZE]},
+        outputs={"logits": ["batch", NUM_CLASSES]},
+        opset=18,
+        ir_version=10,
     )
-    opsets = [helper.make_opsetid("", 18)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
 def exported(source: Path, img_size: int) -> Path:

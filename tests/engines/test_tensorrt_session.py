@@ -202,10 +202,7 @@ def images(size: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.trt
 def test_engine_agrees_with_onnx_runtime(artifact_path):
     build_engine(artifact_path, options=EngineOptions(max_batch=4))
-    with (
-        TensorRTSession(artifact_path) as session,
-        OnnxSession(artifact_path) as reference,
-    ):
+    with TensorRTSession(artifact_path) as session, OnnxSession(artifact_path) as reference:
         session.warm_up()
         for size in (0, 1, 3, 4):
             pixel_values = images(size, seed=size)

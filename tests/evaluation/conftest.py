@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx_text import network
 from PIL import Image
 from tiny_manifest import write_manifest
 
@@ -52,26 +52,15 @@ def save_quarters(
     path: Path, weight: np.ndarray, bias: np.ndarray, labels: Sequence[str], *, crop: float
 ) -> Path:
     """A network of 32 px: the mean colour of each quarter, (D,) = 12, and a linear head."""
-    half = SIZE_PX // 2
-    window = {"kernel_shape": [half, half], "strides": [half, half]}
-    nodes = [
-        helper.make_node("AveragePool", ["pixel_values"], ["pooled"], **window),
-        helper.make_node("Transpose", ["pooled"], ["last"], perm=[0, 2, 3, 1]),
-        helper.make_node("Flatten", ["last"], ["features"]),
-        helper.make_node("Gemm", ["features", "weight", "bias"], ["logits"], transB=1),
-    ]
-    shapes = {
-        "pixel_values": ["B", 3, SIZE_PX, SIZE_PX],
-        "features": ["B", 12],
-        "logits": ["B", len(labels)],
-    }
-    inputs, *outputs = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in shapes.items()
+    half = [SIZE_PX // 2] * 2
+    model = network(
+        f"pooled = AveragePool<kernel_shape={half}, strides={half}>(pixel_values);"
+        "last = Transpose<perm=[0, 2, 3, 1]>(pooled); features = Flatten(last);"
+        "logits = Gemm<transB=1>(features, weight, bias)",
+        {"weight": weight, "bias": bias},
+        inputs={"pixel_values": ["B", 3, SIZE_PX, SIZE_PX]},
+        outputs={"features": ["B", 12], "logits": ["B", len(labels)]},
     )
-    arrays = [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(bias, "bias")]
-    graph = helper.make_graph(nodes, "quarters", [inputs], outputs, arrays)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     head = HeadLocation(weight="weight", layout="KD", bias="bias")
     write_manifest(model, labels, head=head, crop_fraction=crop)
     onnx.save(model, path)

@@ -1,7 +1,5 @@
 """GAIN behind the protocol, and the ablations of Algorithm 1: neutral is GAIN, each other exact."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

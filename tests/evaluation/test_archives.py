@@ -1,7 +1,5 @@
 """Data sets as they are published: stand-ins with the layouts of the real archives."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 

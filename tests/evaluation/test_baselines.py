@@ -1,7 +1,5 @@
 """Each baseline's equations on a case small enough to compute by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -149,9 +147,7 @@ def test_dota_learns_a_discriminant(covariance):
     score = [query[0] @ precision @ m - 0.5 * m @ precision @ m for m in means]
     weight = min(0.005 * count.mean(), 0.2)
     assert_allclose(
-        dota.predict(batch(query)),
-        log_softmax(100 * query + weight * np.array([score])),
-        atol=1e-9,
+        dota.predict(batch(query)), log_softmax(100 * query + weight * np.array([score])), atol=1e-9
     )
 
 

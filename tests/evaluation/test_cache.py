@@ -1,7 +1,5 @@
 """The feature cache: computed once, resumed, and never silently wrong."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Streams as a camera sees them: how long objects stay, which classes come, and what is scored."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal

@@ -1,7 +1,5 @@
 """Data sets on disk: layouts, labels, order, and what is said when something is missing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -183,8 +181,7 @@ def test_test_source_without_truth_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("absent", "found nothing there"), ("file.txt", "got another file")],
+    ("name", "message"), [("absent", "found nothing there"), ("file.txt", "got another file")]
 )
 def test_what_is_no_data_is_refused(tmp_path, name, message):
     (tmp_path / "file.txt").write_text("")

@@ -1,7 +1,5 @@
 """What every executor relies on: keys, tasks, and traces that outlive an interruption."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Feature dumps: what clean images say of a head, and that a method adapts by it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose

@@ -1,7 +1,5 @@
 """Features: views, corruptions, normalisation and sizes as the network sees them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -82,8 +80,7 @@ def test_images_of_the_input_size_are_not_resized_again(size, fits, make, colour
 
 
 @pytest.mark.parametrize(
-    ("normalise", "level"),
-    [("timm", 0.0), ("unit", 0.5), ("imagenet", (0.5 - 0.485) / 0.229)],
+    ("normalise", "level"), [("timm", 0.0), ("unit", 0.5), ("imagenet", (0.5 - 0.485) / 0.229)]
 )
 def test_normalisation(normalise, level, artifact):
     spec = normalised(load_artifact(artifact).manifest.preprocess, normalise)

@@ -1,7 +1,5 @@
 """Scores against hand-computed cases and against the core's own metrics."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal

@@ -1,7 +1,5 @@
 """Streams: the published test vector, and what each kind promises about its samples."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Suites: what is run, what is kept and run again, and how bars are judged."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The methods that train the network: each one's step against the same step done by hand."""
 
-from __future__ import annotations
-
 import copy
 import json
 
@@ -345,7 +343,7 @@ def test_artifact_and_its_timm_model_in_one_run(tmp_path, colours, capsys):
     (tmp_path / "labels.txt").write_text("\n".join(colours.names) + "\n")
     exported = gain_export(
         [
-            *(str(artifact), "--model", "test_vit.r160_in1k", "--weights", str(weights)),
+            *(str(artifact), "--timm", "test_vit.r160_in1k", "--weights", str(weights)),
             *("--classes", "3", "--labels", str(tmp_path / "labels.txt")),
         ]
     )

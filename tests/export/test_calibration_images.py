@@ -1,7 +1,5 @@
 """What --calibrate may be given: a folder, or the rendered stills of road signs."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """EfficientNet-Lite0 with real weights: the export keeps its accuracy on real photographs."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 

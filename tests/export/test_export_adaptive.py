@@ -1,9 +1,6 @@
 """gain-export --adaptive: the adaptive file beside the artifact, or of an artifact."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,10 +8,8 @@ import pytest
 from PIL import Image
 
 from gain_apps.export import main
-from gain_apps.exporting.text import Written, print_text
 from gain_apps.streaming.config import StreamConfig
 from gain_core import PRESETS, UPDATE_EVERY, WARMUP_FRAMES, preset
-from gain_export.adaptive import AdaptiveReport
 from gain_export.graph import rename_value
 from gain_runtime.files.adaptive import load_adaptive
 from gain_runtime.files.artifact import load_artifact
@@ -161,9 +156,7 @@ def test_clashing_names_are_found_before_an_earlier_step(
     assert main([str(artifact), *earlier, "--adaptive", "--set=features-only=true"]) == 0
 
 
-def test_an_artifact_that_is_lowered_is_not_calibrated_before_it_is_refused(
-    artifact, photos, capsys
-):
+def test_artifact_that_is_lowered_is_not_calibrated_before_it_is_refused(artifact, photos, capsys):
     assert main([str(artifact), "--precision", "fp16"]) == 0
     capsys.readouterr()
     lowered = artifact.with_name("net.fp16.gain.onnx")
@@ -196,23 +189,3 @@ def test_clean_images_are_looked_at_before_the_export(classifier, saved, photos,
     (photos / "1.png").unlink()
     error = refused(capsys, path, *flags, photos)
     assert f"{photos}: expected at least two images that can be read, found 1" in error
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [(920, "0.9 kB"), (72_436, "72.4 kB"), (999_900, "999.9 kB"), (6_144_000, "6.1 MB")],
-)
-def test_a_small_state_has_a_size(capsys, size_bytes, text):
-    report = AdaptiveReport(
-        path=Path("net.adaptive.onnx"),
-        size_bytes=2_000_000,
-        opset=17,
-        ir_version=8,
-        num_nodes=1,
-        state_bytes=size_bytes,
-        update_every=16,
-        warmup_frames=64,
-        features_only=False,
-    )
-    print_text(Written(None, None, None, report, None))
-    assert f"(2.0 MB, state {text}, update every 16, warm-up 64)" in capsys.readouterr().err

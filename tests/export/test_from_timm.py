@@ -1,7 +1,5 @@
 """Exporting timm models: the traced graph, its head, its metadata, many architectures."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections import Counter

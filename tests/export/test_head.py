@@ -6,98 +6,54 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
+from onnx_text import nodes
 
 from gain_export.graph import Graph
 from gain_export.head import NotLinearError, affine_values, compose_head
 from gain_export.outputs import run_values
 
-node = helper.make_node
+GEMM = "s = Gemm<transB=1>(hidden, w, b); "
+HEADS = GEMM + "t = Gemm<transB=1>(hidden, v, c); "
 
 
-def cast(source: str, target: str) -> onnx.NodeProto:
-    return node("Cast", [source], [target], to=TensorProto.FLOAT)
-
-
-def head_forms(w: np.ndarray, b: np.ndarray) -> dict[str, tuple[list[onnx.NodeProto], dict]]:
+def head_forms(w: np.ndarray, b: np.ndarray) -> dict[str, tuple[str, dict]]:
     """Ways to write hidden @ w.T + b."""
     k, d = w.shape
-    two = np.float32(2.0)
+    half = b / np.float32(2)
+    pixel = {"map": np.array([-1, d, 1, 1]), "w": w.reshape(k, d, 1, 1)}
+    scores = "p = Reshape(hidden, map); x = Conv(p, w)"
     return {
-        "gemm-transposed": (
-            [node("Gemm", ["hidden", "w", "b"], ["out"], transB=1)],
-            {"w": w, "b": b},
-        ),
-        "gemm": ([node("Gemm", ["hidden", "w", "b"], ["out"])], {"w": w.T.copy(), "b": b}),
+        "gemm-transposed": ("out = Gemm<transB=1>(hidden, w, b)", {"w": w, "b": b}),
+        "gemm": ("out = Gemm(hidden, w, b)", {"w": w.T.copy(), "b": b}),
         "gemm-factors": (
-            [node("Gemm", ["hidden", "w", "b"], ["out"], transB=1, alpha=2.0, beta=0.5)],
-            {"w": w / two, "b": b * two},
+            "out = Gemm<transB=1, alpha=2.0, beta=0.5>(hidden, w, b)",
+            {"w": w / np.float32(2), "b": b * np.float32(2)},
         ),
-        "gemm-row-bias": (
-            [node("Gemm", ["hidden", "w", "b"], ["out"], transB=1)],
-            {"w": w, "b": b[None]},
-        ),
-        "gemm-then-add": (
-            [
-                node("Gemm", ["hidden", "w", "b"], ["scores"], transB=1),
-                node("Add", ["more", "scores"], ["out"]),
-            ],
-            {"w": w, "b": b / two, "more": b - b / two},
-        ),
-        "matmul-add": (
-            [node("MatMul", ["hidden", "w"], ["s"]), node("Add", ["s", "b"], ["out"])],
-            {"w": w.T.copy(), "b": b},
-        ),
-        "add-first": (
-            [node("MatMul", ["hidden", "w"], ["s"]), node("Add", ["b", "s"], ["out"])],
-            {"w": w.T.copy(), "b": b},
-        ),
+        "gemm-row-bias": ("out = Gemm<transB=1>(hidden, w, b)", {"w": w, "b": b[None]}),
+        "gemm-then-add": (GEMM + "out = Add(more, s)", {"w": w, "b": half, "more": b - half}),
+        "matmul-add": ("s = MatMul(hidden, w); out = Add(s, b)", {"w": w.T.copy(), "b": b}),
+        "add-first": ("s = MatMul(hidden, w); out = Add(b, s)", {"w": w.T.copy(), "b": b}),
         "weight-behind-transpose": (
-            [
-                node("Identity", ["w"], ["w1"]),
-                node("Transpose", ["w1"], ["w2"], perm=[1, 0]),
-                node("MatMul", ["hidden", "w2"], ["s"]),
-                node("Add", ["s", "b"], ["out"]),
-            ],
+            "i = Identity(w); t = Transpose<perm=[1, 0]>(i); s = MatMul(hidden, t);out = Add(s, b)",
             {"w": w, "b": b},
-        ),
-        "weight-in-constant": (
-            [
-                node("Constant", [], ["w"], value=numpy_helper.from_array(w)),
-                node("Gemm", ["hidden", "w", "b"], ["out"], transB=1),
-            ],
-            {"b": b},
         ),
         "weight-cast-from-half": (
-            [cast("w", "w1"), node("Gemm", ["hidden", "w1", "b"], ["out"], transB=1)],
+            "f = Cast<to=1>(w); out = Gemm<transB=1>(hidden, f, b)",
             {"w": w.astype(np.float16), "b": b},
         ),
         "convolution": (
-            [
-                node("Reshape", ["hidden", "map"], ["pixel"]),
-                node("Conv", ["pixel", "w", "b"], ["scores"]),
-                node("Flatten", ["scores"], ["out"]),
-            ],
-            {"map": np.array([-1, d, 1, 1]), "w": w.reshape(k, d, 1, 1), "b": b},
+            "p = Reshape(hidden, map); x = Conv(p, w, b); out = Flatten(x)",
+            pixel | {"b": b},
         ),
         "convolution-then-squeeze": (
-            [
-                node("Reshape", ["hidden", "map"], ["pixel"]),
-                node("Conv", ["pixel", "w"], ["scores"]),
-                node("Add", ["scores", "b"], ["biased"]),
-                node("Squeeze", ["biased", "axes"], ["out"]),
-            ],
-            {
-                "map": np.array([-1, d, 1, 1]),
-                "w": w.reshape(k, d, 1, 1),
-                "b": b.reshape(1, k, 1, 1),
-                "axes": np.array([2, 3]),
-            },
+            f"{scores}; y = Add(x, b); out = Squeeze(y, axes)",
+            pixel | {"b": b.reshape(1, k, 1, 1), "axes": np.array([2, 3])},
         ),
     }
 
 
-def more_forms(w: np.ndarray, b: np.ndarray) -> dict[str, tuple[list[onnx.NodeProto], dict]]:
+def more_forms(w: np.ndarray, b: np.ndarray) -> dict[str, tuple[str, dict]]:
     """Ways to compute scores that are linear in `hidden`, whatever the linear layer is."""
     k, d = w.shape
     rng = np.random.default_rng(1)
@@ -108,150 +64,87 @@ def more_forms(w: np.ndarray, b: np.ndarray) -> dict[str, tuple[list[onnx.NodePr
         "mean": rng.normal(size=k).astype(np.float32),
         "var": rng.uniform(0.5, 2.0, size=k).astype(np.float32),
     }
-    wide = {f"{name}_d": np.resize(array, d) for name, array in stats.items()}
-    norm = ["scale", "shift", "mean", "var"]
-    one, other = gemm("s"), node("Gemm", ["hidden", "v", "c"], ["t"], transB=1)
+    wide = {name: np.resize(array, d) for name, array in stats.items()}
     both = {"w": w, "b": b, "v": v, "c": c}
-    pixel = node("Reshape", ["hidden", "map"], ["pixels"])
+    turned = both | {"wt": w.T.copy()}
+    low_rank = {"down": v[:2].T.copy(), "up": np.ones((2, k), np.float32)}
+    spread = np.array([0, 2, 3, 1])
     return {
-        "temperature": ([one, node("Div", ["s", "two"], ["out"])], both),
-        "scale-per-class": ([one, node("Mul", ["c", "s"], ["out"])], both),
-        "subtracted": ([one, node("Sub", ["s", "c"], ["out"])], both),
-        "subtracted-from": ([one, node("Sub", ["c", "s"], ["out"])], both),
-        "negated": ([one, node("Neg", ["s"], ["out"])], both),
+        "temperature": (GEMM + "out = Div(s, two)", both),
+        "scale-per-class": (GEMM + "out = Mul(c, s)", both),
+        "subtracted": (GEMM + "out = Sub(s, c)", both),
+        "subtracted-from": (GEMM + "out = Sub(c, s)", both),
+        "negated": (GEMM + "out = Neg(s)", both),
         "keras": (
-            [
-                node("MatMul", ["hidden", "wt"], ["x"]),
-                cast("x", "y"),
-                node("Add", ["y", "b"], ["z"]),
-                cast("z", "out"),
-            ],
-            both | {"wt": w.T.copy()},
+            "x = MatMul(hidden, wt); y = Cast<to=1>(x); z = Add(y, b); out = Cast<to=1>(z)",
+            turned,
         ),
         "reshape-before-the-bias": (
-            [
-                node("MatMul", ["hidden", "wt"], ["x"]),
-                node("Reshape", ["x", "column"], ["y"]),
-                node("Squeeze", ["y", "last"], ["z"]),
-                node("Add", ["z", "b"], ["out"]),
-            ],
-            both | {"wt": w.T.copy(), "column": np.array([0, -1, 1]), "last": np.array([2])},
+            "x = MatMul(hidden, wt); y = Reshape(x, column); z = Squeeze(y, last); out = Add(z, b)",
+            turned | {"column": np.array([0, -1, 1]), "last": np.array([2])},
         ),
-        "averaged-heads": (
-            [one, other, node("Add", ["s", "t"], ["u"]), node("Div", ["u", "two"], ["out"])],
-            both,
-        ),
-        "mean-of-heads": ([one, other, node("Mean", ["s", "t"], ["out"])], both),
-        "difference-of-heads": ([one, other, node("Sub", ["s", "t"], ["out"])], both),
+        "averaged-heads": (HEADS + "u = Add(s, t); out = Div(u, two)", both),
+        "mean-of-heads": (HEADS + "out = Mean(s, t)", both),
+        "difference-of-heads": (HEADS + "out = Sub(s, t)", both),
         "stacked-heads": (
-            [
-                one,
-                other,
-                node("Unsqueeze", ["s", "front"], ["s1"]),
-                node("Unsqueeze", ["t", "front"], ["t1"]),
-                node("Concat", ["s1", "t1"], ["u"], axis=0),
-                node("ReduceMean", ["u", "front"], ["out"], keepdims=0),
-            ],
+            HEADS + "s1 = Unsqueeze(s, front); t1 = Unsqueeze(t, front);"
+            "u = Concat<axis=0>(s1, t1); out = ReduceMean<keepdims=0>(u, front)",
             both | {"front": np.array([0])},
         ),
         "lora": (
-            [
-                one,
-                node("MatMul", ["hidden", "down"], ["x"]),
-                node("MatMul", ["x", "up"], ["y"]),
-                node("Mul", ["y", "two"], ["z"]),
-                node("Add", ["s", "z"], ["out"]),
-            ],
-            both | {"down": v[:2].T.copy(), "up": np.ones((2, k), np.float32)},
+            GEMM + "x = MatMul(hidden, down); y = MatMul(x, up); z = Mul(y, two); out = Add(s, z)",
+            both | low_rank,
         ),
         "batch-norm-after": (
-            [one, node("BatchNormalization", ["s", *norm], ["out"])],
+            GEMM + "out = BatchNormalization(s, scale, shift, mean, var)",
             both | stats,
         ),
         "batch-norm-before-two-heads": (
-            [
-                node("BatchNormalization", ["hidden", *(f"{n}_d" for n in norm)], ["x"]),
-                node("Gemm", ["x", "w", "b"], ["s"], transB=1),
-                other,
-                node("Add", ["s", "t"], ["out"]),
-            ],
+            "x = BatchNormalization(hidden, scale, shift, mean, var); s = Gemm<transB=1>(x, w, b);"
+            "t = Gemm<transB=1>(hidden, v, c); out = Add(s, t)",
             both | wide,
         ),
-        "einsum": (
-            [
-                node("Einsum", ["hidden", "w"], ["x"], equation="bd,kd->bk"),
-                node("Add", ["x", "b"], ["out"]),
-            ],
-            both,
-        ),
-        "einsum-weight-first": (
-            [node("Einsum", ["w", "hidden"], ["out"], equation="kd, bd -> bk")],
-            both,
-        ),
+        "einsum": ('x = Einsum<equation="bd,kd->bk">(hidden, w); out = Add(x, b)', both),
+        "einsum-weight-first": ('out = Einsum<equation="kd, bd -> bk">(w, hidden)', both),
         "weight-from-the-left": (
-            [
-                node("Unsqueeze", ["hidden", "last"], ["column"]),
-                node("MatMul", ["w", "column"], ["x"]),
-                node("Squeeze", ["x", "last"], ["out"]),
-            ],
+            "column = Unsqueeze(hidden, last); x = MatMul(w, column); out = Squeeze(x, last)",
             both | {"last": np.array([2])},
         ),
         "1001-classes": (
-            [one, node("Slice", ["s", "from", "to", "axis"], ["out"])],
+            GEMM + "out = Slice(s, from, to, axis)",
             both | {"from": np.array([1]), "to": np.array([9**9]), "axis": np.array([1])},
         ),
         "classes-in-another-order": (
-            [one, node("Gather", ["s", "order"], ["out"], axis=1)],
+            GEMM + "out = Gather<axis=1>(s, order)",
             both | {"order": np.array([3, 0, 1, 4, 2])},
         ),
         "split-off-classes": (
-            [one, node("Split", ["s", "parts"], ["first_two", "out"], axis=1)],
+            GEMM + "first_two, out = Split<axis=1>(s, parts)",
             both | {"parts": np.array([2, 3])},
         ),
         "convolution-then-pooling": (
-            [
-                pixel,
-                node("Conv", ["pixels", "kernel", "b"], ["x"]),
-                node("GlobalAveragePool", ["x"], ["y"]),
-                node("Flatten", ["y"], ["out"]),
-            ],
-            {"map": np.array([0, 2, 3, 1]), "kernel": w[:, :2].reshape(k, 2, 1, 1), "b": b},
+            "p = Reshape(hidden, map); x = Conv(p, kernel, b); y = GlobalAveragePool(x);"
+            "out = Flatten(y)",
+            {"map": spread, "kernel": w[:, :2].reshape(k, 2, 1, 1), "b": b},
         ),
         "convolution-over-the-whole-map": (
-            [
-                pixel,
-                node("Conv", ["pixels", "kernel", "b"], ["x"]),
-                node("Flatten", ["x"], ["out"]),
-            ],
-            {"map": np.array([0, 2, 3, 1]), "kernel": w.reshape(k, 2, 3, 1), "b": b},
+            "p = Reshape(hidden, map); x = Conv(p, kernel, b); out = Flatten(x)",
+            {"map": spread, "kernel": w.reshape(k, 2, 3, 1), "b": b},
         ),
         "mean-of-token-scores": (
-            [
-                node("Reshape", ["hidden", "map"], ["tokens"]),
-                node("MatMul", ["tokens", "small"], ["x"]),
-                node("ReduceMean", ["x", "middle"], ["out"], keepdims=0),
-            ],
+            "p = Reshape(hidden, map); x = MatMul(p, small);"
+            "out = ReduceMean<keepdims=0>(x, middle)",
             {"map": np.array([0, 3, 2]), "small": w[:, :2].T.copy(), "middle": np.array([1])},
         ),
         "dequantised-weight": (
-            [
-                node("DequantizeLinear", ["q", "step"], ["weight"]),
-                node("Gemm", ["hidden", "weight", "b"], ["out"], transB=1),
-            ],
+            "f = DequantizeLinear(q, step); out = Gemm<transB=1>(hidden, f, b)",
             {"q": np.clip(w * 50, -127, 127).astype(np.int8), "step": np.float32(0.02), "b": b},
         ),
         "bottleneck-without-activation": (
-            [
-                node("MatMul", ["hidden", "down"], ["x"]),
-                node("MatMul", ["x", "up"], ["out"]),
-            ],
-            {"down": v[:2].T.copy(), "up": np.ones((2, k), np.float32)},
+            "x = MatMul(hidden, down); out = MatMul(x, up)",
+            low_rank,
         ),
     }
-
-
-def gemm(output: str, name: str = "") -> onnx.NodeProto:
-    return node("Gemm", ["hidden", "w", "b"], [output], transB=1, name=name)
 
 
 TWO = {"two": np.float32(2.0)}
@@ -284,20 +177,20 @@ def own_output(model):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_layer_gives_its_arrays(classifier, form):
-    nodes, arrays = head_forms(classifier.weight, classifier.bias)[form]
-    model = classifier.model(nodes, arrays)
+    text, arrays = head_forms(classifier.weight, classifier.bias)[form]
+    model = classifier.model(nodes(text), arrays)
     head, logits = composed(model)
     rtol = 1e-3 if "half" in form else 1e-6
     np.testing.assert_allclose(head.weight, classifier.weight, rtol=rtol)
     np.testing.assert_allclose(head.bias, classifier.bias, rtol=rtol)
-    assert [part.value for part in head.parts] == ["pixel" if "convolution" in form else "hidden"]
+    assert [part.value for part in head.parts] == ["p" if "convolution" in form else "hidden"]
     np.testing.assert_allclose(logits, own_output(model), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", MORE)
 def test_whatever_is_affine_is_folded_into_one_layer(classifier, form):
-    nodes, arrays = more_forms(classifier.weight, classifier.bias)[form]
-    model = classifier.model(nodes, arrays | TWO)
+    text, arrays = more_forms(classifier.weight, classifier.bias)[form]
+    model = classifier.model(nodes(text), arrays | TWO)
     head, logits = composed(model)
     np.testing.assert_allclose(logits, own_output(model), rtol=1e-4, atol=1e-5)
     assert len(head.parts) == 1
@@ -309,74 +202,57 @@ def test_whatever_is_affine_is_folded_into_one_layer(classifier, form):
 
 
 def test_heads_over_two_vectors_read_one_after_the_other(classifier):
-    nodes = [
-        node("Relu", ["hidden"], ["positive"]),
-        node("Sigmoid", ["hidden"], ["squashed"]),
-        node("Gemm", ["positive", "w", "b"], ["s"], transB=1),
-        node("Gemm", ["squashed", "w"], ["t"], transB=1),
-        node("Mean", ["s", "t"], ["out"]),
-    ]
-    model = classifier.model(nodes, {"w": classifier.weight, "b": classifier.bias})
+    text = (
+        "positive = Relu(hidden); squashed = Sigmoid(hidden); s = Gemm<transB=1>(positive, w, b);"
+        "t = Gemm<transB=1>(squashed, w); out = Mean(s, t)"
+    )
+    model = classifier.model(nodes(text), {"w": classifier.weight, "b": classifier.bias})
     head, logits = composed(model)
     assert [part.value for part in head.parts] == ["positive", "squashed"]
     np.testing.assert_allclose(head.weight, np.tile(classifier.weight / 2, 2))
     np.testing.assert_allclose(logits, own_output(model), rtol=1e-4, atol=1e-5)
 
 
-def test_a_head_without_bias_has_none(classifier):
-    model = classifier.model(
-        [node("MatMul", ["hidden", "w"], ["out"])], {"w": classifier.weight.T.copy()}
+def test_a_weight_in_a_constant_without_bias_is_a_head_without_bias(classifier):
+    constant = onnx.helper.make_node(
+        "Constant", [], ["w"], value=numpy_helper.from_array(classifier.weight.T.copy())
     )
-    assert composed(model)[0].bias is None
+    head, _ = composed(classifier.model([constant, *nodes("out = MatMul(hidden, w)")], {}))
+    np.testing.assert_array_equal(head.weight, classifier.weight)
+    assert head.bias is None
 
 
 def test_the_nodes_it_stands_for_are_named_in_their_order(classifier):
-    nodes, arrays = more_forms(classifier.weight, classifier.bias)["temperature"]
-    head, _ = composed(classifier.model(nodes, arrays | TWO))
+    text, arrays = more_forms(classifier.weight, classifier.bias)["temperature"]
+    head, _ = composed(classifier.model(nodes(text), arrays | TWO))
     assert head.nodes == ("Gemm 's'", "Div 'out'")
 
 
 @pytest.mark.parametrize(
-    ("nodes", "reason"),
+    ("text", "reason"),
     [
-        pytest.param([gemm("s"), node("Relu", ["s"], ["out"])], "Relu 'out'", id="relu"),
+        pytest.param(GEMM + "out = Relu(s)", "Relu 'out'", id="relu"),
+        pytest.param(GEMM + "out = Div(two, s)", "operands are all computed", id="ratio"),
+        pytest.param(GEMM + "out = Mul(s, s)", "multiplies computed values", id="product"),
         pytest.param(
-            [gemm("s"), node("Div", ["two", "s"], ["out"])], "operands are all computed", id="ratio"
-        ),
-        pytest.param(
-            [gemm("s"), node("Mul", ["s", "s"], ["out"])],
-            "multiplies computed values",
-            id="product",
-        ),
-        pytest.param(
-            [
-                node("Transpose", ["hidden"], ["turned"], perm=[1, 0]),
-                node("Gemm", ["turned", "w", "b"], ["out"], transA=1, transB=1),
-            ],
+            "x = Transpose<perm=[1, 0]>(hidden); out = Gemm<transA=1, transB=1>(x, w, b)",
             "combines several images",
             id="turned-features",
         ),
         pytest.param(
-            [
-                gemm("s"),
-                node("QuantizeLinear", ["s", "step"], ["q"]),
-                node("DequantizeLinear", ["q", "step"], ["out"]),
-            ],
+            GEMM + "q = QuantizeLinear(s, step); out = DequantizeLinear(q, step)",
             "DequantizeLinear 'out'",
             id="quantised-scores",
         ),
         pytest.param(
-            [
-                node("Reshape", ["hidden", "map"], ["pixels"]),
-                node("Conv", ["pixels", "kernel"], ["x"], pads=[1, 1, 1, 1]),
-                node("ReduceMean", ["x", "places"], ["out"], keepdims=0),
-            ],
+            "p = Reshape(hidden, map); x = Conv<pads=[1, 1, 1, 1]>(p, kernel);"
+            "out = ReduceMean<keepdims=0>(x, places)",
             "a convolution over a map",
             id="padded-convolution",
         ),
     ],
 )
-def test_what_is_not_affine_is_named(classifier, nodes, reason):
+def test_what_is_not_affine_is_named(classifier, text, reason):
     arrays = {
         "w": classifier.weight,
         "b": classifier.bias,
@@ -385,6 +261,5 @@ def test_what_is_not_affine_is_named(classifier, nodes, reason):
         "places": np.array([2, 3]),
         "kernel": np.ones((5, 2, 3, 3), np.float32),
     }
-    model = classifier.model(nodes, arrays | TWO)
     with pytest.raises(NotLinearError, match=reason):
-        composed(model)
+        composed(classifier.model(nodes(text), arrays | TWO))

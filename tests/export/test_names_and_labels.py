@@ -1,7 +1,5 @@
 """Aliases, labels and preprocessing settings: the small files and flags around an export."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 from pathlib import Path
@@ -105,11 +103,6 @@ def test_labels_keep_their_order_and_drop_windows_endings(tmp_path):
     path = tmp_path / "labels.txt"
     path.write_bytes(b"\xef\xbb\xbfzebra\r\n caf\xc3\xa9 \r\n\r\n")
     assert read_labels(path) == ("zebra", "café")
-
-
-def test_without_a_file_classes_are_numbered_with_a_warning(caplog):
-    assert choose_labels(None, num_classes=2).names == ("class 0", "class 1")
-    assert "give --labels FILE" in caplog.text
 
 
 def test_imagenets_names_are_taken_only_where_it_is_known_to_be_that(caplog):

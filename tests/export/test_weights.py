@@ -1,7 +1,5 @@
 """Reading checkpoints, matching them to a model, and getting published weights."""
 
-from __future__ import annotations
-
 import argparse
 import pickle
 import time

@@ -1,10 +1,8 @@
-"""Adapters on the tiny artifact, a process to kill, and small disks."""
+"""Adapters on the tiny artifact, and small disks."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,8 +13,6 @@ from eager_adapter import eager
 from gain_core import preset as named
 from gain_runtime.adapter import Adapter
 from gain_runtime.sessions.session import open_session
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
 @pytest.fixture
@@ -31,23 +27,6 @@ def make_adapter(artifact_path: Path) -> Iterator[Callable[..., Adapter]]:
     yield make
     for session in sessions:
         session.close()
-
-
-@pytest.fixture(scope="session")
-def start() -> Callable[..., subprocess.Popen[str]]:
-    """Start the command as a process of its own."""
-
-    def run(*args: object) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "gain_apps.stream", *map(str, args)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
-        )
-
-    return run
 
 
 @pytest.fixture

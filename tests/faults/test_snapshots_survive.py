@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,9 +37,7 @@ def fill_up(path: Path) -> None:
             file.write(bytes(4096))
 
 
-def test_a_store_that_cannot_be_opened_keeps_nobody_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_cannot_be_opened_keeps_nobody_out(tmp_path, monkeypatch):
     def failing(store: SnapshotStore) -> None:
         raise ArtifactError(f"{store.folder}: the snapshots cannot be listed")
 
@@ -54,9 +51,7 @@ def test_a_store_that_cannot_be_opened_keeps_nobody_out(
     assert caught.tb is not None
 
 
-def test_the_last_three_are_kept_and_the_newest_is_restored(
-    make_adapter: Callable[..., Adapter], tmp_path: Path
-) -> None:
+def test_the_last_three_are_kept_and_the_newest_is_restored(make_adapter, tmp_path):
     adapter = make_adapter(preset="paper")
     with SnapshotStore(tmp_path) as store:
         fill(store, adapter, 5)
@@ -74,17 +69,20 @@ def test_the_last_three_are_kept_and_the_newest_is_restored(
     np.testing.assert_array_equal(adapter.step(image).probs, continued.step(image).probs)
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 1, 100, -1], ids=["empty", "byte", "head", "tail"])
-def test_a_torn_file_is_set_aside_for_the_one_before(
-    make_adapter: Callable[..., Adapter],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    kept_bytes: int,
-) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda data: b"", id="empty"),
+        pytest.param(lambda data: data[:100], id="head"),
+        pytest.param(lambda data: data[:-1], id="tail"),
+        pytest.param(lambda data: data[:-5] + bytes([data[-5] ^ 16]) + data[-4:], id="one bit"),
+    ],
+)
+def test_a_torn_file_is_set_aside_for_the_one_before(make_adapter, tmp_path, caplog, damage):
     with SnapshotStore(tmp_path) as store:
         fill(store, make_adapter(), 3)
         newest = store.snapshots()[0].path
-    newest.write_bytes(newest.read_bytes()[:kept_bytes])
+    newest.write_bytes(damage(newest.read_bytes()))
     adapter = make_adapter()
     with SnapshotStore(tmp_path) as store, caplog.at_level(logging.WARNING):
         restored = store.restore(adapter)
@@ -97,30 +95,10 @@ def test_a_torn_file_is_set_aside_for_the_one_before(
     assert len(caplog.records) == 1
 
 
-def test_a_flipped_bit_anywhere_in_the_numbers_is_found(
-    make_adapter: Callable[..., Adapter], tmp_path: Path
-) -> None:
-    with SnapshotStore(tmp_path) as store:
-        fill(store, make_adapter(), 2)
-        newest = store.snapshots()[0].path
-    data = bytearray(newest.read_bytes())
-    data[-5] ^= 0x10
-    newest.write_bytes(data)
-    adapter = make_adapter()
-    with SnapshotStore(tmp_path) as store:
-        restored = store.restore(adapter)
-    assert restored is not None
-    assert restored.number == 1
-
-
 @pytest.mark.parametrize("other", ["artifact", "preset"])
 def test_snapshots_of_something_else_are_set_aside_and_kept(
-    make_adapter: Callable[..., Adapter],
-    other_artifact_path: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    other: str,
-) -> None:
+    make_adapter, other_artifact_path, tmp_path, caplog, other
+):
     with SnapshotStore(tmp_path) as store:
         fill(store, make_adapter(), 2)
     if other == "artifact":
@@ -136,9 +114,7 @@ def test_snapshots_of_something_else_are_set_aside_and_kept(
     assert all("set aside" in record.message for record in caplog.records)
 
 
-def test_set_aside_files_do_not_pile_up(
-    make_adapter: Callable[..., Adapter], tmp_path: Path
-) -> None:
+def test_set_aside_files_do_not_pile_up(make_adapter, tmp_path):
     for number in range(8):
         path = tmp_path / f"snapshot-{number:010d}-4.safetensors"
         path.write_bytes(b"torn")
@@ -147,9 +123,7 @@ def test_set_aside_files_do_not_pile_up(
     assert len(list(tmp_path.glob("*.set-aside"))) == KEPT
 
 
-def test_a_clock_set_back_changes_nothing(
-    make_adapter: Callable[..., Adapter], tmp_path: Path
-) -> None:
+def test_a_clock_set_back_changes_nothing(make_adapter, tmp_path):
     with SnapshotStore(tmp_path) as store:
         fill(store, make_adapter(), 3)
         newest, _, oldest = store.snapshots()
@@ -160,7 +134,7 @@ def test_a_clock_set_back_changes_nothing(
         assert store.restore(adapter) == newest
 
 
-def test_leftovers_of_a_killed_write_are_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_write_are_removed(tmp_path):
     leftover = tmp_path / ".snapshot-0000000007-9.safetensors.0a1b2c3d.tmp"
     leftover.write_bytes(b"half")
     bystander = tmp_path / "notes.txt"
@@ -170,21 +144,19 @@ def test_leftovers_of_a_killed_write_are_removed(tmp_path: Path) -> None:
     assert bystander.exists()
 
 
-def test_two_streams_do_not_share_a_folder(tmp_path: Path) -> None:
+def test_two_streams_do_not_share_a_folder(tmp_path):
     with SnapshotStore(tmp_path), pytest.raises(ArtifactError, match="another stream"):
         SnapshotStore(tmp_path)
     SnapshotStore(tmp_path).close()
 
 
-def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtifactError, match="no snapshot can be written there"):
         SnapshotStore(tmp_path / "file" / "folder")
 
 
-def test_a_snapshot_is_due_after_frames_or_seconds(
-    make_adapter: Callable[..., Adapter], tmp_path: Path
-) -> None:
+def test_a_snapshot_is_due_after_frames_or_seconds(make_adapter, tmp_path):
     now = [0.0]
     adapter = make_adapter()
     with SnapshotStore(tmp_path) as store:
@@ -207,9 +179,7 @@ def test_a_snapshot_is_due_after_frames_or_seconds(
         assert len(store.snapshots()) == 2
 
 
-def test_snapshots_change_no_prediction(
-    make_adapter: Callable[..., Adapter], tmp_path: Path
-) -> None:
+def test_snapshots_change_no_prediction(make_adapter, tmp_path):
     plain, kept = make_adapter(preset="paper"), make_adapter(preset="paper")
     rng = np.random.default_rng(4)
     images = rng.integers(0, 256, size=(12, 20, 20, 3), dtype=np.uint8)
@@ -220,9 +190,7 @@ def test_snapshots_change_no_prediction(
             store.write(kept)
 
 
-def test_rolling_back_goes_one_further_each_time_and_forgets_what_was_newer(
-    make_adapter: Callable[..., Adapter], tmp_path: Path
-) -> None:
+def test_rolling_back_goes_one_further_each_time_and_forgets_what_was_newer(make_adapter, tmp_path):
     adapter = make_adapter()
     with SnapshotStore(tmp_path) as store:
         keeper = SnapshotKeeper(store, adapter, every_frames=2, every_s=1e9)
@@ -241,7 +209,7 @@ def test_rolling_back_goes_one_further_each_time_and_forgets_what_was_newer(
         assert adapter.frames == 2
 
 
-def test_a_reset_is_kept_too(make_adapter: Callable[..., Adapter], tmp_path: Path) -> None:
+def test_a_reset_is_kept_too(make_adapter, tmp_path):
     adapter = make_adapter()
     with SnapshotStore(tmp_path) as store:
         keeper = SnapshotKeeper(store, adapter, every_frames=2, every_s=1e9)
@@ -254,18 +222,10 @@ def test_a_reset_is_kept_too(make_adapter: Callable[..., Adapter], tmp_path: Pat
         assert adapter.frames == 4
 
 
-def test_a_full_disk_is_said_once_loses_nothing_and_ends(
-    make_adapter: Callable[..., Adapter],
-    small_disk: Callable,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_full_disk_is_said_once_loses_nothing_and_ends(make_adapter, small_disk, caplog):
     now = [0.0]
     adapter = make_adapter()
-    with (
-        small_disk(64) as folder,
-        caplog.at_level(logging.INFO),
-        SnapshotStore(folder) as store,
-    ):
+    with small_disk(64) as folder, caplog.at_level(logging.INFO), SnapshotStore(folder) as store:
         keeper = SnapshotKeeper(store, adapter, every_frames=1, every_s=1e9, clock=lambda: now[0])
         learn(adapter, 1)
         keeper.tick()
@@ -287,9 +247,7 @@ def test_a_full_disk_is_said_once_loses_nothing_and_ends(
         assert store.snapshots()[0].frames == 7
 
 
-def test_a_snapshot_that_fails_at_the_end_is_not_said_to_be_tried_again(
-    make_adapter: Callable[..., Adapter], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_snapshot_that_fails_at_end_is_not_said_to_be_tried_again(make_adapter, tmp_path, caplog):
     adapter = make_adapter()
     folder = tmp_path / "snapshots"
     with SnapshotStore(folder) as store:
@@ -306,11 +264,7 @@ def test_a_snapshot_that_fails_at_the_end_is_not_said_to_be_tried_again(
     assert caplog.records[-1].message.endswith("; the last 4 learned frames are in none")
 
 
-def test_a_disk_that_turns_read_only_stops_nothing(
-    make_adapter: Callable[..., Adapter],
-    small_disk: Callable,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_disk_that_turns_read_only_stops_nothing(make_adapter, small_disk, caplog):
     adapter = make_adapter()
     with small_disk(256) as folder:
         with SnapshotStore(folder) as store:
@@ -326,9 +280,7 @@ def test_a_disk_that_turns_read_only_stops_nothing(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_snapshots_of_another_user_are_an_error_and_nothing_is_renamed(
-    make_adapter: Callable[..., Adapter], tmp_path: Path
-) -> None:
+def test_snapshots_of_another_user_are_an_error_and_nothing_is_renamed(make_adapter, tmp_path):
     adapter = make_adapter()
     with SnapshotStore(tmp_path) as store:
         fill(store, adapter, 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx_text import network
 from PIL import Image
 from tiny_manifest import write_manifest
 
@@ -56,34 +56,18 @@ def conv_net(scale: float = 1.0) -> onnx.ModelProto:
         "head.weight": rng.normal(size=(CLASSES, WIDTH)),
         "head.bias": rng.normal(size=CLASSES),
     }
-    nodes = [
-        helper.make_node("Conv", ["pixel_values", "first", "first.bias"], ["c1"], pads=[1] * 4),
-        helper.make_node("Relu", ["c1"], ["r1"]),
-        helper.make_node("Conv", ["r1", "second"], ["c2"], pads=[1] * 4),
-        helper.make_node("Add", ["c2", "r1"], ["sum"]),
-        helper.make_node("GlobalAveragePool", ["sum"], ["pooled"]),
-        helper.make_node("Flatten", ["pooled"], ["flat"]),
-        helper.make_node("ReduceMean", ["flat"], ["mean"], axes=[-1]),
-        helper.make_node("Sub", ["flat", "mean"], ["centered"]),
-        helper.make_node("Mul", ["centered", "centered"], ["square"]),
-        helper.make_node("ReduceMean", ["square"], ["variance"], axes=[-1]),
-        helper.make_node("Add", ["variance", "epsilon"], ["safe"]),
-        helper.make_node("Sqrt", ["safe"], ["deviation"]),
-        helper.make_node("Div", ["centered", "deviation"], ["unit"]),
-        helper.make_node("Mul", ["unit", "gamma"], ["features"]),
-        helper.make_node("Gemm", ["features", "head.weight", "head.bias"], ["logits"], transB=1),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "conv",
-        [helper.make_tensor_value_info("pixel_values", 1, ["batch", 3, SIZE_PX, SIZE_PX])],
-        [
-            helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", WIDTH]),
-            helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", CLASSES]),
-        ],
-        [numpy_helper.from_array(a.astype(np.float32), name) for name, a in arrays.items()],
+    return network(
+        "c1 = Conv<pads=[1, 1, 1, 1]>(pixel_values, first, first.bias); r1 = Relu(c1);"
+        "c2 = Conv<pads=[1, 1, 1, 1]>(r1, second); sum = Add(c2, r1);"
+        "pooled = GlobalAveragePool(sum); flat = Flatten(pooled);"
+        "mean = ReduceMean<axes=[-1]>(flat); centered = Sub(flat, mean);"
+        "square = Mul(centered, centered); variance = ReduceMean<axes=[-1]>(square);"
+        "safe = Add(variance, epsilon); deviation = Sqrt(safe); unit = Div(centered, deviation);"
+        "features = Mul(unit, gamma); logits = Gemm<transB=1>(features, head.weight, head.bias)",
+        arrays,
+        inputs={"pixel_values": ["batch", 3, SIZE_PX, SIZE_PX]},
+        outputs={"features": ["batch", WIDTH], "logits": ["batch", CLASSES]},
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 @pytest.fixture

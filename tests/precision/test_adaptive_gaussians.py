@@ -1,7 +1,5 @@
 """Adaptive files of every preset behind networks in lower precision."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
+from onnx_text import network
 
 from gain_export.precision.lower import emulated, lower
 
@@ -19,20 +20,11 @@ def rounded(values: np.ndarray) -> np.ndarray:
 def two_products() -> tuple[onnx.ModelProto, list[np.ndarray]]:
     rng = np.random.default_rng(2)
     weights = [rng.normal(size=(16, 16)).astype(np.float32) for _ in range(2)]
-    nodes = [
-        helper.make_node("MatMul", ["x", "w0"], ["a"]),
-        helper.make_node("MatMul", ["a", "w1"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 16])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 16])],
-        [numpy_helper.from_array(weight, f"w{index}") for index, weight in enumerate(weights)],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), [
-        *weights
-    ]
+    arrays, ends = {"first": weights[0], "second": weights[1]}, [4, 16]
+    text = "a = MatMul(x, first); y = MatMul(a, second)"
+    return network(
+        text, arrays, inputs={"x": ends}, outputs={"y": ends}, opset=18, ir_version=9
+    ), weights
 
 
 def run(model: onnx.ModelProto, values: np.ndarray) -> np.ndarray:

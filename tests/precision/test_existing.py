@@ -1,7 +1,5 @@
 """The file in lower precision that is there already: taken if it is what is asked for."""
 
-from __future__ import annotations
-
 import json
 
 import onnx

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx_text import network
 
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.graph import open_native
@@ -85,14 +86,8 @@ def test_weights_are_int8_per_channel_and_biases_and_head_float32(plain_conv):
 def test_large_sums_do_not_overflow_on_any_processor(tmp_path):
     """Without VNNI, ONNX Runtime adds pairs of products in 16 bits unless it is told otherwise."""
     weight = np.full((64, 4), 0.5, np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "product",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 64])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 4])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    ends = {"inputs": {"x": ["N", 64]}, "outputs": {"y": ["N", 4]}}
+    model = network("y = MatMul(x, w)", {"w": weight}, **ends, ir_version=9)
     quantise(model, find_layers(model, head_weight=None), {"x": 2.0})
     values = np.full((3, 64), 2.0, np.float32)
     for session in (native(model, tmp_path), open_native(model.SerializeToString())):

@@ -27,7 +27,7 @@ def crop_drive(**values: object) -> DriveSource:
     return DriveSource(DriveParams(**{"resolution": "crop", "frames": 120, **values}))
 
 
-def test_every_frame_depends_on_parameters_and_index_only() -> None:
+def test_every_frame_depends_on_parameters_and_index_only():
     with crop_drive(seed=3) as source:
         frames = list(itertools.islice(source, 12))
     with crop_drive(seed=3) as source:
@@ -38,7 +38,7 @@ def test_every_frame_depends_on_parameters_and_index_only() -> None:
         assert not np.array_equal(source.frame(11).image, again.image)
 
 
-def test_frames_are_numbered_and_timed() -> None:
+def test_frames_are_numbered_and_timed():
     with crop_drive(frames=12, rate=25.0) as source:
         frames = list(source)
         assert source.info.num_frames == len(frames) == 12
@@ -49,7 +49,7 @@ def test_frames_are_numbered_and_timed() -> None:
     assert frames[11].timestamp_ns == 440_000_000
 
 
-def test_closing_ends_the_drive() -> None:
+def test_closing_ends_the_drive():
     source = crop_drive()
     frames = iter(source)
     next(frames)
@@ -61,9 +61,7 @@ def test_closing_ends_the_drive() -> None:
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
 )
-def test_regions_are_squares_inside_the_frame_that_grow_as_the_sign_comes_nearer(
-    seed: int,
-) -> None:
+def test_regions_are_squares_inside_the_frame_that_grow_as_the_sign_comes_nearer(seed):
     with crop_drive(seed=seed) as source:
         frames = list(source)
     sides = []
@@ -80,7 +78,7 @@ def test_regions_are_squares_inside_the_frame_that_grow_as_the_sign_comes_nearer
         assert sides[run[-1]] > 1.6 * sides[run[0]]
 
 
-def test_the_crop_is_a_window_of_the_full_frame() -> None:
+def test_the_crop_is_a_window_of_the_full_frame():
     small, full = crop_drive(seed=2), DriveSource(DriveParams(frames=120, seed=2))
     for index in (3, 60):
         part, whole = small.frame(index), full.frame(index)
@@ -97,7 +95,7 @@ def test_the_crop_is_a_window_of_the_full_frame() -> None:
 
 
 @pytest.mark.parametrize("resolution", ["crop", "720p"])
-def test_centre_mode_zooms_on_the_sign(resolution: str) -> None:
+def test_centre_mode_zooms_on_the_sign(resolution):
     values = {"frames": "60", "mode": "centre", "resolution": resolution}
     with drive_source(values) as zoomed, crop_drive(frames=60) as source:
         frame = next(iter(zoomed))
@@ -122,7 +120,7 @@ def clear() -> Frame:
 
 
 @pytest.mark.parametrize("name", [name for name in CONDITIONS if name != "clear"])
-def test_every_condition_changes_the_sign(clear: Frame, name: str) -> None:
+def test_every_condition_changes_the_sign(clear, name):
     with crop_drive(frames=60, conditions=name) as source:
         frame = source.frame(30)
     assert frame.condition == name
@@ -134,7 +132,7 @@ def test_every_condition_changes_the_sign(clear: Frame, name: str) -> None:
     assert np.abs(difference).mean() > 6.0
 
 
-def test_fog_hides_far_things_more_than_near_ones() -> None:
+def test_fog_hides_far_things_more_than_near_ones():
     near, far, clear = (
         float(transmittance(depth, weather))
         for depth, weather in ((10.0, FOG), (35.0, FOG), (35.0, Weather()))
@@ -143,7 +141,7 @@ def test_fog_hides_far_things_more_than_near_ones() -> None:
     assert clear > 0.95
 
 
-def test_full_fog_takes_the_contrast_of_the_sign() -> None:
+def test_full_fog_takes_the_contrast_of_the_sign():
     def contrast(conditions: str) -> float:
         with crop_drive(frames=60, conditions=conditions) as source:
             frame = source.frame(30)
@@ -154,7 +152,7 @@ def test_full_fog_takes_the_contrast_of_the_sign() -> None:
     assert contrast("fog") < 0.6 * contrast("clear")
 
 
-def test_slow_conditions_roll_in_and_sudden_ones_jump() -> None:
+def test_slow_conditions_roll_in_and_sudden_ones_jump():
     route = Route(("clear", "fog", "low-sun", "clear"), 4000, seed=0)
     fog = np.array([route.weather(index).fog for index in range(4000)])
     sun = np.array([route.weather(index).sun for index in range(4000)])
@@ -165,12 +163,12 @@ def test_slow_conditions_roll_in_and_sudden_ones_jump() -> None:
     assert route.name(1000) == "fog"
 
 
-def test_the_default_route_meets_every_condition_and_comes_back() -> None:
+def test_the_default_route_meets_every_condition_and_comes_back():
     assert set(DEFAULT_ROUTE) == set(CONDITIONS)
     assert DEFAULT_ROUTE[0] == DEFAULT_ROUTE[-1] == "clear"
 
 
-def test_the_uri_opens_the_drive() -> None:
+def test_the_uri_opens_the_drive():
     uri = "test://drive?frames=30&resolution=crop&conditions=fog,night&speed=50&seed=9"
     with open_source(uri, schemes={"drive": drive_source}, seed=1) as source:
         frames = list(source)
@@ -179,7 +177,7 @@ def test_the_uri_opens_the_drive() -> None:
         np.testing.assert_array_equal(frames[5].image, expected.frame(5).image)
 
 
-def test_the_seed_of_the_caller_counts_where_the_uri_has_none() -> None:
+def test_the_seed_of_the_caller_counts_where_the_uri_has_none():
     values = {"frames": "30", "resolution": "crop"}
     with drive_source(values, 9) as source, crop_drive(frames=30, seed=9) as expected:
         np.testing.assert_array_equal(next(iter(source)).image, expected.frame(0).image)
@@ -201,11 +199,11 @@ def test_the_seed_of_the_caller_counts_where_the_uri_has_none() -> None:
         pytest.param({"seed": "-1"}, "seed", id="negative seed"),
     ],
 )
-def test_a_wrong_parameter_is_named(values: dict[str, str], named: str) -> None:
+def test_a_wrong_parameter_is_named(values, named):
     with pytest.raises(ConfigError, match=named):
         drive_source(values)
 
 
-def test_a_strength_out_of_range_is_refused() -> None:
+def test_a_strength_out_of_range_is_refused():
     with pytest.raises(ConfigError, match="fog"):
         Weather(fog=1.2)

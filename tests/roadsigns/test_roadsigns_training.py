@@ -39,9 +39,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_an_interrupted_run_ends_where_an_undisturbed_one_ends(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_ends_where_an_undisturbed_one_ends(script, tmp_path, monkeypatch):
     torch.set_num_threads(1)
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     kept: list[Path] = []
@@ -66,7 +64,7 @@ def test_an_interrupted_run_ends_where_an_undisturbed_one_ends(
     assert float((first["network"]["head.weight"] - start).abs().max()) > 1e-5
 
 
-def test_pictures_move_but_keep_their_size(script: ModuleType) -> None:
+def test_pictures_move_but_keep_their_size(script):
     images = np.zeros((40, 64, 64, 3), np.uint8)
     images[:, 32, 32] = 255
     moved = script.shift(images, np.random.default_rng(0))
@@ -76,7 +74,7 @@ def test_pictures_move_but_keep_their_size(script: ModuleType) -> None:
     assert all(29 <= row <= 35 and 29 <= column <= 35 for row, column in places)
 
 
-def test_the_learning_rate_rises_and_falls(script: ModuleType) -> None:
+def test_the_learning_rate_rises_and_falls(script):
     args = script.build_parser().parse_args(["--out", "x"])
     rates = [script.learning_rate(step, args) for step in range(args.steps)]
     assert max(rates) == pytest.approx(args.learning_rate)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx_text import network
 from tiny_manifest import write_manifest
 
 from gain_runtime.files.artifact import write_metadata
@@ -67,38 +68,22 @@ def build_tiny_model(
     offset = rng.integers(-40, 41, size=NUM_CLASSES).astype(np.float32) / 8 * bias
     stored = weight if layout == "KD" else weight.T
     shape = stored.shape + (1,) * trailing
-    initializers = [
-        numpy_helper.from_array(patches, "patches"),
-        helper.make_tensor("head.weight", dtype, shape, stored.ravel().tolist()),
-        helper.make_tensor("head.bias", dtype, [NUM_CLASSES], offset.tolist()),
-        numpy_helper.from_array(np.array(stored.shape, dtype=np.int64), "matrix"),
-    ]
-    head_inputs = ["features", "head"] + ["offset"] * bias
-    nodes = [
-        helper.make_node("Conv", ["pixel_values", "patches"], ["maps"], strides=[4, 4]),
-        helper.make_node("Relu", ["maps"], ["positive"]),
-        helper.make_node("GlobalAveragePool", ["positive"], ["pooled"]),
-        helper.make_node("Flatten", ["pooled"], ["features"]),
-        helper.make_node("Cast", ["head.weight"], ["cast"], to=TensorProto.FLOAT),
-        helper.make_node("Reshape", ["cast", "matrix"], ["head"]),
-        helper.make_node("Cast", ["head.bias"], ["offset"], to=TensorProto.FLOAT),
-        helper.make_node("Gemm", head_inputs, ["logits"], transB=int(layout == "KD")),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "tiny",
-        [
-            helper.make_tensor_value_info(
-                "pixel_values", TensorProto.FLOAT, [batch, 3, SIZE_PX, SIZE_PX]
-            )
-        ],
-        [
-            helper.make_tensor_value_info("features", TensorProto.FLOAT, [batch, FEATURE_DIM]),
-            helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, NUM_CLASSES]),
-        ],
-        initializers,
+    arrays = {
+        "patches": patches,
+        "head.weight": helper.make_tensor("head.weight", dtype, shape, stored.ravel().tolist()),
+        "head.bias": helper.make_tensor("head.bias", dtype, [NUM_CLASSES], offset.tolist()),
+        "matrix": np.array(stored.shape, dtype=np.int64),
+    }
+    model = network(
+        "maps = Conv<strides=[4, 4]>(pixel_values, patches); positive = Relu(maps);"
+        "pooled = GlobalAveragePool(positive); features = Flatten(pooled);"
+        "cast = Cast<to=1>(head.weight); head = Reshape(cast, matrix);"
+        "offset = Cast<to=1>(head.bias);"
+        f"logits = Gemm<transB={int(layout == 'KD')}>(features, head{', offset' * bias})",
+        arrays,
+        inputs={"pixel_values": [batch, 3, SIZE_PX, SIZE_PX]},
+        outputs={"features": [batch, FEATURE_DIM], "logits": [batch, NUM_CLASSES]},
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     manifest = write_manifest(
         model,
         ("apfel", "birne", "cassis", "dattel", "erdbeere, süß"),

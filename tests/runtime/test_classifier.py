@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gain_runtime
 from gain_core import ConfigError, preset
 from gain_core.errors import ArtifactError
 from gain_export.adaptive import add_adaptation
@@ -83,7 +82,3 @@ def test_the_readmes_lines_run(path, monkeypatch, capsys):
     code = blocks[0].replace('"vit_b16.onnx"', repr(str(path)))
     exec(compile(code, "README.md", "exec"), {"images": images(3)})
     assert len(capsys.readouterr().out.splitlines()) == 3
-
-
-def test_public_names_are_there():
-    assert all(hasattr(gain_runtime, name) for name in gain_runtime.__all__)

@@ -72,29 +72,29 @@ def sunlit_floor(image: np.ndarray) -> None:
         pytest.param(cut_short(0.75), "corrupt", id="JPEG cut at three quarters"),
     ],
 )
-def test_single_frames(image: np.ndarray, fault: str | None) -> None:
+def test_single_frames(image, fault):
     assert FrameHealth().check(image) == fault
 
 
-def test_a_repeated_frame_is_frozen_until_it_changes() -> None:
+def test_a_repeated_frame_is_frozen_until_it_changes():
     health = FrameHealth()
     frames = [street(0), street(0), street(0), street(1), street(0)]
     assert [health.check(frame) for frame in frames] == [None, "frozen", "frozen", None, None]
 
 
-def test_a_change_of_size_is_no_fault() -> None:
+def test_a_change_of_size_is_no_fault():
     health = FrameHealth()
     assert health.check(street()) is None
     assert health.check(cv2.resize(street(), (320, 240))) is None
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (1, 9, 3), (9, 1, 3), (2, 2, 3)])
-def test_tiny_frames_are_looked_at_too(shape: tuple[int, ...]) -> None:
+def test_tiny_frames_are_looked_at_too(shape):
     image = np.random.default_rng(3).integers(60, 255, shape, dtype=np.uint8)
     assert FrameHealth().check(image) in (None, "corrupt")
 
 
-def test_the_picture_itself_is_not_kept_alive() -> None:
+def test_the_picture_itself_is_not_kept_alive():
     health = FrameHealth()
     image = street()
     health.check(image)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from results import make_info
 
 from gain_core.errors import ConfigError, StreamError
-from gain_runtime.frames import Frame, SourceInfo
+from gain_runtime.frames import Frame
 from gain_runtime.sources.reader import FrameReader, ReadStatus
 
 IMAGE = np.zeros((2, 2, 3), dtype=np.uint8)
@@ -22,24 +23,13 @@ class ScriptedSource:
     """Yields frames 0, 1, 2, ...; `before(index)` runs before each and may block or raise."""
 
     def __init__(
-        self,
-        count: int,
-        *,
-        live: bool = False,
-        before: Callable[[int], None] = lambda index: None,
+        self, count: int, *, live: bool = False, before: Callable[[int], None] = lambda index: None
     ) -> None:
         self.count = count
         self.before = before
         self.produced = 0
         self.thread: threading.Thread | None = None
-        self.info = SourceInfo(
-            source_id="scripted",
-            width_px=2,
-            height_px=2,
-            rate_hz=None,
-            num_frames=None,
-            live=live,
-        )
+        self.info = make_info(live=live)
         self.skipped = 0
 
     def __iter__(self) -> Iterator[Frame]:
@@ -67,7 +57,7 @@ def assert_thread_gone(source: ScriptedSource) -> None:
 
 
 @pytest.mark.parametrize("queue_size", [1, 2, 50])
-def test_block_delivers_every_frame_in_order(queue_size: int) -> None:
+def test_block_delivers_every_frame_in_order(queue_size):
     source = ScriptedSource(200)
     with FrameReader(source, policy="block", queue_size=queue_size) as reader:
         assert [frame.index for frame in reader] == list(range(200))
@@ -75,7 +65,7 @@ def test_block_delivers_every_frame_in_order(queue_size: int) -> None:
     assert_thread_gone(source)
 
 
-def test_block_reads_no_further_ahead_than_the_queue(until) -> None:
+def test_block_reads_no_further_ahead_than_the_queue(until):
     source = ScriptedSource(100)
     with FrameReader(source, policy="block", queue_size=3) as reader:
         frames = iter(reader)
@@ -87,7 +77,7 @@ def test_block_reads_no_further_ahead_than_the_queue(until) -> None:
     assert_thread_gone(source)
 
 
-def test_drop_oldest_keeps_the_newest_and_counts() -> None:
+def test_drop_oldest_keeps_the_newest_and_counts():
     taken = threading.Event()
 
     def wait_for_first(index: int) -> None:
@@ -106,7 +96,7 @@ def test_drop_oldest_keeps_the_newest_and_counts() -> None:
         assert reader.dropped == 45
 
 
-def test_drop_oldest_drops_nothing_for_a_fast_consumer() -> None:
+def test_drop_oldest_drops_nothing_for_a_fast_consumer():
     turn = threading.Semaphore(1)
 
     def wait_for_turn(index: int) -> None:
@@ -126,18 +116,18 @@ def test_drop_oldest_drops_nothing_for_a_fast_consumer() -> None:
     ("live", "policy"),
     [pytest.param(True, "drop_oldest", id="live"), pytest.param(False, "block", id="recorded")],
 )
-def test_the_default_policy_follows_the_source(live: bool, policy: str) -> None:
+def test_the_default_policy_follows_the_source(live, policy):
     assert FrameReader(ScriptedSource(1, live=live)).policy == policy
 
 
-def test_nothing_is_read_before_the_first_get() -> None:
+def test_nothing_is_read_before_the_first_get():
     source = ScriptedSource(5, live=True)
     with FrameReader(source):
         time.sleep(0.02)
         assert source.thread is None
 
 
-def test_frames_before_an_error_arrive_then_the_error_itself() -> None:
+def test_frames_before_an_error_arrive_then_the_error_itself():
     failure = StreamError("camera 0: signal lost")
 
     def fail_at_three(index: int) -> None:
@@ -153,7 +143,7 @@ def test_frames_before_an_error_arrive_then_the_error_itself() -> None:
     assert_thread_gone(source)
 
 
-def test_an_error_that_is_no_exception_class_of_ours_is_raised_too() -> None:
+def test_an_error_that_is_no_exception_class_of_ours_is_raised_too():
     def exit_at_once(index: int) -> None:
         raise SystemExit(3)
 
@@ -163,14 +153,14 @@ def test_an_error_that_is_no_exception_class_of_ours_is_raised_too() -> None:
     assert reader.get(timeout_s=0.0) is ReadStatus.END
 
 
-def test_an_empty_source_ends_at_once() -> None:
+def test_an_empty_source_ends_at_once():
     with FrameReader(ScriptedSource(0)) as reader:
         assert list(reader) == []
         assert reader.get(timeout_s=0.0) is ReadStatus.END
 
 
 @pytest.mark.parametrize("policy", ["block", "drop_oldest"])
-def test_a_consumer_that_stops_early_hangs_nothing(policy: str) -> None:
+def test_a_consumer_that_stops_early_hangs_nothing(policy):
     source = ScriptedSource(10_000_000)
     started = time.monotonic()
     with FrameReader(source, policy=policy, queue_size=2) as reader:  # type: ignore[arg-type]
@@ -181,7 +171,7 @@ def test_a_consumer_that_stops_early_hangs_nothing(policy: str) -> None:
     assert_thread_gone(source)
 
 
-def test_a_consumer_that_raises_leaves_no_thread() -> None:
+def test_a_consumer_that_raises_leaves_no_thread():
     source = ScriptedSource(10_000_000)
 
     def consume() -> None:
@@ -194,7 +184,7 @@ def test_a_consumer_that_raises_leaves_no_thread() -> None:
     assert_thread_gone(source)
 
 
-def test_a_blocked_source_is_a_timeout_and_then_goes_on() -> None:
+def test_a_blocked_source_is_a_timeout_and_then_goes_on():
     go_on = threading.Event()
 
     def stall(index: int) -> None:
@@ -209,9 +199,7 @@ def test_a_blocked_source_is_a_timeout_and_then_goes_on() -> None:
         assert [frame.index for frame in reader] == [1]
 
 
-def test_close_gives_up_on_a_source_that_stays_blocked(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_close_gives_up_on_a_source_that_stays_blocked(monkeypatch, caplog):
     monkeypatch.setattr("gain_runtime.sources.reader.JOIN_S", 0.05)
     go_on = threading.Event()
 
@@ -233,7 +221,7 @@ def test_close_gives_up_on_a_source_that_stays_blocked(
     assert source.produced == 2
 
 
-def test_close_from_another_thread_ends_a_waiting_consumer(until) -> None:
+def test_close_from_another_thread_ends_a_waiting_consumer(until):
     go_on = threading.Event()
 
     def stall(index: int) -> None:
@@ -255,7 +243,7 @@ def test_close_from_another_thread_ends_a_waiting_consumer(until) -> None:
     assert seen == []
 
 
-def test_close_may_be_repeated_and_ends_everything() -> None:
+def test_close_may_be_repeated_and_ends_everything():
     source = ScriptedSource(100)
     reader = FrameReader(source)
     next(iter(reader))
@@ -266,7 +254,7 @@ def test_close_may_be_repeated_and_ends_everything() -> None:
     assert_thread_gone(source)
 
 
-def test_close_before_the_start_reads_nothing() -> None:
+def test_close_before_the_start_reads_nothing():
     source = ScriptedSource(100)
     reader = FrameReader(source)
     reader.close()
@@ -281,6 +269,6 @@ def test_close_before_the_start_reads_nothing() -> None:
         pytest.param({"queue_size": 0}, "queue_size", id="queue-size"),
     ],
 )
-def test_bad_settings_are_refused(arguments: dict[str, object], named: str) -> None:
+def test_bad_settings_are_refused(arguments, named):
     with pytest.raises(ConfigError, match=named):
         FrameReader(ScriptedSource(1), **arguments)  # type: ignore[arg-type]

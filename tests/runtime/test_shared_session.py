@@ -99,9 +99,7 @@ def assert_same(answer: Features | Exception, expected: Features) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_streams_that_are_ready_together_share_a_pass(
-    session: OnnxSession, recording: Recording, batch: Callable[..., np.ndarray]
-) -> None:
+def test_streams_that_are_ready_together_share_a_pass(session, recording, batch):
     shared = SharedSession(recording, wait_s=LONG_S)
     streams = [shared.join() for _ in range(3)]
     batches = [batch(0), batch(1, rows=3), batch(2, rows=2)]
@@ -113,9 +111,7 @@ def test_streams_that_are_ready_together_share_a_pass(
         assert_same(answer, session.infer(pixel_values))
 
 
-def test_one_stream_alone_waits_for_nobody(
-    recording: Recording, batch: Callable[..., np.ndarray]
-) -> None:
+def test_one_stream_alone_waits_for_nobody(recording, batch):
     shared = SharedSession(recording, wait_s=LONG_S)
     with shared.join() as stream, shared.join() as other:
         other.close()
@@ -125,9 +121,7 @@ def test_one_stream_alone_waits_for_nobody(
         assert time.monotonic() - started < LONG_S / 2
 
 
-def test_the_wait_for_a_stream_that_has_nothing_ends(
-    recording: Recording, batch: Callable[..., np.ndarray]
-) -> None:
+def test_the_wait_for_a_stream_that_has_nothing_ends(recording, batch):
     shared = SharedSession(recording, wait_s=0.05)
     stream, _idle = shared.join(), shared.join()
     started = time.monotonic()
@@ -135,9 +129,7 @@ def test_the_wait_for_a_stream_that_has_nothing_ends(
     assert 0.05 <= time.monotonic() - started < LONG_S
 
 
-def test_streams_that_are_never_ready_together_do_not_wait(
-    recording: Recording, batch: Callable[..., np.ndarray]
-) -> None:
+def test_streams_that_are_never_ready_together_do_not_wait(recording, batch):
     shared = SharedSession(recording, wait_s=0.5)
     streams = [shared.join() for _ in range(3)]
     streams[0].infer(batch(0))
@@ -166,9 +158,7 @@ def test_streams_that_are_never_ready_together_do_not_wait(
     assert recording.sizes == [3]
 
 
-def test_what_is_asked_during_a_pass_shares_the_next(
-    recording: Recording, batch: Callable[..., np.ndarray]
-) -> None:
+def test_what_is_asked_during_a_pass_shares_the_next(recording, batch):
     shared = SharedSession(recording, wait_s=0.0)
     streams = [shared.join() for _ in range(4)]
     recording.gate.clear()
@@ -185,9 +175,7 @@ def test_what_is_asked_during_a_pass_shares_the_next(
     assert recording.sizes == [1, 3]
 
 
-def test_a_pass_is_no_larger_than_asked_and_a_batch_never_split(
-    recording: Recording, batch: Callable[..., np.ndarray]
-) -> None:
+def test_a_pass_is_no_larger_than_asked_and_a_batch_never_split(recording, batch):
     shared = SharedSession(recording, wait_s=0.05, most_rows=4)
     recording.gate.clear()
     batches = [batch(n, rows=2) for n in range(4)]
@@ -206,9 +194,7 @@ def test_a_pass_is_no_larger_than_asked_and_a_batch_never_split(
     assert recording.sizes == [5]
 
 
-def test_a_network_with_a_fixed_batch_is_used_in_turns(
-    recording: Recording, batch: Callable[..., np.ndarray], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_network_with_a_fixed_batch_is_used_in_turns(recording, batch, caplog):
     def only_one(pixel_values: np.ndarray) -> None:
         if len(pixel_values) != 1:
             raise ArrayError("pixel_values: expected (1, 3, 16, 16) float32")
@@ -227,9 +213,7 @@ def test_a_network_with_a_fixed_batch_is_used_in_turns(
     ]
 
 
-def test_an_error_is_that_of_the_stream_that_caused_it(
-    recording: Recording, batch: Callable[..., np.ndarray], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_is_that_of_the_stream_that_caused_it(recording, batch, caplog):
     poison = batch(1)
 
     def refuses(pixel_values: np.ndarray) -> None:
@@ -248,9 +232,7 @@ def test_an_error_is_that_of_the_stream_that_caused_it(
     assert not caplog.records
 
 
-def test_another_shape_is_refused_alone(
-    recording: Recording, batch: Callable[..., np.ndarray]
-) -> None:
+def test_another_shape_is_refused_alone(recording, batch):
     shared = SharedSession(recording, wait_s=0.2)
     streams = [shared.join() for _ in range(2)]
     answers = ask_all(streams, [batch(0), np.zeros((1, 3, 5, 5), np.float32)])
@@ -258,9 +240,7 @@ def test_another_shape_is_refused_alone(
     assert isinstance(answers[1], ArrayError)
 
 
-def test_a_bug_in_a_pass_leaves_nobody_waiting(
-    recording: Recording, batch: Callable[..., np.ndarray]
-) -> None:
+def test_a_bug_in_a_pass_leaves_nobody_waiting(recording, batch):
     def breaks(pixel_values: np.ndarray) -> None:
         raise KeyError("a bug")
 
@@ -275,7 +255,7 @@ def test_a_bug_in_a_pass_leaves_nobody_waiting(
         assert isinstance(answer, Features)
 
 
-def test_a_stream_that_left_is_told(session: OnnxSession, batch: Callable[..., np.ndarray]) -> None:
+def test_a_stream_that_left_is_told(session, batch):
     stream = SharedSession(session).join()
     stream.close()
     with pytest.raises(EngineError, match="has left the session"):
@@ -283,14 +263,12 @@ def test_a_stream_that_left_is_told(session: OnnxSession, batch: Callable[..., n
 
 
 @pytest.mark.parametrize("setting", [{"wait_s": -1.0}, {"wait_s": np.nan}, {"most_rows": 0}])
-def test_bad_settings_are_refused(session: OnnxSession, setting: dict[str, float]) -> None:
+def test_bad_settings_are_refused(session, setting):
     with pytest.raises(ConfigError, match=f"{next(iter(setting))}: expected"):
         SharedSession(session, **setting)
 
 
-def test_adapters_on_one_session_learn_apart(
-    session: OnnxSession, recording: Recording, tmp_path: Path
-) -> None:
+def test_adapters_on_one_session_learn_apart(session, recording, tmp_path):
     """Each of three threads ends where it would have alone, however the passes were shared."""
     shared = SharedSession(recording, wait_s=0.002)
     config = preset("paper")
@@ -331,9 +309,7 @@ def test_adapters_on_one_session_learn_apart(
 
 
 @pytest.mark.gpu
-def test_rows_of_a_device_outlast_its_buffers(
-    tiny_artifact: Path, session: OnnxSession, batch: Callable[..., np.ndarray]
-) -> None:
+def test_rows_of_a_device_outlast_its_buffers(tiny_artifact, session, batch):
     """What a stream holds is on the host, and later passes do not write over it."""
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     try:

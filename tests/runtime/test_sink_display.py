@@ -9,23 +9,13 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 import pytest
+from results import make_result
 
-from gain_runtime.frames import Frame, FrameResult, Ranked
+from gain_runtime.frames import FrameResult
 from gain_runtime.sinks import pictures
 from gain_runtime.sinks.pictures import DisplayAction, DisplaySink
 
-
-def make_result() -> FrameResult:
-    image = np.zeros((4, 6, 3), dtype=np.uint8)
-    image[:, :] = (255, 0, 0)
-    top = (Ranked(index=0, label="a", prob=1.0),)
-    return FrameResult(
-        frame=Frame(image=image, index=0, timestamp_ns=0, source_id="x"),
-        source_top=top,
-        adapted_top=top,
-        strength=0.0,
-        gain=0.0,
-    )
+RED = np.full((4, 6, 3), (255, 0, 0), dtype=np.uint8)
 
 
 def draw(result: FrameResult) -> np.ndarray:
@@ -52,10 +42,10 @@ class Screen:
         return self.visible
 
 
-def test_the_picture_is_shown_in_opencv_channel_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture_is_shown_in_opencv_channel_order(monkeypatch):
     screen = Screen(monkeypatch)
     with DisplaySink("t", render=draw) as sink:
-        sink.write(make_result())
+        sink.write(make_result(image=RED))
         assert sink.works
     assert screen.images[0][0, 0].tolist() == [0, 0, 255]
     assert screen.destroyed == ["t"]
@@ -74,44 +64,32 @@ def test_the_picture_is_shown_in_opencv_channel_order(monkeypatch: pytest.Monkey
         pytest.param(-1, [], id="none"),
     ],
 )
-def test_keys_are_reported(
-    monkeypatch: pytest.MonkeyPatch, key: int, expected: list[DisplayAction]
-) -> None:
+def test_keys_are_reported(monkeypatch, key, expected):
     Screen(monkeypatch, keys=[key])
     actions: list[DisplayAction] = []
     sink = DisplaySink("t", render=draw, on_action=actions.append)
-    sink.write(make_result())
+    sink.write(make_result(image=RED))
     sink.poll()
     assert actions == expected
 
 
 @pytest.mark.parametrize("raises", [False, True], ids=["hidden", "qt-without-windows"])
-def test_closing_the_window_is_quit_and_is_reported_once(
-    monkeypatch: pytest.MonkeyPatch, raises: bool
-) -> None:
+def test_closing_the_window_is_quit_and_is_reported_once(monkeypatch, raises):
     screen = Screen(monkeypatch)
     actions: list[DisplayAction] = []
     sink = DisplaySink("t", render=draw, on_action=actions.append)
-    sink.write(make_result())
+    sink.write(make_result(image=RED))
     assert actions == []
     screen.visible = None if raises else 0.0
-    sink.write(make_result())
-    sink.write(make_result())
+    sink.write(make_result(image=RED))
+    sink.write(make_result(image=RED))
     sink.close()
     assert actions == ["quit"]
     assert len(screen.images) == 2
     assert screen.destroyed == []
 
 
-def test_keys_without_a_callback_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Screen(monkeypatch, keys=[ord("f")])
-    DisplaySink("t", render=draw).write(make_result())
-    assert screen.keys == []
-
-
-def test_a_window_that_fails_is_one_warning_and_then_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_window_that_fails_is_one_warning_and_then_nothing(monkeypatch, caplog):
     Screen(monkeypatch)
     calls: list[str] = []
 
@@ -122,16 +100,14 @@ def test_a_window_that_fails_is_one_warning_and_then_nothing(
     monkeypatch.setattr(cv2, "imshow", fail)
     with caplog.at_level(logging.WARNING), DisplaySink("t", render=draw) as sink:
         for _ in range(3):
-            sink.write(make_result())
+            sink.write(make_result(image=RED))
         assert sink.works is False
     assert calls == ["t"]
     assert len(caplog.records) == 1
     assert "\n" not in caplog.records[0].getMessage()
 
 
-def test_without_a_display_it_does_nothing_but_warn_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_display_it_does_nothing_but_warn_once(monkeypatch, caplog):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.setattr(pictures.sys, "platform", "linux")
@@ -143,8 +119,8 @@ def test_without_a_display_it_does_nothing_but_warn_once(
 
     with caplog.at_level(logging.WARNING), DisplaySink("t", render=count) as sink:
         assert sink.works is None
-        sink.write(make_result())
-        sink.write(make_result())
+        sink.write(make_result(image=RED))
+        sink.write(make_result(image=RED))
         sink.poll()
     assert drawn == []
     (record,) = caplog.records
@@ -171,24 +147,20 @@ def time_out(args: list[str], **kwargs: object) -> None:
         pytest.param(time_out, "does not answer", id="hang"),
     ],
 )
-def test_the_child_process_tells_why_there_is_no_window(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, run, named: str
-) -> None:
+def test_the_child_process_tells_why_there_is_no_window(monkeypatch, caplog, run, named):
     monkeypatch.setenv("DISPLAY", ":77")
     monkeypatch.setattr(pictures.subprocess, "run", run)
     with caplog.at_level(logging.WARNING), DisplaySink("t", render=draw) as sink:
-        sink.write(make_result())
+        sink.write(make_result(image=RED))
     (record,) = caplog.records
     assert named in record.getMessage()
     assert "\n" not in record.getMessage()
 
 
 @pytest.mark.skipif(not hasattr(pictures.os, "fork"), reason="a display name of X11 is needed")
-def test_a_display_that_is_not_there_does_not_end_the_process(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_display_that_is_not_there_does_not_end_the_process(monkeypatch, caplog):
     monkeypatch.setenv("DISPLAY", "127.0.0.1:6553")
     with caplog.at_level(logging.WARNING), DisplaySink("t", render=draw) as sink:
-        sink.write(make_result())
+        sink.write(make_result(image=RED))
         assert sink.works is False
     assert "no window" in caplog.text

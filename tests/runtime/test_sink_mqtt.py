@@ -6,24 +6,14 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import numpy as np
 import pytest
+from results import make_result
 
 from gain_core.errors import ConfigError, StreamError
-from gain_runtime.frames import Frame, FrameResult, Ranked
 from gain_runtime.sinks.mqtt import MqttPublisher, MqttSink, MqttTarget
 
 CONNECT, CONNACK, PUBLISH, DISCONNECT = 1, b"\x20\x02\x00\x00", 3, 14
-
-
-def make_result(index: int) -> FrameResult:
-    top = (Ranked(index=0, label="a", prob=1.0),)
-    image = np.zeros((2, 2, 3), dtype=np.uint8)
-    frame = Frame(image=image, index=index, timestamp_ns=index, source_id="cam")
-    return FrameResult(frame=frame, source_top=top, adapted_top=top, strength=0.0, gain=0.0)
 
 
 class Broker:
@@ -69,13 +59,12 @@ class Broker:
         self._socket.close()
 
 
-@contextmanager
-def serving() -> Iterator[Broker]:
-    broker = Broker()
-    try:
-        yield broker
-    finally:
-        broker.close()
+@pytest.fixture
+def broker():
+    pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
+    served = Broker()
+    yield served
+    served.close()
 
 
 def results_of(broker: Broker, topic: str) -> list[dict]:
@@ -86,15 +75,14 @@ def owned(url: str) -> MqttSink:
     return MqttSink(MqttPublisher(url), owned=True)
 
 
-def test_every_result_is_published(until) -> None:
-    pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
-    with serving() as broker:
-        sink = owned(f"mqtt://joe:p%40ss@127.0.0.1:{broker.port}/kitchen/cam%201")
-        for index in range(5):
-            sink.write(make_result(index))
-        until(lambda: len(results_of(broker, "kitchen/cam 1")) == 5)
-        sink.close()
-        sink.close()
+def test_every_result_is_published(broker, until):
+    sink = owned(f"mqtt://joe:p%40ss@127.0.0.1:{broker.port}/kitchen/cam%201")
+    for index in range(5):
+        sink.write(make_result(index))
+    until(lambda: len(results_of(broker, "kitchen/cam 1")) == 5)
+    sink.close()
+    sink.close()
+    broker.close()
     results = results_of(broker, "kitchen/cam 1")
     assert [record["index"] for record in results] == list(range(5))
     assert results[0]["utc"].endswith("Z")
@@ -104,38 +92,34 @@ def test_every_result_is_published(until) -> None:
     assert b"kitchen/cam 1/status" in broker.connects[0]
     assert broker.retained["kitchen/cam 1/status"] == "offline"
     assert ("kitchen/cam 1/status", "online") in broker.published
-    assert json.loads(broker.retained["kitchen/cam 1/state"])["class"] == "a"
+    assert json.loads(broker.retained["kitchen/cam 1/state"])["class"] == "class 0"
 
 
-def test_streams_share_a_connection_and_are_announced_and_forgotten(until) -> None:
-    pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
-    with serving() as broker:
-        publisher = MqttPublisher(f"mqtt://127.0.0.1:{broker.port}/site", discovery="homeassistant")
-        sinks = [MqttSink(publisher, name) for name in ("yard", "door")]
-        for sink in sinks:
-            sink.write(make_result(0))
-            sink.close()
-        publisher.publish("yard/signal", "connected", retain=True)
-        until(lambda: "site/yard/signal" in broker.retained)
-        assert len(broker.connects) == 1
-        config = json.loads(broker.retained["homeassistant/sensor/gain_site_yard/class/config"])
-        assert config["state_topic"] == "site/yard/state"
-        assert config["availability_topic"] == "site/status"
-        assert config["unique_id"] == "gain_site_yard_class"
-        signal = broker.retained["homeassistant/binary_sensor/gain_site_door/signal/config"]
-        assert json.loads(signal)["device_class"] == "connectivity"
-        # Whatever else the topic says is no connection.
-        assert "'ON' if value == 'connected' else 'OFF'" in json.loads(signal)["value_template"]
-        publisher.forget("yard")
-        until(lambda: broker.retained["site/yard/state"] == "")
-        until(lambda: broker.retained["homeassistant/sensor/gain_site_yard/class/config"] == "")
-        assert broker.retained["site/door/state"]
-        publisher.close()
+def test_streams_share_a_connection_and_are_announced_and_forgotten(broker, until):
+    publisher = MqttPublisher(f"mqtt://127.0.0.1:{broker.port}/site", discovery="homeassistant")
+    sinks = [MqttSink(publisher, name) for name in ("yard", "door")]
+    for sink in sinks:
+        sink.write(make_result(0))
+        sink.close()
+    publisher.publish("yard/signal", "connected", retain=True)
+    until(lambda: "site/yard/signal" in broker.retained)
+    assert len(broker.connects) == 1
+    config = json.loads(broker.retained["homeassistant/sensor/gain_site_yard/class/config"])
+    assert config["state_topic"] == "site/yard/state"
+    assert config["availability_topic"] == "site/status"
+    assert config["unique_id"] == "gain_site_yard_class"
+    signal = broker.retained["homeassistant/binary_sensor/gain_site_door/signal/config"]
+    assert json.loads(signal)["device_class"] == "connectivity"
+    # Whatever else the topic says is no connection.
+    assert "'ON' if value == 'connected' else 'OFF'" in json.loads(signal)["value_template"]
+    publisher.forget("yard")
+    until(lambda: broker.retained["site/yard/state"] == "")
+    until(lambda: broker.retained["homeassistant/sensor/gain_site_yard/class/config"] == "")
+    assert broker.retained["site/door/state"]
+    publisher.close()
 
 
-def test_a_broker_that_is_away_stalls_nothing_and_is_said_once(
-    caplog: pytest.LogCaptureFixture, until
-) -> None:
+def test_a_broker_that_is_away_stalls_nothing_and_is_said_once(caplog, until):
     pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -154,33 +138,26 @@ def network_threads() -> list[threading.Thread]:
     return [item for item in threading.enumerate() if item.name.startswith("paho-mqtt")]
 
 
-def test_a_goodbye_that_fails_is_an_error_once_and_leaves_no_thread(
-    monkeypatch: pytest.MonkeyPatch, until
-) -> None:
-    pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
-    with serving() as broker:
-        sink = owned(f"mqtt://joe:secret@127.0.0.1:{broker.port}/t")
-        sink.write(make_result(0))
-        until(lambda: len(broker.published) >= 2)
-        assert len(network_threads()) == 1
-        disconnect = sink._publisher._client.disconnect
+def test_a_goodbye_that_fails_is_an_error_once_and_leaves_no_thread(broker, monkeypatch, until):
+    sink = owned(f"mqtt://joe:secret@127.0.0.1:{broker.port}/t")
+    sink.write(make_result(0))
+    until(lambda: len(broker.published) >= 2)
+    assert len(network_threads()) == 1
+    disconnect = sink._publisher._client.disconnect
 
-        def failing() -> None:
-            disconnect()
-            raise BrokenPipeError(32, "Broken pipe")
+    def failing() -> None:
+        disconnect()
+        raise BrokenPipeError(32, "Broken pipe")
 
-        monkeypatch.setattr(sink._publisher._client, "disconnect", failing)
-        with pytest.raises(StreamError, match=r"--mqtt .*127\.0\.0\.1.*\(Broken pipe\)") as caught:
-            sink.close()
-        assert "secret" not in str(caught.value)
-        assert network_threads() == []
+    monkeypatch.setattr(sink._publisher._client, "disconnect", failing)
+    with pytest.raises(StreamError, match=r"--mqtt .*127\.0\.0\.1.*\(Broken pipe\)") as caught:
         sink.close()
+    assert "secret" not in str(caught.value)
+    assert network_threads() == []
+    sink.close()
 
 
-def test_a_connection_that_is_made_after_closing_is_ended(
-    monkeypatch: pytest.MonkeyPatch, until
-) -> None:
-    pytest.importorskip("paho.mqtt", reason="the extra mqtt is not installed")
+def test_a_connection_that_is_made_after_closing_is_ended(broker, monkeypatch, until):
     monkeypatch.setattr("gain_runtime.sinks.webhook.CLOSE_S", 0.01)
     connecting, closed = threading.Event(), threading.Event()
     connect = MqttPublisher._connected
@@ -191,15 +168,14 @@ def test_a_connection_that_is_made_after_closing_is_ended(
         return connect(sink)
 
     monkeypatch.setattr(MqttPublisher, "_connected", slowly)
-    with serving() as broker:
-        sink = owned(f"mqtt://127.0.0.1:{broker.port}/t")
-        sink.write(make_result(0))
-        assert connecting.wait(120.0)
-        sink.close()
-        closed.set()
-        # The broker waits for the goodbye.
-        until(lambda: not broker._thread.is_alive())
-        until(lambda: network_threads() == [])
+    sink = owned(f"mqtt://127.0.0.1:{broker.port}/t")
+    sink.write(make_result(0))
+    assert connecting.wait(120.0)
+    sink.close()
+    closed.set()
+    # The broker waits for the goodbye.
+    until(lambda: not broker._thread.is_alive())
+    until(lambda: network_threads() == [])
     assert len(broker.connects) == 1
     assert results_of(broker, "t") == []
     assert sink._publisher._client is None
@@ -209,12 +185,12 @@ def test_a_connection_that_is_made_after_closing_is_ended(
     "url",
     ["http://h/t", "mqtt://h", "mqtt:///t", "mqtt://h/a/#", "mqtt://h:x/t", "mqtt://h/+", "t", ""],
 )
-def test_bad_targets_are_refused(url: str) -> None:
+def test_bad_targets_are_refused(url):
     with pytest.raises(ConfigError, match="--mqtt: expected"):
         MqttTarget(url)
 
 
-def test_ports_and_tls_follow_the_scheme() -> None:
+def test_ports_and_tls_follow_the_scheme():
     plain, secure = MqttTarget("mqtt://h/t"), MqttTarget("mqtts://h/t")
     assert (plain.port, plain.uses_tls, plain.user) == (1883, False, None)
     assert (secure.port, secure.uses_tls) == (8883, True)

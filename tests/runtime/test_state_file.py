@@ -99,20 +99,6 @@ def test_loaded_state_is_the_saved_one(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_prediction_goes_on_where_it_stopped(tmp_path, name):
-    config = preset(name)
-    gain = learned(config)
-    loaded = load(saved(tmp_path / "state", config), config=config)
-    resumed = Gain(PROTOTYPES, config, update_every=1, warmup_frames=1)
-    resumed.load_state(loaded.state, frames=loaded.frames)
-    for seed in (10, 11):
-        expected, got = gain.step(*batch_of(3, seed)), resumed.step(*batch_of(3, seed))
-        np.testing.assert_allclose(got.probs, expected.probs, rtol=1e-5, atol=1e-7)
-    assert resumed.frames == gain.frames
-    assert float(np.max(expected.strength)) > 0.0
-
-
-@pytest.mark.parametrize("name", PRESETS)
 def test_state_without_frames_loads(tmp_path, name):
     path, config = tmp_path / "state", preset(name)
     fresh = make_method(PROTOTYPES, config).init_state()
@@ -179,22 +165,6 @@ def test_missing_file_and_folder_are_refused(tmp_path):
     assert "a folder" in refusal(tmp_path)
 
 
-def test_every_truncation_is_refused(tmp_path):
-    path = saved(tmp_path / "state")
-    data = path.read_bytes()
-    for length in range(0, len(data), 29):
-        path.write_bytes(data[:length])
-        assert "damaged" in refusal(path)
-
-
-def test_flipped_bits_in_the_arrays_are_noticed(tmp_path):
-    path = saved(tmp_path / "state")
-    data = bytearray(path.read_bytes())
-    data[-9] ^= 0x10
-    path.write_bytes(data)
-    assert "checksum" in refusal(path)
-
-
 @pytest.mark.parametrize("data", [b"", b"no state at all\n" * 40, bytes(200)])
 def test_other_files_are_refused(tmp_path, data):
     path = tmp_path / "state"
@@ -214,12 +184,6 @@ def test_other_schema_is_refused(tmp_path):
     message = refusal(path)
     assert f"expected state schema {STATE_SCHEMA_VERSION}, got 2" in message
     assert "0.1.0" in message
-
-
-def test_state_of_another_artifact_is_refused(tmp_path):
-    message = refusal(saved(tmp_path / "state"), artifact_sha256="b" * 64)
-    assert "artifact hash: expected bbbbbbbbbbbb" in message
-    assert "got aaaaaaaaaaaa" in message
 
 
 def test_differing_config_fields_are_listed(tmp_path):

@@ -1,7 +1,5 @@
 """A Ray cluster of this machine with two workers."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """The evaluation on two workers: equal to the local one, also after it was killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -262,10 +262,7 @@ def ask():
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             names["Content-Type"] = "application/json"
         wanted = urllib.request.Request(
-            f"http://127.0.0.1:{server.address.port}{path}",
-            method=method,
-            data=data,
-            headers=names,
+            f"http://127.0.0.1:{server.address.port}{path}", method=method, data=data, headers=names
         )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import base64
 import http.client
 import logging
-import subprocess
+import socket
 import sys
-import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 
 import cv2
 import numpy as np
 import pytest
+from without import run_without
 
 from gain_apps.serve import LiveBoard, ServeAddress, StreamFacts, open_server
 from gain_apps.serve.schema import SILENT_AFTER_S, state_of
@@ -114,16 +115,6 @@ def test_a_camera_that_is_silent_is_not_called_live(idle, result):
     assert state_of(board.view())[0] == "silent"
 
 
-def test_a_command_is_carried_out_and_its_outcome_is_told(serve, ask, stream, until):
-    server = serve()
-    until(lambda: stream.board.sequence)
-    reply = ask(server, "/api/cameras/yard/commands/freeze", method="POST")
-    assert (reply.status, reply.json()) == (200, {"outcome": "freeze was done", "done": True})
-    assert stream.done == ["freeze"]
-    (event,) = ask(server, "/api/events?camera=yard&kind=command").json()["events"]
-    assert (event["text"], event["who"]) == ("freeze was done", "API at 127.0.0.1")
-
-
 def test_a_loop_that_hangs_takes_no_more_commands(serve, ask, idle, monkeypatch):
     monkeypatch.setattr("gain_apps.serve.app.OUTCOME_S", 0.01)
     server = serve()
@@ -131,25 +122,6 @@ def test_a_loop_that_hangs_takes_no_more_commands(serve, ask, idle, monkeypatch)
     replies = [ask(server, path, method="POST") for _ in range(34)]
     assert [reply.status for reply in replies] == [200] * 32 + [503] * 2
     assert replies[0].json()["done"] is False
-
-
-def test_cameras_are_added_paused_and_removed(serve, ask, stream, cameras):
-    server = serve()
-    new = {"name": "door", "input": "rtsp://cam/2"}
-    added = ask(server, "/api/cameras", method="POST", body=new)
-    assert (added.status, added.json()["outcome"]) == (201, "camera added, kept in cameras.toml")
-    again = ask(server, "/api/cameras", method="POST", body=new)
-    assert (again.status, "choose another" in again.json()["detail"]) == (409, True)
-    for bad in ({"name": "../x", "input": "0"}, {"name": "x"}, {"name": "x", "input": ""}):
-        assert ask(server, "/api/cameras", method="POST", body=bad).status == 422
-    assert ask(server, "/api/cameras/door/commands/pause", method="POST").status == 200
-    assert ask(server, "/api/cameras/door", method="DELETE").status == 200
-    assert ask(server, "/api/cameras/door", method="DELETE").status == 404
-    assert cameras.acts == [
-        ("add", "door", "API at 127.0.0.1"),
-        ("pause", "door", "API at 127.0.0.1"),
-        ("remove", "door", "API at 127.0.0.1"),
-    ]
 
 
 def test_events_are_read_page_by_page(serve, ask, cameras):
@@ -256,21 +228,6 @@ def test_no_file_is_named_by_a_request(serve):
     link.close()
 
 
-def test_page_names_no_other_host(serve, ask):
-    from gain_apps.serve.app import ASSETS
-
-    server = serve()
-    for path in ASSETS:
-        text = ask(server, path).body.decode()
-        assert text, path
-        addresses = [
-            word for word in text.replace('"', " ").replace("'", " ").split() if "://" in word
-        ]
-        # The name of the SVG namespace is not an address that is fetched.
-        known = {"http://www.w3.org/2000/svg", "http://www.w3.org/2000/svg;", "rtsp://camera/1"}
-        assert set(addresses) <= known
-
-
 def test_metrics_have_every_camera_as_a_label(serve, stream, cameras, metrics, until):
     cameras.add("door", "test://other", {}, who="test")
     until(lambda: stream.board.sequence > 10)
@@ -303,11 +260,8 @@ def test_metrics_have_every_camera_as_a_label(serve, stream, cameras, metrics, u
     assert found['gain_state{state="live",stream="yard"}'] == 1.0
     assert found['gain_state{state="live",stream="door"}'] == 0.0
     assert found['gain_state{state="starting",stream="door"}'] == 1.0
-    below = found['gain_latency_seconds_bucket{le="0.025",stream="yard"}']
-    assert (below, found['gain_latency_seconds_bucket{le="0.05",stream="yard"}'] > 10) == (
-        0.0,
-        True,
-    )
+    assert found['gain_latency_seconds_bucket{le="0.025",stream="yard"}'] == 0.0
+    assert found['gain_latency_seconds_bucket{le="0.05",stream="yard"}'] > 10
     assert found["process_resident_memory_bytes"] > 1e6
     assert found["gain_device_celsius"] == 88.5
 
@@ -325,10 +279,8 @@ def test_what_is_not_there_has_no_metric(serve, ask, idle):
 def test_health_is_alive_and_readiness_is_that_of_the_service(serve, ask, idle, cameras):
     server = serve()
     assert ask(server, "/healthz").json() == {"status": "alive"}
-    assert (ask(server, "/readyz").status, ask(server, "/readyz").json()["status"]) == (
-        200,
-        "ready",
-    )
+    ready = ask(server, "/readyz")
+    assert (ready.status, ready.json()) == (200, {"status": "ready"})
     cameras.ready = False
     assert ask(server, "/readyz").status == 503
     assert ask(server, "/healthz").status == 200
@@ -338,88 +290,54 @@ def test_health_is_alive_and_readiness_is_that_of_the_service(serve, ask, idle, 
 
 
 def test_pictures_are_annotated_and_small_enough(serve, ask, idle, result):
-    idle.board.write(result(0))
     server = serve()
-    sizes = []
-    for view in ("annotated", "side-by-side"):
+
+    def shape(view: str) -> tuple[int, ...]:
         body = ask(server, f"/cameras/yard/picture.jpg?view={view}").body
-        picture = cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR)
-        sizes.append(picture.shape[1] / picture.shape[0])
-    assert sizes == pytest.approx([1.5, 3.0], rel=0.02)
+        return cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR).shape
+
+    idle.board.write(result(0))
+    ratios = [width / height for height, width, _ in map(shape, ("annotated", "side-by-side"))]
+    assert ratios == pytest.approx([1.5, 3.0], rel=0.02)
     assert ask(server, "/cameras/yard/picture.jpg?view=/etc/passwd").status == 422
     large = result(1)
     image = np.zeros((2160, 3840, 3), dtype=np.uint8)
     idle.board.write(replace(large, frame=replace(large.frame, image=image)))
-    shapes = [
-        cv2.imdecode(
-            np.frombuffer(ask(server, f"/cameras/yard/picture.jpg?view={view}").body, np.uint8),
-            cv2.IMREAD_COLOR,
-        ).shape
-        for view in ("annotated", "thumbnail")
-    ]
-    assert shapes == [(720, 1280, 3), (108, 192, 3)]
-
-
-def silent_connections(server, count: int) -> list[http.client.HTTPConnection]:
-    links = [
-        http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=60)
-        for _ in range(count)
-    ]
-    for number, link in enumerate(links):
-        link.connect()
-        if number % 2:
-            # Half a request is silent, too.
-            link.sock.sendall(b"POST /api/session HTTP/1.1\r\nHost: localhost\r\n")
-    return links
+    assert (shape("annotated"), shape("thumbnail")) == ((720, 1280, 3), (108, 192, 3))
 
 
 def test_silent_connections_keep_nobody_out(serve, ask, stream):
     server = serve()
-    links = silent_connections(server, 160)
-    try:
+    with ExitStack() as links:
+        for number in range(160):
+            link = socket.create_connection(("127.0.0.1", server.address.port), timeout=60)
+            links.enter_context(link)
+            if number % 2:
+                # Half a request is silent, too.
+                link.sendall(b"POST /api/session HTTP/1.1\r\nHost: localhost\r\n")
         for path in ("/healthz", "/api/cameras", "/metrics", "/"):
             assert ask(server, path).status == 200, path
-    finally:
-        for link in links:
-            link.close()
 
 
 def test_a_request_that_never_ends_is_cut_off(serve, monkeypatch, until):
     monkeypatch.setattr("gain_apps.serve.server.REQUEST_S", 0.4)
-    server = serve()
-    link = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=60)
-    link.connect()
-    link.sock.sendall(
-        b"POST /api/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
-    )
-    drip = threading.Event()
+    address = ("127.0.0.1", serve().address.port)
+    head = b"POST /api/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
+    with socket.create_connection(address, timeout=60) as link:
+        link.sendall(head)
+        link.setblocking(False)
 
-    def send_slowly() -> None:
-        while not drip.wait(0.1):
+        def is_cut_off() -> bool:
+            time.sleep(0.1)
             try:
-                link.sock.sendall(b" ")
+                link.send(b" ")
+                return link.recv(100) == b""
+            except BlockingIOError:
+                return False
             except OSError:
-                return
+                return True
 
-    thread = threading.Thread(target=send_slowly)
-    thread.start()
-    try:
-        assert link.sock.recv(100) == b""
-    except ConnectionResetError:
-        pass
-    finally:
-        drip.set()
-        thread.join()
-        link.close()
-
-
-def test_close_is_quick_and_may_be_repeated(serve, caplog):
-    server = serve()
-    started = time.monotonic()
-    server.close()
-    server.close()
-    assert time.monotonic() - started < 20.0
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        until(is_cut_off)
 
 
 def test_without_the_extra_one_line_says_how_to_get_it(cameras, monkeypatch):
@@ -429,15 +347,7 @@ def test_without_the_extra_one_line_says_how_to_get_it(cameras, monkeypatch):
 
 
 def test_package_imports_without_the_extra():
-    code = (
-        "import sys\n"
-        "for name in ('fastapi', 'starlette', 'uvicorn', 'prometheus_client', 'pydantic',\n"
-        "             'tomlkit', 'setproctitle'):\n"
-        "    sys.modules[name] = None\n"
-        "import gain_apps.serve, gain_apps.streaming.control, gain_apps.stream\n"
-        "import gain_apps.streaming.service\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
+    libraries = ("fastapi", "starlette", "uvicorn", "prometheus_client", "pydantic", "tomlkit")
+    modules = "gain_apps.serve, gain_apps.streaming.service, gain_apps.stream"
+    done = run_without((*libraries, "setproctitle"), f"import {modules}\n")
     assert (done.returncode, done.stderr) == (0, "")

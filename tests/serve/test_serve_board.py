@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
 
 from gain_apps.serve import DeviceFacts, EventLog, KeptFacts, LiveBoard, StreamFacts
 from gain_apps.serve.board import PROBE_INTERVAL_S
@@ -100,20 +98,60 @@ def test_history_forgets_and_keeps_gaps(result):
     assert [point.at_s for point in history.points()] == [2.0, 4.0, 100.0]
 
 
-def test_forgetting_is_an_event(board, clock, facts, events):
-    for change in ({"frames_learned": 90}, {"frames_learned": 0}):
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param(
+            [{"frames_learned": 90}, {"frames_learned": 0}],
+            [("state", "from 90 learned frames to 0")],
+            id="forgetting",
+        ),
+        pytest.param(
+            [{}, {"not_learned": {"black": 1}}, {"not_learned": {"black": 90}}],
+            [("stream", "broken frame (black); such frames are not learned from")],
+            id="broken frames once",
+        ),
+        pytest.param(
+            [
+                {"kept": None, "outputs_lost": 0},
+                {"kept": KeptFacts(failing=True)},
+                {"kept": KeptFacts(written=1), "outputs_lost": 1},
+            ],
+            [
+                ("state", "no snapshot can be written"),
+                ("stream", "an output failed; the stream continues without it"),
+                ("state", "snapshots can be written again"),
+            ],
+            id="snapshots and outputs",
+        ),
+        pytest.param(
+            [
+                {"device": DeviceFacts(**device)}
+                for device in (
+                    {},
+                    {"throttled": True},
+                    {"throttled": True, "load": "updating-less", "level": 1, "update_every": 4},
+                    {"load": "skipping", "level": 4, "update_every": 64, "stride": 2},
+                    {},
+                )
+            ],
+            [
+                ("device", "the device slows itself down"),
+                ("device", "updating-less: an update every 4 frames"),
+                ("device", "the device runs at full speed again"),
+                ("device", "skipping: one frame in 2 is classified, the others are skipped"),
+                ("device", "keeping-up: an update every frame"),
+            ],
+            id="device",
+        ),
+    ],
+)
+def test_what_changes_is_an_event(board, clock, facts, events, changes, expected):
+    for change in changes:
         facts.update(change)
         board.poll()
         clock.now += PROBE_INTERVAL_S
-    assert told(events) == [("state", "from 90 learned frames to 0")]
-
-
-def test_broken_frames_are_events_once(board, clock, facts, events):
-    for change in ({}, {"not_learned": {"black": 1}}, {"not_learned": {"black": 90}}):
-        facts.update(change)
-        board.poll()
-        clock.now += PROBE_INTERVAL_S
-    assert told(events) == [("stream", "broken frame (black); such frames are not learned from")]
+    assert told(events) == expected
 
 
 def test_a_signal_that_goes_and_comes_back_is_two_events(board, events):
@@ -208,45 +246,6 @@ def test_a_clock_that_is_set_back_drops_the_bins_after_it(result):
     ]
 
 
-def test_what_the_device_does_is_an_event(board, clock, facts, events):
-    devices = (
-        {},
-        {"throttled": True, "celsius": 91.0},
-        {
-            "throttled": True,
-            "celsius": 93.0,
-            "load": "updating-less",
-            "level": 1,
-            "update_every": 4,
-        },
-        {"load": "skipping", "level": 4, "update_every": 64, "stride": 2, "left_out": 30},
-        {},
-    )
-    for device in devices:
-        facts["device"] = DeviceFacts(**device)
-        board.poll()
-        clock.now += PROBE_INTERVAL_S
-    assert told(events) == [
-        ("device", "the device slows itself down"),
-        ("device", "updating-less: an update every 4 frames"),
-        ("device", "the device runs at full speed again"),
-        ("device", "skipping: one frame in 2 is classified, the others are skipped"),
-        ("device", "keeping-up: an update every frame"),
-    ]
-
-
-def test_snapshots_and_outputs_that_fail_are_events(board, clock, facts, events):
-    for kept, lost in ((None, 0), (KeptFacts(failing=True), 0), (KeptFacts(written=1), 1)):
-        facts.update(kept=kept, outputs_lost=lost)
-        board.poll()
-        clock.now += PROBE_INTERVAL_S
-    assert told(events) == [
-        ("state", "no snapshot can be written"),
-        ("stream", "an output failed; the stream continues without it"),
-        ("state", "snapshots can be written again"),
-    ]
-
-
 def test_the_adapter_is_asked_a_few_times_a_second_only(idle, clock, result):
     asked = []
 
@@ -269,14 +268,3 @@ def test_memory_is_bounded(board, clock, result):
         clock.now += 1.0
     assert len(board.points("fine")) == 600
     assert len(board.points("coarse")) == 26
-
-
-def test_result_is_kept_as_it_is(board, result):
-    given = result(3)
-    before = given.frame.image.copy()
-    board.write(given)
-    board.close()
-    board.close()
-    assert board.view().result is given
-    assert_array_equal(given.frame.image, before)
-    assert np.isfinite(board.view().age_s)

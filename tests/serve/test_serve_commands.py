@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -69,19 +68,6 @@ def adapter():
         save_state=lambda path: calls.append(f"save {path}"),
         load_state=lambda path: calls.append(f"load {path}"),
     )
-
-
-def test_commands_do_what_they_say(adapter, tmp_path):
-    state = str(tmp_path / "state")
-    stop = StopRequest()
-    for command in ("freeze", "unfreeze", "reset", "save", "roll-back"):
-        carry_out(command, adapter, stop, state_out=state)
-    Path(state).touch()
-    carry_out("roll-back", adapter, stop, state_out=state)
-    assert adapter.calls == ["freeze", "unfreeze", "reset", f"save {state}", f"load {state}"]
-    assert not stop
-    carry_out("quit", adapter, stop, state_out=None)
-    assert stop.reason == "quit"
 
 
 @pytest.mark.parametrize("command", ["save", "roll-back"])

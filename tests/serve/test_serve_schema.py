@@ -1,7 +1,5 @@
 """The API against its own OpenAPI document, with requests nobody would write by hand."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 
