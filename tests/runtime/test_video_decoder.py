@@ -356,6 +356,14 @@ def test_a_file_damaged_at_its_end_gives_the_frames_that_one_thread_decodes(
     assert untouched > 20
 
 
+def test_a_hole_in_a_transport_stream_does_not_end_it(tmp_path: Path) -> None:
+    """Behind so many empty bytes FFmpeg asks to be called again."""
+    path = encode(tmp_path / "a.ts", scene(60), "libx264")
+    data = path.read_bytes()
+    path.write_bytes(data + bytes(100_000) + data + bytes(100_000))
+    assert len(decode(path)) == 120
+
+
 def by_one_thread(path: Path) -> tuple[dict[float, np.ndarray], int]:
     """Frames by their time in seconds, and how many packets cannot be decoded."""
     frames, damaged = {}, 0

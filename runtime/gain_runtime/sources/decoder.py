@@ -315,7 +315,9 @@ class VideoDecoder(Closing):
             except StopIteration:
                 return
             except BlockingIOError:
+                # A transport stream that ends in other bytes says so, too.
                 self._closing.wait(0.01)
+                packets = self._container.demux(self._stream)
                 continue
             except av.error.FFmpegError as err:
                 # A recording that breaks off ends here.
