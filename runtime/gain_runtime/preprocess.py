@@ -390,7 +390,8 @@ def _shrunk(
     small = np.empty((spec.height_px, spec.width_px, 3), dtype=np.float32)
     for kept, taken, weights in down:
         small[kept] = np.matmul(weights.T, narrow[:, taken]).transpose(1, 2, 0)
-    return np.clip(np.floor(small + 0.5), 0.0, 255.0).astype(np.uint8)
+    levels: npt.NDArray[np.uint8] = np.clip(np.floor(small + 0.5), 0.0, 255.0).astype(np.uint8)
+    return levels
 
 
 @lru_cache(maxsize=16)
