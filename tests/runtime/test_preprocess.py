@@ -234,7 +234,14 @@ def test_batch_with_too_few_regions_is_refused():
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("size", [(720, 1280), (1080, 1920), (480, 640), (97, 71), (300, 301)])
 @pytest.mark.parametrize(
-    "settings", [{}, {"crop_fraction": 0.95}, {"crop_mode": "squash"}], ids=str
+    "settings",
+    [
+        *({}, {"crop_fraction": 0.95}, {"crop_mode": "squash"}),
+        # Shrunk without Pillow where the frame is large.
+        {"height_px": 64, "width_px": 64, "crop_fraction": 0.875},
+        {"height_px": 60, "width_px": 45, "crop_mode": "squash"},
+    ],
+    ids=str,
 )
 def test_the_fast_way_is_within_one_level(interpolation, size, settings):
     rng = np.random.default_rng(size[0])
@@ -249,6 +256,19 @@ def test_the_fast_way_is_within_one_level(interpolation, size, settings):
         difference = np.abs(exact - fast).round()
         assert difference.max() <= 1.0
         assert (difference > 0).mean() < 0.02
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(360, 641), (720, 1280), (1079, 1919)])
+def test_the_fast_way_is_clipped_where_pillow_clips(interpolation, size):
+    """Between its two passes, where the edges of black and white stripes overshoot."""
+    stripes = np.random.default_rng(1).integers(0, 2, (size[0] // 37 + 1, size[1] // 23 + 1, 3))
+    image = stripes.astype(np.uint8).repeat(37, 0).repeat(23, 1)[: size[0], : size[1]] * 255
+    settings = {"height_px": 64, "width_px": 64, "crop_mode": "squash", "mean": (0.0,) * 3}
+    unit = spec(**settings, interpolation=interpolation, std=(1 / 255,) * 3)
+    difference = np.abs(preprocess(image, unit) - preprocess(image, unit, exact=False)).round()
+    assert difference.max() <= 1.0
+    assert (difference > 0).mean() < 0.02
 
 
 def test_the_fast_way_scales_in_the_order_of_the_whole_frame():

@@ -6,15 +6,19 @@ import logging
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from pathlib import Path
 
+import av
 import cv2
 import numpy as np
 import pytest
 
 from gain_core.errors import StreamError
+from gain_runtime.sources.av_errors import reads_dash
 from gain_runtime.sources.opening import open_source
 
 SIZE = (96, 64)
@@ -151,6 +155,41 @@ def test_what_is_no_video_is_one_clear_error(
         open_source(str(path))
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_dash_manifest_is_read_or_refused_with_what_to_do(
+    tmp_path: Path, answering: Callable[..., AbstractContextManager[str]]
+) -> None:
+    """PyAV's wheels write manifests and read none; the segments play through the HLS playlist."""
+    manifest = tmp_path / "a.mpd"
+    options = {"hls_playlist": "1", "seg_duration": "1"}
+    with av.open(str(manifest), "w", format="dash", container_options=options) as container:
+        stream = container.add_stream("libx264", rate=10, options={"g": "10"})
+        stream.width, stream.height = SIZE
+        for image in shades(20):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode(None))
+    if reads_dash():
+        with open_source(str(manifest)) as source:
+            assert len(list(source)) == 20
+        return
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(manifest.stat().st_size))
+            self.end_headers()
+            self.wfile.write(manifest.read_bytes())
+
+    with answering(Server) as host:
+        for uri in (str(manifest), f"http://{host}/a.mpd"):
+            with pytest.raises(
+                StreamError, match=r"a DASH manifest .*\.m3u8.* or: ffmpeg -i"
+            ) as told:
+                open_source(uri)
+            assert "\n" not in str(told.value)
+    with open_source(str(tmp_path / "master.m3u8")) as source:
+        assert len(list(source)) == 20
 
 
 def test_the_libraries_below_add_nothing_to_the_error(tmp_path: Path) -> None:

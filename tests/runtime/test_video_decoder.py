@@ -326,6 +326,76 @@ def test_frames_of_a_cut_file_are_those_that_were_decoded(
     assert "cut short" in caplog.text
 
 
+@pytest.mark.parametrize("at", [(57, 58), (23, 50, 59)], ids=str)
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".ts"])
+@pytest.mark.parametrize("ordered", ["0", "3"], ids=["no-b-frames", "b-frames"])
+def test_a_file_damaged_at_its_end_gives_the_frames_that_one_thread_decodes(
+    tmp_path: Path, suffix: str, at: tuple[int, ...], ordered: str
+) -> None:
+    """PyAV's last call ended at the first damaged frame: what threads held behind it was lost."""
+    options = {"bf": ordered, "g": "10", "qp": "20"}
+    path = encode(tmp_path / f"a{suffix}", scene(60), "libx264", options=options)
+    whole = by_one_thread(path)[0]
+    spoil(path, at)
+    expected, damaged = by_one_thread(path)
+    assert damaged
+    assert 40 < len(expected) < 60
+    with VideoDecoder(str(path), shown="a") as decoder:
+        decoded = {}
+        while (item := decoder.read()) is not None:
+            decoded[item.position_s] = item.image
+        assert decoder.damaged == damaged
+    start = min(whole)
+    assert list(decoded) == pytest.approx([time - start for time in expected])
+    untouched = 0
+    for (time, image), ours in zip(expected.items(), decoded.values(), strict=True):
+        # What hides the damage in a frame depends on the threads.
+        if np.array_equal(image, whole[time]):
+            untouched += 1
+            np.testing.assert_array_equal(ours, image)
+    assert untouched > 20
+
+
+def test_a_hole_in_a_transport_stream_does_not_end_it(tmp_path: Path) -> None:
+    """Behind so many empty bytes FFmpeg asks to be called again."""
+    path = encode(tmp_path / "a.ts", scene(60), "libx264")
+    data = path.read_bytes()
+    path.write_bytes(data + bytes(100_000) + data + bytes(100_000))
+    assert len(decode(path)) == 120
+
+
+def by_one_thread(path: Path) -> tuple[dict[float, np.ndarray], int]:
+    """Frames by their time in seconds, and how many packets cannot be decoded."""
+    frames, damaged = {}, 0
+    with av.open(str(path)) as container:
+        container.streams.video[0].codec_context.thread_count = 1
+        for packet in container.demux(video=0):
+            try:
+                for frame in packet.decode():
+                    frames[frame.time] = frame.to_ndarray(format="rgb24")
+            except av.error.InvalidDataError:
+                damaged += 1
+    return frames, damaged
+
+
+def spoil(path: Path, at: Sequence[int]) -> None:
+    """Overwrite the start of the picture data of some packets."""
+    data = bytearray(path.read_bytes())
+    with av.open(str(path)) as container:
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+    for number in at:
+        start = packets[number].pos
+        if path.suffix == ".ts":
+            # It cuts packets in pieces; its own start code and a delimiter come first.
+            for _ in range(3):
+                start = data.index(b"\0\0\1", start + 3)
+        else:
+            start = data.index(bytes(packets[number]), start)
+        # Behind the length or start code and the kind of the unit.
+        data[start + 5 : start + 40] = bytes([1]) * 35
+    path.write_bytes(bytes(data))
+
+
 def test_an_alien_hardware_decoder_is_an_error_that_lists_those_that_are_there(
     tmp_path: Path,
 ) -> None:

@@ -11,10 +11,17 @@ import av
 from gain_core.errors import one_line
 
 __all__ = [
+    "NO_DASH",
+    "reads_dash",
     "reason_of",
     "remedy_for",
 ]
 
+# PyAV's wheels are without libxml2.
+NO_DASH = (
+    "a DASH manifest (.mpd), which the FFmpeg inside this PyAV cannot read; take the HLS playlist "
+    "(.m3u8) of the same video, or: ffmpeg -i IN.mpd -c copy OUT.mkv"
+)
 CREDENTIALS = "put them into the URL: SCHEME://USER:PASSWORD@HOST/..."
 
 
@@ -84,7 +91,18 @@ def remedy_for(err: BaseException, /, *, url: str = "") -> str:
         return "let another program fetch it: ffmpeg -i URL -c copy -f mpegts - | gain-stream - ..."
     if isinstance(err, (av.error.ExitError, TimeoutError)) and url:
         return "check that the camera is on and reachable"
+    if url.partition("?")[0].endswith(".mpd") and not reads_dash():
+        return f"it may be {NO_DASH}"
     return ""
+
+
+def reads_dash() -> bool:
+    """Whether this PyAV reads DASH manifests."""
+    try:
+        av.format.ContainerFormat("dash", "r")
+    except ValueError:
+        return False
+    return True
 
 
 def _host(url: str) -> tuple[str, int | str]:

@@ -7,6 +7,7 @@ import os
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -44,6 +45,10 @@ POLL_S = 0.1
 # Only frames that are marked interlaced are touched, and every frame stays one frame. yadif gives
 # the same bits in every FFmpeg since 5.1; bwdif, as near to the truth, does not.
 DEINTERLACE = "mode=send_frame:parity=auto:deint=interlaced"
+# Marks copies of a packet, whose frames nobody wants; no file has that time.
+COPY_PTS = -(2**60)
+# FFmpeg starts 16 threads at most, so a frame comes out that many packets after its own.
+MOST_LATE = 32
 
 T = TypeVar("T")
 
@@ -125,6 +130,8 @@ class VideoDecoder(Closing):
         self._interlaced = False
         self._damaged = 0
         self._num_decoded = 0
+        self._keyframes: deque[Any] = deque(maxlen=MOST_LATE)
+        self._whole_keyframe: Any = None
         self._decoder = ""
         self._first: Decoded | None = None
         self._frames = self._read_on()
@@ -308,7 +315,9 @@ class VideoDecoder(Closing):
             except StopIteration:
                 return
             except BlockingIOError:
+                # A transport stream that ends in other bytes says so, too.
                 self._closing.wait(0.01)
+                packets = self._container.demux(self._stream)
                 continue
             except av.error.FFmpegError as err:
                 # A recording that breaks off ends here.
@@ -316,9 +325,22 @@ class VideoDecoder(Closing):
                     lost = f"signal lost after {self._num_decoded} frames"
                     what = lost if self._num_decoded else "cannot be opened"
                     raise self._failure(err, what, waited_s=self._limits.read_s) from err
-                yield None
-                return
+                packet = None
+            if packet is None or not packet.size:
+                yield from self._copies()
             yield packet
+
+    def _copies(self) -> Iterator[Any]:
+        """A packet for each of the decoder's threads, to get out what they hold.
+
+        At the end PyAV takes frames up to the first error only; every packet before it gives one
+        frame or one error. A keyframe that was decoded before gives no error of its own.
+        """
+        keyframe = self._whole_keyframe
+        if keyframe is not None and not self._live and self._hwaccel is None:
+            keyframe.pts = COPY_PTS
+            for _ in range(self._stream.codec_context.thread_count):
+                yield keyframe
 
     def _decode(self, packet: Any) -> list[Any]:
         """The frames that a packet completes; counted where it is damaged."""
@@ -326,14 +348,23 @@ class VideoDecoder(Closing):
         # decoder's threads still hold. In a transport stream the mark means something else.
         if packet is not None and packet.is_corrupt and not self._is_transport:
             return []
+        if packet is not None and packet.is_keyframe:
+            self._keyframes.append(packet)
         try:
-            return list(self._stream.codec_context.decode(packet))
+            frames = list(self._stream.codec_context.decode(packet))
         except EOFError:
             return []
         except (av.error.FFmpegError, ValueError, MemoryError) as err:
             logger.debug("%s: a piece of data cannot be decoded (%s)", self._shown, err)
             self._damaged += 1
             return []
+        for frame in frames:
+            while frame.key_frame and self._keyframes:
+                keyframe = self._keyframes.popleft()
+                if keyframe.pts == frame.pts:
+                    self._whole_keyframe = keyframe
+                    break
+        return [frame for frame in frames if frame.pts != COPY_PTS]
 
     def _finish(self, frame: Any) -> Iterator[tuple[npt.NDArray[np.uint8], float | None]]:
         """A decoded frame, or None for the end, as what the filters make of it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from gain_core.errors import StreamError
 from gain_runtime.files.paths import LFS_POINTER, read_head, regular_file
 from gain_runtime.frames import Closing, Frame, SourceInfo, rate_or_none
+from gain_runtime.sources.av_errors import NO_DASH, reads_dash
 from gain_runtime.sources.decoder import Decoded, Limits, VideoDecoder
 from gain_runtime.sources.reader import PipeReader
 from gain_runtime.sources.uri import SCHEME, redact
@@ -29,6 +30,7 @@ SHORT_PERIODS, SHORT_RATIO, SHORT_S = 1.5, 0.05, 2.0
 DEFAULT_RATE_HZ = 30.0
 # Containers write time bases (1000, 90000) where they know no rate; no phone films faster.
 MOST_RATE_HZ = 300.0
+DASH_TAG = b"<MPD"
 URL_LIMITS = Limits(open_s=10.0, read_s=10.0)
 
 
@@ -181,7 +183,10 @@ def _check_file(path: Path) -> None:
             "fetch the file with: git lfs pull"
         )
     if not head.startswith((b"#EXTM3U", b"YUV4MPEG2")) and _is_text(head):
-        raise StreamError(f"{path}: expected a video, got a text file")
+        if DASH_TAG not in head:
+            raise StreamError(f"{path}: expected a video, got a text file")
+        if not reads_dash():
+            raise StreamError(f"{path}: expected a video, got {NO_DASH}")
     if head[4:8] == b"ftyp" and not _has_index(path):
         raise StreamError(
             f"{path}: expected a video, but its index is missing: an mp4 whose recording or copy "
