@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, TypeAlias
 
-from gain_core._typing import Array
+from gain_core._arrays import Array
 from gain_core.errors import ConfigError
 from gain_core.method import Method
 from gain_core.paper.config import PaperConfig

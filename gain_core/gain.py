@@ -7,9 +7,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, is_numpy_namespace
 
-from gain_core._checks import refuse_below_one
-from gain_core._rows import namespace
-from gain_core._typing import Array
+from gain_core._arrays import Array, namespace, refuse_below_one
 from gain_core.config import Config, make_method
 from gain_core.errors import NumericsError
 from gain_core.method import Method, Prediction

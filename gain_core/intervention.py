@@ -8,8 +8,16 @@ from typing import Any
 import numpy as np
 from array_api_compat import is_numpy_namespace
 
-from gain_core._rows import log_softmax, max_of, min_of, namespace, softmax, sum_of
-from gain_core._typing import Array, Namespace
+from gain_core._arrays import (
+    Array,
+    Namespace,
+    log_softmax,
+    max_of,
+    min_of,
+    namespace,
+    softmax,
+    sum_of,
+)
 
 __all__ = ["evidence_path", "expected_gain", "slope", "solve_strength"]
 

@@ -8,8 +8,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from array_api_compat import is_numpy_namespace
 
-from gain_core._rows import all_of, namespace
-from gain_core._typing import Array, Namespace
+from gain_core._arrays import Array, Namespace, all_of, namespace
 from gain_core.intervention import evidence_path, expected_gain, solve_strength
 
 __all__ = ["Method", "Posteriors", "Prediction", "all_finite", "answer", "quiet"]

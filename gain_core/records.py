@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from array_api_compat import array_namespace
 
-from gain_core._checks import describe
-from gain_core._typing import Array
+from gain_core._arrays import Array, describe
 from gain_core.errors import ArrayError
 
 __all__ = ["arrays_of", "copy_record", "nbytes", "record_from_arrays", "refuse_foreign"]

@@ -9,27 +9,31 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_namespace
 
-from gain_core._checks import (
+from gain_core._arrays import (
+    Array,
+    Namespace,
     describe,
     detached,
+    floored,
     is_real_floating,
+    log_softmax,
     matrix_like,
     namespace_of,
     scalar,
     statistics_dtype,
 )
-from gain_core._rows import floored, log_softmax
-from gain_core._typing import Array, Namespace
 from gain_core.errors import ArrayError, NumericsError
 from gain_core.method import Posteriors, Prediction, all_finite, answer, quiet
 from gain_core.paper.config import PaperConfig
-from gain_core.paper.geometry import Geometry, derive_geometry, log_posteriors
 from gain_core.paper.statistics import (
+    Geometry,
     Rows,
     Statistics,
     add_rows,
     combine,
     concatenate,
+    derive_geometry,
+    log_posteriors,
 )
 from gain_core.records import arrays_of, refuse_foreign
 

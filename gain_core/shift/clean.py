@@ -9,9 +9,7 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from gain_core._checks import detached
-from gain_core._rows import softmax, sum_of
-from gain_core._typing import Array, Namespace
+from gain_core._arrays import Array, Namespace, detached, softmax, sum_of
 from gain_core.errors import ConfigError
 
 __all__ = [

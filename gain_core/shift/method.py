@@ -16,9 +16,22 @@ from typing import Any
 
 from array_api_compat import array_namespace, device, is_numpy_namespace
 
-from gain_core._checks import detached, float_like, matrix_like, refuse_below_two
-from gain_core._rows import any_of, choose, log_softmax, max_of, min_of, namespace, softmax, sum_of
-from gain_core._typing import Array, Namespace
+from gain_core._arrays import (
+    Array,
+    Namespace,
+    any_of,
+    choose,
+    detached,
+    float_like,
+    log_softmax,
+    matrix_like,
+    max_of,
+    min_of,
+    namespace,
+    refuse_below_two,
+    softmax,
+    sum_of,
+)
 from gain_core.method import Posteriors, Prediction, all_finite, answer, quiet
 from gain_core.records import arrays_of, refuse_foreign
 from gain_core.shift.clean import (

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Config, Gain, Method, Prediction, make_method
-from gain_core._typing import Array
+from gain_core._arrays import Array
 from gain_core.errors import ArtifactError
 from gain_runtime.files.artifact import Artifact
 from gain_runtime.files.manifest import Manifest

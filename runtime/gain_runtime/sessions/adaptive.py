@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from gain_core import Config, Method, Prediction
-from gain_core._typing import Array
+from gain_core._arrays import Array
 from gain_core.errors import ArrayError, ConfigError, EngineError, NumericsError, one_line
 from gain_core.records import arrays_of, refuse_foreign
 from gain_runtime.files.adaptive import PENDING, AdaptiveArtifact, load_adaptive
