@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gain_apps.streaming.loop import EVERY_S, SETTLING_S, Backpressure
+from gain_apps.streaming.backpressure import EVERY_S, SETTLING_S, Backpressure
 from gain_apps.system import EVERY_S as LOOK_EVERY_S
 from gain_apps.system import ThermalWatch
 from gain_core import Gain, preset

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gain_apps.serve.event_log import Event, EventKind, EventLog, History, Point
-from gain_apps.streaming.loop import Load, step_words
+from gain_apps.streaming.backpressure import Load, step_words
 from gain_runtime.frames import FrameResult
 from gain_runtime.sources.reconnecting import Connection
 

@@ -14,17 +14,11 @@ from rich.console import Console
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from gain_apps.serve.board import LiveBoard
+from gain_apps.streaming.backpressure import Backpressure
 from gain_apps.streaming.config import NO_TRUTH, StreamConfig
 from gain_apps.streaming.control import Command, StopRequest, Watchdog, carry_out, drain_commands
 from gain_apps.streaming.input import open_input
-from gain_apps.streaming.loop import (
-    Backpressure,
-    RunningStream,
-    StreamHost,
-    StreamLoop,
-    facts_of,
-    identity_of,
-)
+from gain_apps.streaming.loop import RunningStream, StreamHost, StreamLoop, facts_of, identity_of
 from gain_apps.streaming.outputs import Outputs, open_outputs
 from gain_apps.streaming.settings import flag
 from gain_apps.streaming.snapshots import SnapshotKeeper
