@@ -196,7 +196,7 @@ def test_what_is_no_artifact_or_no_precision_is_refused(conv_artifact, tmp_path)
     with pytest.raises(ConfigError, match="expected one of"):
         convert_precision(path, "fp8")
     add_adaptation(path, adaptive)
-    with pytest.raises(ArtifactError, match="expected pixel_values as the only input"):
+    with pytest.raises(ArtifactError, match="got an adaptive file"):
         convert_precision(adaptive, "fp16")
 
 

@@ -349,7 +349,8 @@ def _colour(results: Results, name: str) -> str:
 def _legend(axes: Any) -> None:
     """A legend, unless it would hide the picture."""
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[:MAX_LEGEND], labels[:MAX_LEGEND], fontsize=7)
+    # "best" searches the data, for seconds on a slow machine.
+    axes.legend(handles[:MAX_LEGEND], labels[:MAX_LEGEND], fontsize=7, loc="upper right")
 
 
 # Name of the picture to its caption and what draws it.

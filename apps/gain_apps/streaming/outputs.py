@@ -377,7 +377,7 @@ def _draw_calibration(axis: Any, timeline: Timeline, known: Any, *, window: int)
         axis.plot(frames[ends - 1], rolling, color=colour, lw=2, label=label)
     axis.set_ylabel("ECE, %")
     axis.set_ylim(bottom=0)
-    axis.legend(loc="best", framealpha=0.9)
+    axis.legend(loc="upper right", framealpha=0.9)
 
 
 def _ece(confidence: Floats, right: npt.NDArray[np.bool_]) -> float:

@@ -248,14 +248,14 @@ def check_float32(artifact_path: str | Path, /) -> None:
 
 def _read_float32(path: Path) -> tuple[onnx.ModelProto, Artifact]:
     """Rounding twice, or rounding GAIN's own arithmetic, is never what is meant."""
-    artifact = load_artifact(path)
     model, _ = read_model(path)
-    _refuse_lowered(artifact)
     if any(item.key.startswith(ADAPTIVE_PREFIX) for item in model.metadata_props):
         raise ArtifactError(
-            f"{artifact.path}: expected an artifact, got an adaptive file; name the artifact it "
-            "was made from, and make that adaptive afterwards"
+            f"{path}: expected an artifact, got an adaptive file; name the artifact it was made "
+            "from, and make that adaptive afterwards"
         )
+    artifact = load_artifact(path)
+    _refuse_lowered(artifact)
     return model, artifact
 
 
