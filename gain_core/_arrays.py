@@ -1,4 +1,9 @@
-"""Array types, checks of arguments, and operations on rows, for every array library."""
+"""Array types, checks of arguments, and operations on rows, for every array library.
+
+The checks stand at the public boundary: they read shapes, dtypes and devices, never values. A frame
+is one row of few classes, so a call costs more than its arithmetic: through the array API a sum
+takes 7 us, of which NumPy, asked directly, needs 3.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,10 @@ __all__ = [
     "describe",
     "detached",
     "float_like",
+    "floored",
     "is_real_floating",
+    "log_softmax",
+    "logsumexp",
     "matrix_like",
     "max_of",
     "min_of",
@@ -28,6 +36,7 @@ __all__ = [
     "refuse_below_one",
     "refuse_below_two",
     "scalar",
+    "softmax",
     "statistics_dtype",
     "sum_of",
 ]

@@ -97,11 +97,10 @@ def clean_moments(centered: Any, /) -> Any:
     square = xp.sum(weights * (centered - mean) ** 2, axis=0) / total
     share = xp.mean(labels, axis=0)
     some = xp.ones_like(mean[0]) * EPS
-    sharp = xp.maximum(xp.mean(xp.sum(labels * labels, axis=1)) - 1.0 / num_classes, some)
+    squared = xp.mean(xp.sum(labels * labels, axis=1))
     # Few classes say little of how all of them are alike.
-    least = xp.ones_like(sharp) / count
-    error = one_over_draws(share, sharp, least, xp=xp)
-    log_error = one_over_draws(share, sharp * sharp, least, xp=xp)
+    least = xp.ones_like(squared) / count
+    error, log_error = one_over_draws(share, squared, least, some=some, xp=xp)
     found = mean - xp.mean(mean), log_deviations(square[None, :], xp=xp)[0, :]
     noise = xp.sum(square) * error, 0.5 * num_classes * log_error
     return xp.stack(
@@ -116,16 +115,21 @@ def log_deviations(square: Array, /, *, xp: Namespace) -> Array:
     return logs - xp.mean(logs, axis=1, keepdims=True)
 
 
-def one_over_draws(share: Array, sharp: Array, least: Array, /, *, xp: Namespace) -> Array:
+def one_over_draws(
+    share: Array, squared: Array, least: Array, /, *, some: Array, xp: Namespace
+) -> tuple[Array, Array]:
     """One over the effective number of draws of a class, at least `least`, of any shape.
 
-    From the classes' mean labels (K,). Labels that are not sharp spread over classes that are not
-    there: even two frames of one class agree in them by no more than |q|^2, of which `sharp` is
-    what exceeds 1 / K. Calibrated ones are right as often, so that two frames of two classes agree
-    by its square: what a scale's error takes. A shift's takes it once, since the part of the
-    logits' variance that lies within classes averages out.
+    From the mean of the labels, (K,), and of |q|^2, (). Labels that are not sharp spread over
+    classes that are not there: even two frames of one class agree in them by no more than |q|^2;
+    `sharp` is what exceeds 1 / K. Calibrated ones are right as often, so that two frames of two
+    classes agree by its square: what a scale's error takes, the second. A shift's, the first,
+    takes it once, since the part of the logits' variance that lies within classes averages out.
     """
-    return xp.maximum((xp.sum(share * share) - 1.0 / share.shape[0]) / sharp, least)
+    by_chance = 1.0 / share.shape[0]
+    sharp = xp.maximum(squared - by_chance, some)
+    excess = xp.sum(share * share) - by_chance
+    return xp.maximum(excess / sharp, least), xp.maximum(excess / (sharp * sharp), least)
 
 
 def james_stein(move: Array, noise: Array, *, some: Array, xp: Namespace) -> Array:

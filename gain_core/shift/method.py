@@ -331,7 +331,7 @@ class Shift:
 
     @quiet
     def update(self, evidence: ShiftEvidence, state: ShiftState, /) -> ShiftState:
-        """Forget a little, put the evidence into the open block, and accept or drop that."""
+        """Forget a little, put the evidence into the open block, and accept it or wait."""
         xp = namespace(state.shift)
         config, count = self.config, evidence.count
         one, nothing = xp.ones_like(count), xp.zeros_like(count)
@@ -435,9 +435,8 @@ class Shift:
         mean = mean - xp.mean(mean, axis=1, keepdims=True)
         logs = log_deviations(square, xp=xp) - self._clean_logs
         share = sums["labels"] / count
-        sharp = xp.maximum(sums["label_facts"][1] / count - 1.0 / K, some)
-        error = one_over_draws(share, sharp, 1.0 / draws, xp=xp)
-        log_error = one_over_draws(share, sharp * sharp, 1.0 / draws, xp=xp)
+        squared = sums["label_facts"][1] / count
+        error, log_error = one_over_draws(share, squared, 1.0 / draws, some=some, xp=xp)
         total = xp.sum(square[-1, :])
         shift, log_scale = 0.0 * share, 0.0 * share
         variance = total * error[-1] / K

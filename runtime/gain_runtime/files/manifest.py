@@ -10,10 +10,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from itertools import chain
 from typing import Any, Literal, get_args
 
 from gain_core.errors import ArtifactError, ConfigError
+from gain_core.shift.clean import checked_moments
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -70,13 +70,10 @@ class Fitness:
     clean_moments: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.clean_moments is not None:
-            rows = tuple(tuple(map(float, row)) for row in self.clean_moments)
-            object.__setattr__(self, "clean_moments", rows)
-            if [len(row) for row in rows] != [self.num_classes] * 2:
-                raise ValueError("fitness: expected two clean moments of each class")
+        moments = checked_moments(self.clean_moments, num_classes=self.num_classes)
+        object.__setattr__(self, "clean_moments", moments)
         numbers = [value for value in asdict(self).values() if isinstance(value, float)]
-        if not all(map(math.isfinite, (*numbers, *chain(*(self.clean_moments or ()))))):
+        if not all(map(math.isfinite, numbers)):
             raise ValueError("fitness: expected finite numbers")
         if (self.one_class_skewness is None) != (self.mixture_skewness is None):
             raise ValueError("fitness: expected the skewness of one class and of all, or neither")
