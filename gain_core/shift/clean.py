@@ -28,8 +28,8 @@ __all__ = [
 # Of one class and of a mixture, for a network of which nothing is known: of the networks measured,
 # the most that one class has and more than most mixtures have, so that blocks are accepted late.
 DEFAULT_SKEWNESS = (0.06, 0.5)
-# Standard error of the skewness of the sixteen independent frames of a block: where a mixture has
-# not this much more than one class, nothing is told, and nothing learned.
+# Where a mixture has not this much more than one class, nothing is told, and nothing learned: two
+# standard errors of the sixteen independent frames of a block.
 MIN_SEPARATION = 0.1
 # Of one class, for a network whose head is known: about what most networks show.
 ONE_CLASS = 0.05

@@ -28,8 +28,12 @@ class ShiftConfig:
         domain.
     min_skewness : float
         Skewness that a block has to show, as a share of the way from what frames of one class have
-        to what those of many have: on the near side of the middle, since a heavy corruption lessens
-        the skewness of a mixture and nothing raises that of a class.
+        to what those of many have. On the near side of the middle, since a heavy corruption lessens
+        the skewness of a mixture; beyond the classes, whose own skewness has a deviation of about a
+        tenth of the way.
+    standard_errors : float
+        How far its skewness has to exceed that of one class, in standard errors of its independent
+        frames. Three and not the usual two, since an open block is judged at every update.
     block : float
         Independent frames in a block: two draws for each of `min_classes`.
     patience : float
@@ -49,7 +53,8 @@ class ShiftConfig:
     half_life: float = 1024.0
     timescale_ratio: float = 9.0
     min_classes: float = 8.0
-    min_skewness: float = 0.4
+    min_skewness: float = 0.3
+    standard_errors: float = 3.0
     block: float = 16.0
     patience: float = 256.0
     recent: float = 48.0

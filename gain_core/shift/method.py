@@ -67,9 +67,9 @@ class ShiftEvidence:
         puts everywhere by s alone, and one that a correction talks itself into by q alone.
     logits, last : array, (K,)
         Sum of x, and the newest x.
-    scatter : array, (5,)
-        Sums of max y + min y and max y - min y, y = x - the reference mean, of |q|^2, of |x|^2 and
-        of |x - x'|^2 / 2, x' being the frame before. The first three are 0 without a reference.
+    scatter : array, (6,)
+        Sums of a = max y + min y, max y - min y, y = x - the reference mean, |q|^2, a^2, |x|^2 and
+        |x - x'|^2 / 2, x' being the frame before. The first four are 0 without a reference.
     """
 
     count: Array
@@ -90,8 +90,8 @@ class ShiftState:
         `ShiftEvidence.sums`, each timescale forgetting at its own rate.
     labels, label_facts : array, (K,) and (2,)
         Sum of q over them at the longest timescale; their frames, and sum of |q|^2.
-    block, block_facts : array, (5, K) and (5,)
-        Sums over the open block, its frames, independent frames, and the first three of `scatter`.
+    block, block_facts : array, (5, K) and (6,)
+        Sums over the open block, its frames, independent frames, and the first four of `scatter`.
     unconfirmed : array, ()
         Frames since a block was accepted, in units of what a block may take.
     recent : array, (2, K)
@@ -212,7 +212,7 @@ class Shift:
                 "memory": self._zeros(3, J, K),
                 "label_facts": self._zeros(2),
                 "block": self._zeros(5, K),
-                "block_facts": self._zeros(5),
+                "block_facts": self._zeros(6),
                 "recent": self._zeros(2, K),
                 "all_facts": self._zeros(3),
             }
@@ -298,6 +298,7 @@ class Shift:
             known * sum_of(high + low, xp=xp),
             known * sum_of(high - low, xp=xp),
             known * sum_of(sum_of(labels * labels, xp=xp), xp=xp),
+            known * sum_of((high + low) ** 2, xp=xp),
             sum_of(sum_of(x * x, xp=xp), xp=xp),
             0.5 * sum_of(sum_of(steps * steps, xp=xp), xp=xp),
         )
@@ -318,7 +319,7 @@ class Shift:
             sums=self._zeros(5, self.num_classes),
             logits=wide,
             last=wide,
-            scatter=self._zeros(5),
+            scatter=self._zeros(6),
         )
 
     def hold(self, evidence: ShiftEvidence, capacity: int, /) -> ShiftEvidence:
@@ -337,7 +338,7 @@ class Shift:
         one, nothing = xp.ones_like(count), xp.zeros_like(count)
         fades = xp.exp(count * self._rates)
         fade, longest = fades[:NUM_TIMESCALES], fades[NUM_TIMESCALES - 1]
-        facts = xp.concat([count[None], evidence.scatter[3:]], axis=0)
+        facts = xp.concat([count[None], evidence.scatter[4:]], axis=0)
         all_facts = state.all_facts * longest + facts
         all_logits = state.all_logits * longest + evidence.logits
         ratio = _independence_ratio(all_facts, all_logits, xp=xp)
@@ -345,7 +346,7 @@ class Shift:
         known = xp.where(state.reference_count > 0, one, nothing)
         seen = known * count
         block = state.block + known * evidence.sums
-        facts = xp.concat([xp.stack([seen, seen * ratio]), evidence.scatter[:3]], axis=0)
+        facts = xp.concat([xp.stack([seen, seen * ratio]), evidence.scatter[:4]], axis=0)
         facts = state.block_facts + facts
         accepted, left, draws = self._judge(block, facts, xp=xp)
         waited = state.unconfirmed + count * xp.minimum(ratio / config.block, one / config.patience)
@@ -406,17 +407,24 @@ class Shift:
         frames again and again, until chance makes them look like a mixture.
         """
         config, (one_class, mixture) = self.config, self.skewness
-        count, independent, skew, span = (facts[i] for i in range(4))
-        one, nothing = xp.ones_like(count), xp.zeros_like(count)
-        shares = block[3:, :] / xp.maximum(count, one)
+        independent = facts[1]
+        one, nothing = xp.ones_like(independent), xp.zeros_like(independent)
+        count = xp.maximum(facts[0], one)
+        skew, span, square = (facts[i] / count for i in (2, 3, 5))
+        shares = block[3:, :] / count
         excess = xp.sum(shares * shares, axis=1) - 1.0 / self.num_classes
         draws = 1.0 / xp.maximum(excess, one / xp.maximum(independent, one))
-        least = one_class + config.min_skewness * (mixture - one_class)
-        if not self.separable:
-            least = math.inf
+        variance = xp.maximum(square - skew * skew, nothing) / xp.maximum(independent, one)
+        least = xp.maximum(
+            config.min_skewness * (mixture - one_class) * span,
+            config.standard_errors * xp.sqrt(variance),
+        )
         # An attractor may take half of the source's labels, and none of the corrected ones.
         many = (draws[0] >= config.min_classes) & (draws[1] >= 0.5 * config.min_classes)
-        accepted = many & (skew >= least * span) & (independent >= config.block)
+        if not self.separable:
+            least = math.inf * one
+        skewed = skew - one_class * span >= least
+        accepted = many & skewed & (independent >= config.block)
         left = xp.where(independent >= config.patience, 0.5 * one, one)
         return xp.where(accepted, one, nothing), xp.where(accepted, nothing, left), draws[0]
 

@@ -237,7 +237,7 @@ def test_a_plain_artifact_is_not_loaded_as_adaptive(make_artifact):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("schema", "8", r"schema 9, got 8; make the adaptive file again"),
+        ("schema", "9", r"schema 10, got 9; make the adaptive file again"),
         ("config", "{}}", "malformed"),
         ("config", '{"method": "shift", "half_life": -1.0}', "half_life"),
         ("config", '{"proposal": "shift"}', "method: expected one of"),

@@ -51,7 +51,7 @@ def test_a_mixture_in_a_new_domain_gains(seed):
     gain = made(world)
     found = [accuracies(gain, *mixture(world, domain)) for domain in range(4)]
     gains = np.diff(found, axis=1)[:, 0]
-    assert np.mean(gains[1:]) > 2.0
+    assert np.mean(gains[1:]) > 1.0
     assert np.min(gains) > -2.0
 
 

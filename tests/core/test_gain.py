@@ -327,8 +327,8 @@ def test_a_shifts_memory_is_twenty_one_numbers_a_class():
 def halves(name: str):
     """A method, and what two devices learned: both states, and that of both streams in one."""
     world = gaussian_world(10, 8, num_batches=20, seed=61)
-    method = make_method(world.prototypes, PRESETS[name])
     guide = make_gain(world.prototypes, name)
+    method = guide.method
     # The predictions are given, so that the responsibilities are the same however it is split.
     pairs = [(z, guide.step(z, logits)) for z, logits, _ in world.batches]
 

@@ -13,8 +13,8 @@ from gain_core import Gain, ShiftConfig
 CONFIGS = {
     "default": ShiftConfig(),
     "short-memory": ShiftConfig(half_life=120.0, timescale_ratio=3.0),
-    "small-blocks": ShiftConfig(block=6.0, min_classes=4.0, patience=24.0),
-    "any-skewness": ShiftConfig(min_skewness=0.01),
+    "small-blocks": ShiftConfig(block=6.0, min_classes=4.0, patience=24.0, standard_errors=1.0),
+    "any-skewness": ShiftConfig(min_skewness=0.01, standard_errors=0.1),
     "late": ShiftConfig(recent=12.0),
 }
 TOLERANCE = {np.float64: (1e-8, 1e-7), np.float32: (2e-4, 2e-3)}
@@ -107,8 +107,11 @@ def test_a_stream_is_the_oracles(config, stream, dtype, alike):
 def test_sixteen_frames_one_by_one_are_learned_as_one_batch(update_every):
     logits = np.concatenate(video())
     like = np.zeros((), dtype=np.float64)
-    gain = Gain(12, update_every=update_every, warmup_frames=64, skewness=SKEWNESS, like=like)
-    oracle, waiting = ShiftOracle(12, SKEWNESS, ShiftConfig()), 0
+    config = ShiftConfig(standard_errors=1.0)
+    gain = Gain(
+        *(12, config), update_every=update_every, warmup_frames=64, skewness=SKEWNESS, like=like
+    )
+    oracle, waiting = ShiftOracle(12, SKEWNESS, config), 0
     for row in range(len(logits)):
         frame = logits[row : row + 1]
         result = gain.predict(None, frame)

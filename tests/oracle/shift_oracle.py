@@ -24,8 +24,8 @@ class Block:
     """Frames that may be accepted together: weight, x, s and q of each, and what they show."""
 
     frames: list[tuple[float, Floats, Floats, Floats]] = field(default_factory=list)
-    skew: float = 0.0
-    span: float = 0.0
+    skew: list[float] = field(default_factory=list)
+    span: list[float] = field(default_factory=list)
     independent: float = 0.0
 
 
@@ -92,8 +92,8 @@ class ShiftOracle:
             for frame in frames:
                 self.open.frames.append((1.0, *frame))
                 y = frame[0] - reference
-                self.open.skew += float(np.max(y) + np.min(y))
-                self.open.span += float(np.max(y) - np.min(y))
+                self.open.skew.append(float(np.max(y) + np.min(y)))
+                self.open.span.append(float(np.max(y) - np.min(y)))
             self.open.independent += ratio * len(rows)
         self._judge()
         self._estimate()
@@ -125,13 +125,17 @@ class ShiftOracle:
             for part in (3, 2)
         )
         many = corrected >= config.min_classes and source >= config.min_classes / 2.0
-        skewed = block.skew >= (one + config.min_skewness * (mixture - one)) * block.span
+        span, skew = (np.average(part, weights=weights) for part in (block.span, block.skew))
+        variance = np.average((np.array(block.skew) - skew) ** 2, weights=weights)
+        errors = math.sqrt(variance / max(block.independent, 1.0))
+        beyond = skew - one * span
+        skewed = beyond >= config.min_skewness * (mixture - one) * span
+        skewed = skewed and beyond >= config.standard_errors * errors
         if many and skewed and block.independent >= config.block:
             self.blocks.append((self.now, block, corrected))
             self.open, self.unconfirmed = Block(), 0.0
         elif block.independent >= config.patience:
             block.frames = [(weight / 2.0, *frame) for weight, *frame in block.frames]
-            block.skew, block.span = block.skew / 2.0, block.span / 2.0
             block.independent /= 2.0
 
     def _draws(self, share: Floats) -> float:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 from gaussian_world import gaussian_world
 from numpy.testing import assert_allclose
 
-from gain_core import PRESETS, Gain, Prediction
+from gain_core import PRESETS, Gain, Prediction, ShiftConfig
 from gain_core.records import arrays_of
 
 __all__ = [
@@ -30,10 +30,13 @@ SKEWNESS = (0.05, 0.15)
 
 
 def make_gain(head: Any, name: str, *, update_every: int = 1, warmup_frames: int = 1) -> Gain:
-    """A Gain of a preset that learns at once."""
+    """A Gain of a preset that learns at once; the default waits for less evidence than it does."""
+    config = PRESETS[name]
+    if isinstance(config, ShiftConfig):
+        config = replace(config, standard_errors=1.0)
     return Gain(
         head,
-        PRESETS[name],
+        config,
         update_every=update_every,
         warmup_frames=warmup_frames,
         skewness=SKEWNESS,

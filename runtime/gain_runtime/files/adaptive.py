@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 ADAPTIVE_PREFIX = PREFIX + "adaptive."
-ADAPTIVE_SCHEMA_VERSION = "9"
+ADAPTIVE_SCHEMA_VERSION = "10"
 # Begins the fields of what waits to be learned from.
 PENDING = "pending_"
 _STATE, _NEXT = "state.", "next_state."

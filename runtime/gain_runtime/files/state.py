@@ -30,7 +30,7 @@ __all__ = [
     "save_state",
 ]
 
-STATE_SCHEMA_VERSION = "4"
+STATE_SCHEMA_VERSION = "5"
 _PREFIX = "gain.state."
 
 HostArrays = dict[str, npt.NDArray[Any]]
