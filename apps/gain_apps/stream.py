@@ -17,6 +17,7 @@ from gain_apps.flags import (
     add_old,
     add_old_settings,
     add_old_spelling,
+    add_removed,
     add_set_flag,
     parse_arguments,
     settings_text,
@@ -218,8 +219,10 @@ def _add_long_runs(parser: argparse.ArgumentParser) -> None:
 
 def _add_old(parser: argparse.ArgumentParser) -> None:
     """What flags were called in the release before."""
-    switches = {f"--no-{key}": f"{key}=false" for key in ("fast-preprocess", "check-frames")}
-    add_old_settings(parser, SETTINGS, others={"--headless": "display=false", **switches})
+    others = {"--headless": "display=false", "--no-check-frames": "check-frames=false"}
+    add_old_settings(parser, SETTINGS, others=others)
+    for name in ("--fast-preprocess", "--no-fast-preprocess"):
+        add_removed(parser, name, why="timm's very pixels take no longer")
     add_old(
         parser,
         "--no-json",

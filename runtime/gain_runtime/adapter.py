@@ -87,8 +87,6 @@ class Adapter(Closing):
     preprocess_threads : int or None, optional
         Threads that preprocess one frame each, with the same bits for any number of them; None is
         one for each core that this process may use.
-    exact_preprocess : bool, optional
-        As `exact` of `preprocess`.
 
     Raises
     ------
@@ -103,12 +101,11 @@ class Adapter(Closing):
         *,
         frozen: bool = False,
         preprocess_threads: int | None = 1,
-        exact_preprocess: bool = True,
     ) -> None:
         self._engine = engine
         self._learner = engine.learner
         self._preprocessor = BatchPreprocessor(
-            engine.artifact.manifest.preprocess, threads=preprocess_threads, exact=exact_preprocess
+            engine.artifact.manifest.preprocess, threads=preprocess_threads
         )
         # A device computes while the host prepares the next batch; on the host both need its cores.
         on_host = engine.provider == CPU_PROVIDER

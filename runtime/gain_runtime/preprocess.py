@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
 
+import cv2
 import numpy as np
 import numpy.typing as npt
+import PIL
 from PIL import Image
 
 from gain_core.errors import ArrayError, ConfigError
@@ -42,22 +45,25 @@ _FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
-# Reach in pixels of the result, and weight by distance.
+# Reach in pixels of the result, and weight by distance; Pillow's operations in its order.
 _KERNELS: dict[str, tuple[float, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]]] = {
     "bilinear": (1.0, lambda x: 1.0 - x),
     "bicubic": (
         2.0,
-        lambda x: np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2),
+        lambda x: np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, (((x - 5) * x + 8) * x - 4) * -0.5),
     ),
     "lanczos": (3.0, lambda x: np.sinc(x) * np.sinc(x / 3.0)),
 }
-
-# Pixels of the result that the widest filter (lanczos) reaches, and one for rounding.
-REACH = 4.0
-# Shrunk so much, Pillow takes longer than products of matrices with the same weights. These rows
-# of a frame and these columns of the result at a time stay in the processor's cache.
-STRONG = 6.0
-ROWS, COLUMNS = 64, 8
+# Pillow's weights are whole multiples of this.
+_UNIT = 2.0**-22
+# Where a frame has so many columns for each that is kept, products of matrices outrun Pillow.
+_FEWER = 2.5
+# Most multiplications of a product: OpenBLAS shares out larger ones among threads of its own.
+_PRODUCT = 2**18
+# So many values stay in the processor's cache.
+_CACHED = 2**19
+# Of so many sums one may lie near a half; where more do, as in ramps and stripes, Pillow is faster.
+_RARE = 16
 # A sliver of a frame grows without bound when its shorter side is scaled up to the network's input.
 _MAX_RESIZED_PX = 2**26
 
@@ -86,7 +92,6 @@ def preprocess(
     /,
     *,
     region: Region | None = None,
-    exact: bool = True,
 ) -> npt.NDArray[np.float32]:
     """Resize, crop, scale and normalise one frame.
 
@@ -98,10 +103,6 @@ def preprocess(
         As the artifact's manifest states it.
     region : (left, top, right, bottom) in px, optional
         The part of the frame to use, right and bottom exclusive; clipped to the frame.
-    exact : bool, optional
-        False scales only what the crop keeps: in half the time where it keeps half of a frame,
-        and within two levels of 255 of timm. A tall frame may be scaled whole, see `_rows_first`.
-        What shrinks sixfold or more takes half of Pillow's time.
 
     Returns
     -------
@@ -121,7 +122,7 @@ def preprocess(
     """
     pixel_values = np.empty((3, spec.height_px, spec.width_px), dtype=np.float32)
     table = normalised_levels(spec)
-    _write(pixel_values, image, spec, region=region, table=table, exact=exact)
+    _write(pixel_values, image, spec, region=region, table=table)
     return pixel_values
 
 
@@ -132,7 +133,6 @@ def preprocess_batch(
     *,
     regions: Sequence[Region | None] | None = None,
     executor: Executor | None = None,
-    exact: bool = True,
 ) -> npt.NDArray[np.float32]:
     """Preprocess several frames, whose sizes may differ, into one batch.
 
@@ -145,8 +145,6 @@ def preprocess_batch(
         One per image, see `preprocess`.
     executor : concurrent.futures.Executor, optional
         Of threads, one frame each; default: all frames in the caller's thread.
-    exact : bool, optional
-        As for `preprocess`.
 
     Returns
     -------
@@ -164,9 +162,7 @@ def preprocess_batch(
     table = normalised_levels(spec)
 
     def write(row: int) -> None:
-        _write(
-            *(pixel_values[row], images[row], spec), region=regions[row], table=table, exact=exact
-        )
+        _write(pixel_values[row], images[row], spec, region=regions[row], table=table)
 
     # The first error in the frames' order is raised, whichever thread is first to find one.
     for _ in (map if executor is None else executor.map)(write, range(len(images))):
@@ -301,13 +297,11 @@ def _write(
     *,
     region: Region | None,
     table: npt.NDArray[np.float32],
-    exact: bool,
 ) -> None:
     """Preprocess one frame into `pixel_values`, (3, height_px, width_px)."""
     image = _checked(image)
     left, top, right, bottom = clipped_region(image.shape[0], image.shape[1], region)
-    resize = _resize_and_crop if exact else _resize_what_is_kept
-    levels = np.asarray(resize(image[top:bottom, left:right], spec))
+    levels = _levels(image[top:bottom, left:right], spec)
     if spec.channel_order == "BGR":
         levels = levels[..., ::-1]
     for channel in range(3):
@@ -323,103 +317,154 @@ def _checked(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return image
 
 
-def _resize_and_crop(image: npt.NDArray[np.uint8], spec: Preprocess) -> Image.Image:
-    """Scale with an antialiased filter, then cut out the centre."""
-    crop = resized_crop(image.shape[0], image.shape[1], spec)
+def _levels(image: npt.NDArray[np.uint8], spec: Preprocess) -> npt.NDArray[np.uint8]:
+    """Scale with an antialiased filter, then cut out the centre: (height_px, width_px, 3)."""
+    height, width = image.shape[:2]
+    crop = resized_crop(height, width, spec)
+    # The last of Pillow 12 scale what is so tall in another order than their C code does.
+    usual = spec.interpolation != "nearest" and height <= 100 * width
+    if usual and width >= _FEWER * spec.width_px:
+        shrunk = _shrunk(image, crop, spec)
+        if shrunk is not None:
+            return shrunk
     pillow = Image.fromarray(image)
     if pillow.size != (crop.width_px, crop.height_px):
         # No reducing_gap and no box: both are faster and neither gives the same pixels (a box is
         # off by one level here and there; a gap, or a JPEG drafted smaller, by up to five).
         pillow = pillow.resize((crop.width_px, crop.height_px), _FILTERS[spec.interpolation])
-    if pillow.size == (spec.width_px, spec.height_px):
-        return pillow
     right, bottom = crop.left_px + spec.width_px, crop.top_px + spec.height_px
-    return pillow.crop((crop.left_px, crop.top_px, right, bottom))
+    return np.asarray(pillow.crop((crop.left_px, crop.top_px, right, bottom)))
 
 
-def _resize_what_is_kept(
-    image: npt.NDArray[np.uint8], spec: Preprocess
-) -> Image.Image | npt.NDArray[np.uint8]:
-    """Scale the part of a frame that the crop keeps; Pillow rounds its corners to float32."""
-    height, width = image.shape[:2]
-    crop = resized_crop(height, width, spec)
-    across, down = width / crop.width_px, height / crop.height_px
-    rows_first = _rows_first((width, height), (crop.width_px, crop.height_px))
-    if across >= STRONG and down >= 1.0 and spec.interpolation != "nearest" and not rows_first:
-        return _shrunk(image, crop, spec)
-    right, bottom = crop.left_px + spec.width_px, crop.top_px + spec.height_px
-    box = (crop.left_px * across, crop.top_px * down, right * across, bottom * down)
-    # The filter reaches beyond the part; what lies further out need not be copied.
-    x, y = (
-        max(math.floor(edge - REACH * max(by, 1.0)), 0)
-        for edge, by in ((box[0], across), (box[1], down))
-    )
-    far_x, far_y = (
-        min(math.ceil(edge + REACH * max(by, 1.0)), most)
-        for edge, by, most in ((box[2], across, width), (box[3], down, height))
-    )
-    size = spec.width_px, spec.height_px
-    part = _rows_first((far_x - x, far_y - y), size)
-    if part != rows_first:
-        return _resize_and_crop(image, spec)
-    return Image.fromarray(image[y:far_y, x:far_x]).resize(
-        size,
-        _FILTERS[spec.interpolation],
-        box=(box[0] - x, box[1] - y, min(box[2] - x, far_x - x), min(box[3] - y, far_y - y)),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Filter:
+    """Pillow's weights along one side of an image.
+
+    Attributes
+    ----------
+    reach : slice
+        Pixels that the kept part of the result needs.
+    first : array, (N,) int64
+        For each pixel of the result the first that it needs, counted from the start of `reach`.
+    weights : array, (N, T) float64
+        Whole numbers of `_UNIT`.
+    bands : list
+        Some pixels of the result each, those that they need, and the weights in float32.
+    error : float
+        Most that a sum in float32 is off, in any order.
+    """
+
+    reach: slice
+    first: npt.NDArray[np.int64]
+    weights: npt.NDArray[np.float64]
+    bands: list[tuple[slice, slice, npt.NDArray[np.float32]]]
+    error: float
+
+
+@lru_cache(maxsize=16)
+def _filter(size: int, resized: int, first: int, count: int, interpolation: str) -> _Filter:
+    """How `size` pixels are scaled to `resized`, for `count` of these from `first` on."""
+    radius, kernel = _KERNELS[interpolation]
+    scale = size / resized
+    stretch = max(scale, 1.0)
+    centre = (np.arange(first, first + count) + 0.5) * scale
+    low = np.maximum((centre - radius * stretch + 0.5).astype(np.int64), 0)
+    high = np.minimum((centre + radius * stretch + 0.5).astype(np.int64), size)
+    num_taps = int((high - low).max())
+    start = np.minimum(low, size - num_taps)
+    taps = start[:, None] + np.arange(num_taps)
+    distance = np.abs((taps - centre[:, None] + 0.5) * (1.0 / stretch))
+    inside = (taps >= low[:, None]) & (taps < high[:, None]) & (distance < radius)
+    weights = np.where(inside, kernel(distance), 0.0)
+    # One after the other, as Pillow adds; NumPy's sum adds in pairs.
+    weights /= np.add.accumulate(weights, axis=1)[:, -1:]
+    weights = np.trunc(weights / _UNIT + np.copysign(0.5, weights))
+    reach = slice(int(start[0]), int(start[-1]) + num_taps)
+    start -= reach.start
+    bands = []
+    columns = 8 if scale < 10.0 else 4
+    for begin in range(0, count, columns):
+        kept = slice(begin, min(begin + columns, count))
+        taken = slice(int(start[begin]), int(start[kept.stop - 1]) + num_taps)
+        band = np.zeros((kept.stop - begin, taken.stop - taken.start), dtype=np.float32)
+        for row, offset in enumerate(start[kept] - taken.start):
+            band[row, offset : offset + num_taps] = weights[begin + row] * _UNIT
+        bands.append((kept, taken, band))
+    # The weights and the levels are float32 to the last bit; each product and each sum is rounded.
+    largest = 255.0 * float(np.abs(weights).sum(axis=1).max()) * _UNIT
+    error = (num_taps + 2) * 2.0**-24 * largest
+    return _Filter(reach=reach, first=start, weights=weights, bands=bands, error=error)
 
 
 def _shrunk(
     image: npt.NDArray[np.uint8], crop: ResizedCrop, spec: Preprocess
-) -> npt.NDArray[np.uint8]:
-    """As Pillow scales, across before down and rounded between, in float32."""
+) -> npt.NDArray[np.uint8] | None:
+    """What the crop keeps, bit for bit as Pillow scales it; None where that takes too long."""
     height, width = image.shape[:2]
-    across = _bands(width, crop.width_px, crop.left_px, spec.width_px, spec.interpolation)
-    down = _bands(height, crop.height_px, crop.top_px, spec.height_px, spec.interpolation)
-    narrow = np.empty((3, height, spec.width_px), dtype=np.float32)
-    planes = np.empty((3, ROWS, width), dtype=np.float32)
-    left, right = across[0][1].start, across[-1][1].stop
-    for top in range(0, height, ROWS):
-        rows = slice(top, min(top + ROWS, height))
-        part = planes[:, : rows.stop - top]
-        part[..., left:right] = image[rows, left:right].transpose(2, 0, 1)
-        for kept, taken, weights in across:
-            np.matmul(part[..., taken], weights, out=narrow[:, rows, kept])
-    # Pillow rounds halves up.
-    np.clip(np.floor(narrow + 0.5, out=narrow), 0.0, 255.0, out=narrow)
-    small = np.empty((spec.height_px, spec.width_px, 3), dtype=np.float32)
-    for kept, taken, weights in down:
-        small[kept] = np.matmul(weights.T, narrow[:, taken]).transpose(1, 2, 0)
-    levels: npt.NDArray[np.uint8] = np.clip(np.floor(small + 0.5), 0.0, 255.0).astype(np.uint8)
-    return levels
+    across = _filter(width, crop.width_px, crop.left_px, spec.width_px, spec.interpolation)
+    down = _filter(height, crop.height_px, crop.top_px, spec.height_px, spec.interpolation)
+    image = image[down.reach, across.reach]
+    rows_first = _rows_first((width, height), (crop.width_px, crop.height_px))
+    if rows_first:
+        image, across, down = cv2.transpose(image), down, across
+    # Pillow rounds and clips between the two as well.
+    narrow = _filtered(image, across)
+    small = None if narrow is None else _filtered(narrow, down)
+    return small if small is None or not rows_first else small.transpose(1, 0, 2)
 
 
-@lru_cache(maxsize=16)
-def _bands(
-    size: int, resized: int, first: int, count: int, interpolation: str
-) -> list[tuple[slice, slice, npt.NDArray[np.float32]]]:
-    """Pillow's weights of `size` pixels for `count` of the `resized` ones, from `first` on.
+class _Scratch(threading.local):
+    """Memory of each thread that is used again: new memory costs as much as the sums in it."""
 
-    Each band has the pixels of the result, those of the image that they need, and the weights.
-    """
-    radius, kernel = _KERNELS[interpolation]
-    scale = size / resized
-    bands = []
-    for start in range(0, count, COLUMNS):
-        kept = slice(start, min(start + COLUMNS, count))
-        centre = (np.arange(first + kept.start, first + kept.stop) + 0.5) * scale
-        low = max(int(centre[0] - radius * scale), 0)
-        high = min(int(centre[-1] + radius * scale) + 1, size)
-        distance = np.abs(np.arange(low, high)[:, None] + 0.5 - centre) / scale
-        weights = np.where(distance < radius, kernel(distance), 0.0)
-        # Pillow keeps 22 bits behind the point.
-        weights = np.rint(weights / weights.sum(axis=0) * 2**22) / 2**22
-        bands.append((kept, slice(low, high), weights.astype(np.float32)))
-    return bands
+    room = np.empty(0, dtype=np.float32)
+
+    def take(self, rows: int, columns: int) -> npt.NDArray[np.float32]:
+        """An array of that shape, whatever it holds."""
+        if rows * columns > self.room.size:
+            self.room = np.empty(rows * columns, dtype=np.float32)
+        return self.room[: rows * columns].reshape(rows, columns)
+
+
+_scratch = _Scratch()
+
+
+def _filtered(image: npt.NDArray[np.uint8], by: _Filter) -> npt.NDArray[np.uint8] | None:
+    """Filter each row of (M, size, 3), and turn rows into columns: (N, M, 3)."""
+    num_rows, size = image.shape[:2]
+    count, num_taps = by.weights.shape
+    largest = max(band.size for _, _, band in by.bands)
+    at_once = min(_PRODUCT // largest, _CACHED // (size + 2 * count)) // 3
+    at_once = max(at_once // 8 * 8, 8)
+    result = np.empty((count, num_rows, 3), dtype=np.uint8)
+    flat = result.reshape(count, -1)
+    unsure = np.empty(flat.shape, dtype=np.bool_)
+    for top in range(0, num_rows, at_once):
+        part = image[top : top + at_once]
+        places = slice(3 * top, 3 * (top + len(part)))
+        room = _scratch.take(size + 2 * count, 3 * len(part))
+        values, sums, whole = np.split(room, (size, size + count))
+        values[...] = cv2.transpose(part).reshape(values.shape)
+        for kept, taken, band in by.bands:
+            np.matmul(band, values[taken], out=sums[kept])
+        np.rint(sums, out=whole)
+        np.abs(np.subtract(sums, whole, out=sums), out=sums)
+        np.greater_equal(sums, 0.5 - by.error, out=unsure[:, places])
+        flat[:, places] = np.clip(whole, 0.0, 255.0, out=whole)
+    # float32 does not tell to which side these round; as whole numbers the sums are exact.
+    found = np.flatnonzero(unsure)
+    if len(found) > unsure.size // _RARE:
+        return None
+    column, row, channel = np.unravel_index(found, result.shape)
+    windows = np.lib.stride_tricks.sliding_window_view(image, num_taps, axis=1)
+    exact = np.einsum("ij,ij->i", windows[row, by.first[column], channel], by.weights[column])
+    result[column, row, channel] = np.clip(np.floor(exact * _UNIT + 0.5), 0.0, 255.0)
+    return result
 
 
 def _rows_first(size: tuple[int, int], resized: tuple[int, int]) -> bool:
-    """Whether Pillow 13 scales (width, height) down before across: it rounds and clips between."""
+    """Whether Pillow scales (width, height) down before across, as it does from version 13 on."""
+    if int(PIL.__version__.partition(".")[0]) < 13:
+        return False
     fewer_columns, fewer_rows = (a - b for a, b in zip(size, resized, strict=True))
     return fewer_rows > max(2 * fewer_columns, 0)
 
@@ -452,8 +497,6 @@ class BatchPreprocessor(Closing):
     threads : int or None, optional
         Most threads; 1 works in the caller's thread, None is one for each core that this process
         may use.
-    exact : bool, optional
-        As for `preprocess`.
 
     Raises
     ------
@@ -461,13 +504,12 @@ class BatchPreprocessor(Closing):
         If `threads` is below 1.
     """
 
-    def __init__(self, spec: Preprocess, /, *, threads: int | None = 1, exact: bool = True) -> None:
+    def __init__(self, spec: Preprocess, /, *, threads: int | None = 1) -> None:
         if threads is None:
             threads = usable_cores()
         if threads < 1:
             raise ConfigError(f"preprocess_threads: expected at least 1, got {threads}")
         self._spec = spec
-        self._exact = exact
         self._executor: Executor | None = None
         if threads > 1:
             self._executor = ThreadPoolExecutor(threads, thread_name_prefix="preprocess")
@@ -487,9 +529,7 @@ class BatchPreprocessor(Closing):
             As `preprocess_batch`.
         """
         executor = self._executor if len(images) > 1 else None
-        return preprocess_batch(
-            images, self._spec, regions=regions, executor=executor, exact=self._exact
-        )
+        return preprocess_batch(images, self._spec, regions=regions, executor=executor)
 
     def close(self) -> None:
         """End the threads; later calls work in the caller's thread."""

@@ -72,8 +72,8 @@ stream | --json | --json -
 stream | --json clip.mp4 | --json - clip.mp4
 stream | --no-json |
 stream | --headless | --set display=false
-stream | --fast-preprocess | --set fast-preprocess=true
-stream | --no-fast-preprocess | --set fast-preprocess=false
+stream | --fast-preprocess |
+stream | --no-fast-preprocess |
 stream | --allow-host-code | --set allow-host-code=true
 stream | --check-frames | --set check-frames=true
 stream | --no-check-frames | --set check-frames=false
@@ -210,6 +210,15 @@ def test_keys_of_the_release_before_are_taken_from_a_file(tmp_path, capsys):
     path.write_text("batch = 2\nthreads = 3\njson = true\n")
     assert read_config_file(path) == {"batch_size": 2, "num_threads": 3, "json": "-"}
     assert capsys.readouterr().err.count("the next release") == 3
+
+
+def test_fast_preprocessing_of_the_release_before_has_no_effect_and_a_warning(tmp_path, capsys):
+    path = tmp_path / "c.toml"
+    path.write_text("fast-preprocess = true\nseed = 3\n")
+    assert read_config_file(path) == {"seed": 3}
+    assert settings_of("--set", "fast-preprocess=true", "--set", "seed=3") == {"seed": 3}
+    lines = capsys.readouterr().err.splitlines()
+    assert [": fast-preprocess is now nothing" in line for line in lines] == [True, True]
 
 
 def settings_of(*words: str) -> dict[str, object]:

@@ -120,8 +120,6 @@ class StreamConfig:
     top_k : int
         Classes listed per frame.
     device : str
-    fast_preprocess : bool
-        Scale only what the crop keeps; within two levels of the exact pixels.
     allow_host_code : bool
         Run an engine that brings code for the CPU.
     num_threads : int or None
@@ -185,7 +183,6 @@ class StreamConfig:
     seed: int = 0
     top_k: int = 3
     device: Device = "cpu"
-    fast_preprocess: bool = False
     allow_host_code: bool = False
     num_threads: int | None = None
     truth: str | None = None

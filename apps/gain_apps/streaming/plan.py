@@ -42,6 +42,8 @@ __all__ = [
 
 # What keys were called in the release before.
 OLD_KEYS = {"batch": "batch-size", "threads": "num-threads"}
+# A key of that release that has no effect any more.
+FAST = "fast-preprocess"
 
 # What several streams have each of their own.
 LISTS = ("input", "names")
@@ -151,12 +153,23 @@ def _without_old_keys(record: Mapping[str, Any], *, where: str) -> dict[str, Any
             if value:
                 found[key] = STDOUT
             continue
+        if key == FAST:
+            _warn_of_fast(where)
+            continue
         found[OLD_KEYS.get(key, key)] = value
     return found
 
 
+def _warn_of_fast(where: str) -> None:
+    warn("gain-stream", f"{where}: {FAST}", "nothing: timm's very pixels take no longer")
+
+
 def _given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     """What `--set` was given; `gain.KEY` is a key of the table."""
+    plain = {name: value for name, value in flags.items() if name != FAST.replace("-", "_")}
+    if len(plain) < len(flags):
+        _warn_of_fast("--set")
+        flags = plain
     method = {
         name: value
         for name, value in flags.items()

@@ -151,12 +151,7 @@ def _open_adapter(
     source = _open_source(config, engine.artifact, stop, stack, host)
     # Streams that share a session have a thread each already.
     threads = config.num_threads if host.session is None else 1
-    adapter = Adapter(
-        engine,
-        frozen=config.freeze,
-        preprocess_threads=threads,
-        exact_preprocess=not config.fast_preprocess,
-    )
+    adapter = Adapter(engine, frozen=config.freeze, preprocess_threads=threads)
     return source, stack.enter_context(adapter)
 
 

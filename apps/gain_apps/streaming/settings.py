@@ -14,7 +14,6 @@ SETTINGS = {
     "truth=FILE": "true classes: a classes.tsv, or lines of file name<TAB>index; 'none' for none "
     "(default: the classes.tsv beside the photos)",
     "top-k=K": "classes listed (default 3)",
-    "fast-preprocess=true": "scale only what the crop keeps; within two levels of timm's pixels",
     "allow-host-code=true": "run an engine built as version-compatible, which brings code for the "
     "CPU",
     "hwaccel=NAME": "decode videos and network streams by hardware: cuda, vaapi, videotoolbox; "
