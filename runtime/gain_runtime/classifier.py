@@ -242,25 +242,9 @@ def open_engine(
     num_threads: int | None = None,
     allow_host_code: bool = False,
 ) -> Engine:
-    """Open the network of a file together with its adaptation.
+    """Open the network of a file together with its adaptation; `resources` closes the session.
 
-    Parameters
-    ----------
-    path, device, config, update_every, warmup_frames, num_threads
-        As for `load`.
-    resources : ExitStack
-        Closes the session.
-    allow_host_code : bool, optional
-        As for `open_session`.
-
-    Returns
-    -------
-    Engine
-
-    Raises
-    ------
-    ArtifactError, BackendUnavailableError, ConfigError, EngineError
-        As `load`.
+    The other parameters and the errors are those of `load` and `open_session`.
     """
     if not is_adaptive(path):
         session = open_session(

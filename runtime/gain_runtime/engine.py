@@ -157,23 +157,10 @@ class Engine(Protocol):
 
 
 def artifact_method(artifact: Artifact, config: Config | None = None, /) -> Method[Any]:
-    """Make the method for an artifact, from its head and what the export measured.
+    """The method for an artifact on NumPy, from its head and what the export measured.
 
-    Parameters
-    ----------
-    artifact : Artifact
-    config : Config, optional
-        Default: the preset `shift`.
-
-    Returns
-    -------
-    Method
-        On NumPy.
-
-    Raises
-    ------
-    ConfigError
-        If the method reads features and the artifact has none.
+    The default is the preset `shift`. Raises ConfigError if the method reads features and the
+    artifact has none.
     """
     manifest = artifact.manifest
     head = manifest.num_classes if artifact.head_weight is None else artifact.head_weight

@@ -36,19 +36,7 @@ def dtype_name(number: int, /) -> str:
 
 
 def refuse_broken_text(model: onnx.ModelProto, path: Path, /) -> None:
-    """Refuse a model with names that are no text: protobuf gives those as bytes.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-    path : Path
-        Where it was read from.
-
-    Raises
-    ------
-    ArtifactError
-        If a name or an entry of the metadata is no UTF-8.
-    """
+    """Raises ArtifactError if a name or metadata is no UTF-8: protobuf gives those as bytes."""
     for text in _texts(model):
         if not isinstance(text, str):
             raise ArtifactError(
@@ -143,21 +131,10 @@ def load_artifact(path: str | Path, /) -> Artifact:
 
 
 def read_model(path: Path, /) -> tuple[onnx.ModelProto, str]:
-    """Read an ONNX model that is one file, and hash the file.
+    """An ONNX model that is one file, and the SHA-256 of the file's bytes, hexadecimal.
 
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    onnx.ModelProto, str
-        The model and the SHA-256 of the file's bytes, hexadecimal.
-
-    Raises
-    ------
-    ArtifactError
-        If the file is missing, unreadable, truncated, no ONNX model, or refers to data outside.
+    Raises ArtifactError if it is missing, unreadable, truncated, no ONNX model, or refers to data
+    outside.
     """
     data = _read(path)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -169,14 +146,7 @@ def read_model(path: Path, /) -> tuple[onnx.ModelProto, str]:
 
 
 def write_metadata(model: onnx.ModelProto, manifest: Manifest, /) -> None:
-    """Replace the `gain.*` entries of a model's metadata; other entries stay.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Changed in place.
-    manifest : Manifest
-    """
+    """Replace the `gain.*` entries of a model's metadata, in place; other entries stay."""
     for position in reversed(range(len(model.metadata_props))):
         if model.metadata_props[position].key.startswith(PREFIX):
             del model.metadata_props[position]
@@ -317,24 +287,9 @@ def _joined(shape: Iterable[str | int]) -> str:
 def read_head(
     graph: onnx.GraphProto, manifest: Manifest, path: Path
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Read the classifier head of a graph.
+    """Weight (K, D) and bias (K,) of the head, float32, read-only; no bias is one of zeros.
 
-    Parameters
-    ----------
-    graph : onnx.GraphProto
-    manifest : Manifest
-        Says where the head lies; not of logits only.
-    path : Path
-        For messages.
-
-    Returns
-    -------
-    weight, bias : array, (K, D) and (K,) float32, read-only
-
-    Raises
-    ------
-    ArtifactError
-        If an array is missing, of another shape, or not finite.
+    Raises ArtifactError if one is missing, of another shape than the manifest's, or not finite.
     """
     num_classes, feature_dim, head = manifest.num_classes, manifest.feature_dim, manifest.head
     assert head is not None

@@ -157,19 +157,10 @@ class EngineHeader:
 
 
 def header_from_dict(values: object, path: Path, /) -> EngineHeader:
-    """A header from plain values, as JSON gives them.
+    """A header from plain values, as JSON gives them; `path` is for messages.
 
-    Parameters
-    ----------
-    values : object
-        Anything; only a dict of the header's fields passes.
-    path : Path
-        For messages.
-
-    Raises
-    ------
-    EngineError
-        If a field is missing, unknown, or of another type or range, or the schema is another.
+    Raises EngineError if a field is missing, unknown, or of another type or range, or the schema is
+    another.
     """
     if not isinstance(values, dict):
         raise _no_engine(path, "a header of names and values", type(values).__name__)
@@ -263,15 +254,7 @@ _VERSION_AT = slice(24, 28)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Engine:
-    """A whole engine file.
-
-    Attributes
-    ----------
-    path : Path
-    header : EngineHeader
-    plan : bytes
-        The serialised TensorRT plan.
-    """
+    """A whole engine file; `plan` is the serialised TensorRT plan."""
 
     path: Path
     header: EngineHeader
@@ -284,20 +267,10 @@ def engine_path(artifact_path: Path, /) -> Path:
 
 
 def write_engine(path: Path, header: EngineHeader, plan: bytes, /) -> None:
-    """Write an engine file whole or not at all.
+    """Write an engine file whole or not at all; `header.plan_sha256` must be the plan's.
 
-    Parameters
-    ----------
-    path : Path
-        Replaced if it exists.
-    header : EngineHeader
-        Its `plan_sha256` must be the plan's.
-    plan : bytes
-
-    Raises
-    ------
-    EngineError
-        If the header is too long or the file cannot be written; nothing is left behind then.
+    Raises EngineError if the header is too long or the file cannot be written; nothing is left
+    behind then.
     """
     assert header.plan_sha256 == hashlib.sha256(plan).hexdigest()
     text = json.dumps(asdict(header), ensure_ascii=False).encode()
@@ -346,19 +319,7 @@ def read_engine(path: str | Path, /) -> Engine:
 
 
 def plan_version(plan: bytes, library: str, /) -> str | None:
-    """The library version a plan states in its first bytes.
-
-    Parameters
-    ----------
-    plan : bytes
-    library : str
-        `tensorrt` or `tensorrt_rtx`.
-
-    Returns
-    -------
-    str or None
-        As `10.3.0.26`; None where the plan's layout is not a known one.
-    """
+    """The library version that a plan begins with, as `10.3.0.26`; None if it is not found."""
     magic = _MAGIC.get(library)
     if magic is None or not plan.startswith(magic) or len(plan) < _VERSION_AT.stop:
         return None

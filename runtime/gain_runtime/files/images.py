@@ -77,23 +77,11 @@ class Picture(NamedTuple):
 
 
 def load_image(path: Path, /) -> npt.NDArray[np.uint8]:
-    """Decode a picture: orientation applied, transparency laid over white, 16 bits scaled to 8.
+    """Decode a picture as (H, W, 3) uint8 RGB, upright, 16 bits scaled to 8, alpha laid over white.
 
-    Parameters
-    ----------
-    path : Path
-        Any format Pillow reads, whatever its name; of an animated or multi-page file the first
-        picture.
-
-    Returns
-    -------
-    array, (H, W, 3) uint8 RGB
-
-    Raises
-    ------
-    StreamError
-        If the file is missing, no regular file, damaged, cut short, no picture, raw data of a
-        camera, of more than `MOST_PIXELS`, or holds floating-point pixels.
+    Any format Pillow reads, whatever the file's name; of an animated or multi-page file the first
+    picture. Raises StreamError if it is missing, no regular file, damaged, cut short, no picture,
+    raw data of a camera, of more than `MOST_PIXELS`, or of floating-point pixels.
     """
     picture = load_picture(path)
     if picture.has_more:
@@ -122,24 +110,7 @@ def load_picture(path: Path, /) -> Picture:
 
 
 def decode_image(data: bytes, /, *, shown: str) -> npt.NDArray[np.uint8]:
-    """Decode a picture in memory, as `load_image` does a file.
-
-    Parameters
-    ----------
-    data : bytes
-        The content of a picture file.
-    shown : str
-        What errors call it.
-
-    Returns
-    -------
-    array, (H, W, 3) uint8 RGB
-
-    Raises
-    ------
-    StreamError
-        If it cannot be decoded.
-    """
+    """Decode a picture in memory, as `load_image` does a file; errors call it `shown`."""
     return _decode(io.BytesIO(data), shown).pixels
 
 
@@ -259,14 +230,8 @@ LEFT_OUT = {
 class PictureList:
     """Files that are pictures by their first bytes or their names, and what was left out.
 
-    Attributes
-    ----------
-    paths : list of Path
-        The pictures.
-    left_out : Counter of str
-        Number of other files by kind.
-    closed : list of str
-        Folders that could not be listed, each with the reason.
+    `left_out` counts other files by kind; `closed` are folders that could not be listed, each with
+    the reason.
     """
 
     paths: list[Path] = field(default_factory=list)
@@ -316,17 +281,8 @@ def pictures_below(root: Path, /) -> PictureList:
 def walk(root: Path, closed: list[str], /) -> Iterator[Path]:
     """A folder and every folder below it that is not hidden, each real one once.
 
-    Links to folders are followed, so a link that leads back up would never end.
-
-    Parameters
-    ----------
-    root : Path
-    closed : list of str
-        Folders that cannot be listed are added, each with the reason.
-
-    Yields
-    ------
-    Path
+    Links to folders are followed, so a link that leads back up would never end. Folders that cannot
+    be listed are added to `closed`, each with the reason.
     """
     seen: set[tuple[int, int]] = set()
     waiting = [root]
@@ -347,18 +303,7 @@ def walk(root: Path, closed: list[str], /) -> Iterator[Path]:
 
 
 def matching(pattern: str, closed: list[str], /) -> list[Path]:
-    """Every path that a pattern matches; `**` stands for any folders, visited as `walk` does.
-
-    Parameters
-    ----------
-    pattern : str
-    closed : list of str
-        Folders that cannot be listed are added, each with the reason.
-
-    Returns
-    -------
-    list of Path
-    """
+    """Every path that a pattern matches; `**` stands for any folders, visited as `walk` does."""
     before, stars, after = _split(pattern)
     if not stars:
         return [Path(name) for name in glob.iglob(pattern)]  # noqa: PTH207 - absolute patterns

@@ -38,17 +38,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One snapshot file.
-
-    Attributes
-    ----------
-    path : Path
-        The state file.
-    number : int
-        Rises with every snapshot.
-    frames : int
-        Frames that its state has learned from.
-    """
+    """One snapshot file, its rising number, and the frames that its state has learned from."""
 
     path: Path
     number: int

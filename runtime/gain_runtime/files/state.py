@@ -38,15 +38,7 @@ HostArrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedState:
-    """A state read from a file.
-
-    Attributes
-    ----------
-    state : dataclass of arrays
-        On the method's library and device.
-    frames : int
-        Frames that the state has learned from.
-    """
+    """A state on the method's library and device, and the frames it has learned from."""
 
     state: Any
     frames: int
@@ -277,18 +269,7 @@ def _check_schema(metadata: Mapping[str, str], path: Path) -> None:
 
 
 def config_differences(saved: Mapping[str, object], expected: Mapping[str, object], /) -> str:
-    """The fields in which two configs differ, as text for messages.
-
-    Parameters
-    ----------
-    saved, expected : mapping of str to value
-        As `config_to_dict` gives them.
-
-    Returns
-    -------
-    str
-        Empty if they are the same.
-    """
+    """The fields in which two configs of `config_to_dict` differ, as text; empty for none."""
     return "; ".join(
         f"{name}: expected {expected.get(name, 'no such field')}, "
         f"got {saved.get(name, 'no such field')}"

@@ -66,19 +66,11 @@ _Buffers: TypeAlias = "dict[str, onnxruntime.OrtValue]"
 
 
 class AdaptiveBinding:
-    """A loaded adaptive graph with its state.
+    """A loaded adaptive graph with its state, where the graph's provider runs.
 
     A call reads one set of the state's buffers and writes the other; `advance` lets them change
     places, so that a call that is not followed by it has changed nothing. ONNX Runtime owns the
     buffers, which therefore need no CuPy.
-
-    Parameters
-    ----------
-    native : onnxruntime.InferenceSession
-    artifact : AdaptiveArtifact
-        The file it was loaded from.
-    provider : str
-        The execution provider it runs on, which says where the buffers lie.
     """
 
     def __init__(self, native: Any, artifact: AdaptiveArtifact, provider: str, /) -> None:
@@ -94,20 +86,10 @@ class AdaptiveBinding:
         self.replace({item.field: item.zeros() for item in artifact.state})
 
     def run(self, inputs: Sequence[Floats], /, *, update: bool) -> dict[str, npt.NDArray[Any]]:
-        """Call the graph once and wait for it.
+        """Call the graph once on checked inputs, (B, ...) float32 with B >= 1, and wait for it.
 
-        Parameters
-        ----------
-        inputs : sequence of arrays, (B, ...) float32
-            One for each of the artifact's inputs, checked, with B at least 1.
-        update : bool
-            Whether the other set of buffers receives a new state; otherwise the state is not
-            written, whatever it is.
-
-        Returns
-        -------
-        dict
-            The outputs named in `PREDICTED`: NumPy arrays of their own memory.
+        With `update` the other set of buffers receives a new state, else none is written. Returns
+        the outputs named in `PREDICTED`, NumPy arrays of their own memory.
         """
         binding = self._binding(update)
         for name, array in zip(self._artifact.input_names, inputs, strict=True):
@@ -123,28 +105,11 @@ class AdaptiveBinding:
         self._current = 1 - self._current
 
     def read(self, field: str, /) -> npt.NDArray[Any]:
-        """Copy one tensor of the state to the host.
-
-        Parameters
-        ----------
-        field : str
-            As `StateSpec.field` names it.
-
-        Returns
-        -------
-        array
-            Of its own memory.
-        """
+        """Copy one tensor of the state, by its `StateSpec.field`, to the host."""
         return np.array(self._sets[self._current][field].numpy())
 
     def replace(self, arrays: Mapping[str, npt.NDArray[Any]], /) -> None:
-        """Put a state in the place of the present one.
-
-        Parameters
-        ----------
-        arrays : mapping of str to array
-            Every tensor of the state by field, on the host; copied.
-        """
+        """Put copies of these arrays, every tensor by its field, in the state's place."""
         self._bound = {}
         self._sets = (self._buffers(arrays), self._buffers(arrays))
         self._current = 0

@@ -77,14 +77,9 @@ def create_native(path: Path, provider: str, num_threads: int | None, /) -> _Nat
     """Load the graph and make sure the provider in use is the one that was asked for.
 
     ONNX Runtime lists providers that are compiled in but cannot run here, and replaces one that
-    fails by the CPU with a mere warning (microsoft/onnxruntime#27177).
-
-    Raises
-    ------
-    ConfigError
-        If `num_threads` is below 1.
-    BackendUnavailableError, EngineError
-        If the provider cannot be used, or the graph not be loaded.
+    fails by the CPU with a mere warning (microsoft/onnxruntime#27177). Raises ConfigError if
+    `num_threads` is below 1, BackendUnavailableError if the provider cannot be used, EngineError if
+    the graph cannot be loaded.
     """
     if num_threads is not None and num_threads < 1:
         raise ConfigError(f"num_threads: expected at least 1, got {num_threads}")
@@ -177,27 +172,10 @@ Floats = npt.NDArray[np.float32]
 
 
 class OnnxSession(Closing):
-    """An artifact run by ONNX Runtime, on the given provider and no other.
+    """An artifact run by ONNX Runtime, on the given provider and no other; a path is loaded first.
 
-    Parameters
-    ----------
-    artifact : Artifact, str or Path
-        A path is loaded and checked first.
-    provider : str, optional
-        ONNX Runtime's name of the execution provider.
-    num_threads : int, optional
-        Threads within one operator; None lets ONNX Runtime choose.
-
-    Raises
-    ------
-    ArtifactError
-        If the path is no artifact.
-    BackendUnavailableError
-        If the provider is not in this build of ONNX Runtime or cannot be used on this machine.
-    ConfigError
-        If `num_threads` is below 1.
-    EngineError
-        If ONNX Runtime cannot load the graph.
+    `num_threads` are those within one operator; None lets ONNX Runtime choose. Raises as
+    `load_artifact` and `create_native`.
     """
 
     def __init__(
@@ -230,25 +208,9 @@ class OnnxSession(Closing):
         return self._provider
 
     def infer(self, pixel_values: Floats, /) -> Features:
-        """Run the network on one batch.
+        """See `Session`; B may be 0. For a network of one batch size, batches are split and padded.
 
-        Parameters
-        ----------
-        pixel_values : array, (B, 3, height_px, width_px) float32
-            NumPy, C-contiguous; B may be 0. For a network of one batch size, batches are split
-            and padded.
-
-        Returns
-        -------
-        Features
-
-        Raises
-        ------
-        ArrayError
-            If the array has another type, shape or layout.
-        EngineError
-            If the session is closed, ONNX Runtime fails, or an output is not what the manifest
-            states.
+        Raises EngineError also where an output is not what the manifest states.
         """
         if self._session is None:
             raise EngineError(
@@ -271,15 +233,7 @@ class OnnxSession(Closing):
     def warm_up(self, batch_size: int | None = None, /) -> None:
         """Run once on zeros, so that the first frame does not pay for lazy allocations.
 
-        Parameters
-        ----------
-        batch_size : int, optional
-            The B that will be used; None is the network's fixed one, or 1.
-
-        Raises
-        ------
-        EngineError
-            As `infer`.
+        B is `batch_size`, by default the network's fixed one, or 1; raises as `infer`.
         """
         size = self._artifact.manifest.preprocess
         count = (self._fixed_batch or 1) if batch_size is None else batch_size

@@ -48,14 +48,8 @@ Floats = npt.NDArray[np.float32]
 
 
 class Features(NamedTuple):
-    """The outputs of one forward pass, as new NumPy arrays.
-
-    Attributes
-    ----------
-    features : array, (B, D) float32, or None
-        Pre-logits features; None if the artifact has logits only.
-    logits : array, (B, K) float32
-    """
+    """The outputs of one pass: features (B, D), None where there are only logits, and logits (B,
+    K)."""
 
     features: Floats | None
     logits: Floats
@@ -115,26 +109,9 @@ def pixel_shape(size: Preprocess, /) -> tuple[None, int, int, int]:
 
 
 def check_input(name: str, array: Any, shape: tuple[int | None, ...], /) -> int:
-    """Refuse an array that a network cannot read.
+    """The batch size of an array; raises ArrayError if a network cannot read it.
 
-    Parameters
-    ----------
-    name : str
-        Name of the network's input.
-    array : object
-        Expected to be a C-contiguous float32 array of NumPy.
-    shape : tuple of int or None
-        The expected shape, B first; None is any size.
-
-    Returns
-    -------
-    int
-        The batch size.
-
-    Raises
-    ------
-    ArrayError
-        If the library, shape, dtype or layout is another.
+    It must be a C-contiguous float32 array of NumPy of this shape, B first, where None is any size.
     """
     sizes = ", ".join("B" if size is None else str(size) for size in shape)
     expected = f"a C-contiguous NumPy array ({sizes}) float32"
@@ -162,23 +139,7 @@ def check_input(name: str, array: Any, shape: tuple[int | None, ...], /) -> int:
 def check_outputs(
     path: Path, outputs: Sequence[Floats], manifest: Manifest, /, *, batch_size: int
 ) -> None:
-    """Refuse outputs whose shape or dtype is not what the manifest states.
-
-    Parameters
-    ----------
-    path : Path
-        Named in messages.
-    outputs : sequence of arrays
-        In the order of `Manifest.outputs`.
-    manifest : Manifest
-    batch_size : int
-        B.
-
-    Raises
-    ------
-    EngineError
-        If an output has another shape or dtype.
-    """
+    """Raises EngineError unless all are float32 of the sizes and order of `Manifest.outputs`."""
     for (name, width), output in zip(manifest.outputs, outputs, strict=True):
         if output.shape != (batch_size, width) or output.dtype != np.float32:
             raise EngineError(
@@ -268,30 +229,9 @@ def open_session(
 def open_adaptive_session(
     artifact: AdaptiveArtifact, /, *, device: Device = "cpu", num_threads: int | None = None
 ) -> AdaptiveSession:
-    """Open an adaptive file on a device.
+    """Open an adaptive file, as `open_session` an artifact; `auto` goes by whether the graph loads.
 
-    Parameters
-    ----------
-    artifact : AdaptiveArtifact
-    device : {"cpu", "cuda", "auto"}, optional
-        As for `open_session`, without `tensorrt`, which runs no adaptive files; `auto` takes the
-        GPU if the graph loads on it.
-    num_threads : int, optional
-        CPU threads within one operator; None lets the library choose.
-
-    Returns
-    -------
-    AdaptiveSession
-        Close it, or use it as a context manager.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the device cannot be used.
-    ConfigError
-        If the device is unknown or `num_threads` is below 1.
-    EngineError
-        If the graph cannot be loaded.
+    Raises ConfigError for `tensorrt`, too, which runs no adaptive files.
     """
     _check_device(device)
     if device == "tensorrt":
@@ -310,17 +250,10 @@ def open_adaptive_session(
 
 
 def first_that_opens(openers: Mapping[str, Callable[[], Opened]], /) -> Opened:
-    """Open on the first device that works; log the choice and why the others failed.
+    """Open the first, by device name and best first, that works; log the choice and why.
 
-    Parameters
-    ----------
-    openers : mapping of str to callable
-        By device name, best first; each opens a session. The errors of the last one are raised.
-
-    Returns
-    -------
-    session
-        Of the first opener that raises neither `BackendUnavailableError` nor `EngineError`.
+    The last one's errors are raised; those before it may raise `BackendUnavailableError` or
+    `EngineError`.
     """
     *better, last = openers
     for name in better:

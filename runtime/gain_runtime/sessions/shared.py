@@ -243,13 +243,7 @@ class StreamSession(Closing):
         return self._provider
 
     def infer(self, pixel_values: npt.NDArray[np.float32], /) -> Features:
-        """As `SharedSession.infer`.
-
-        Raises
-        ------
-        ArrayError, EngineError
-            As the session's `infer`, and where this stream has left.
-        """
+        """As `SharedSession.infer`; raises EngineError where this stream has left."""
         if self._shared is None:
             raise EngineError(
                 f"{self._artifact.path}: this stream has left the session; join it again before use"

@@ -35,17 +35,7 @@ LONGEST_ROW = 1 << 20
 
 
 def utc_text(utc_ns: int, /) -> str:
-    """A moment as ISO 8601 in UTC, to the millisecond: `2026-01-31T08:15:00.250Z`.
-
-    Parameters
-    ----------
-    utc_ns : int
-        Nanoseconds since 1970.
-
-    Returns
-    -------
-    str
-    """
+    """Nanoseconds since 1970 as ISO 8601 in UTC, to the millisecond: `2026-01-31T08:15:00.250Z`."""
     moment = datetime.fromtimestamp(utc_ns // 1_000_000_000, tz=timezone.utc)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{utc_ns // 1_000_000 % 1000:03d}Z"
 
@@ -53,21 +43,10 @@ def utc_text(utc_ns: int, /) -> str:
 def result_record(result: FrameResult, /) -> dict[str, Json]:
     """A result as JSON values; the keys are the same for every frame.
 
-    Parameters
-    ----------
-    result : FrameResult
-
-    Returns
-    -------
-    dict
-        `utc` (ISO 8601), `index`, `timestamp_ns`, `time_s` (the same in seconds), `source_id`,
-        `source` and `adapted` (lists of `index`, `label`, `prob`, best first), `strength`, `gain`,
-        `changed`, `truth` and `condition` (null where the source does not know them).
-
-    Raises
-    ------
-    NumericsError
-        If a probability, the strength or the gain is not finite: JSON has no NaN.
+    `utc` (ISO 8601), `index`, `timestamp_ns`, `time_s` (the same in seconds), `source_id`, `source`
+    and `adapted` (lists of `index`, `label`, `prob`, best first), `strength`, `gain`, `changed`,
+    `truth` and `condition` (null where the source does not know them). Raises NumericsError if a
+    probability, the strength or the gain is not finite: JSON has no NaN.
     """
     frame = result.frame
     return {

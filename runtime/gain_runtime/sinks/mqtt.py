@@ -40,10 +40,7 @@ ONLINE, OFFLINE = "online", "offline"
 class MqttTarget:
     """A broker and a topic, from `mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC` (`mqtts://` for TLS).
 
-    Raises
-    ------
-    ConfigError
-        If it is no such URL or the topic is empty or holds a wildcard.
+    Raises ConfigError if it is no such URL or the topic is empty or holds a wildcard.
     """
 
     def __init__(self, url: str, /) -> None:
@@ -82,22 +79,10 @@ class MqttPublisher(Closing):
 
     The broker is connected to in the background and again after every loss, so that neither one
     that is away nor one that hangs stalls a stream. `TOPIC/status` holds `online`, retained; the
-    broker itself sets it to `offline` when the connection breaks (last will).
-
-    Parameters
-    ----------
-    url : str
-        See `MqttTarget`.
-    discovery : str, optional
-        Prefix under which Home Assistant looks for devices (`homeassistant`); none is announced
-        without it.
-
-    Raises
-    ------
-    ConfigError
-        If it is no such URL.
-    BackendUnavailableError
-        If the extra is not installed.
+    broker itself sets it to `offline` when the connection breaks (last will). `discovery` is the
+    prefix under which Home Assistant looks for devices (`homeassistant`); without it none is
+    announced. Raises ConfigError if `url` is none of `MqttTarget`, BackendUnavailableError without
+    the extra.
     """
 
     def __init__(self, url: str, /, *, discovery: str | None = None) -> None:
@@ -120,27 +105,16 @@ class MqttPublisher(Closing):
         return f"{self.target.topic}/status"
 
     def publish(self, topic: str, payload: str, /, *, retain: bool = False) -> None:
-        """Leave a message for the thread; never waits.
+        """Leave a message on a topic below the target's, or on it (empty), for the thread; never
+        waits.
 
-        Parameters
-        ----------
-        topic : str
-            Below the target's topic; empty for the topic itself.
-        payload : str
-        retain : bool, optional
-            Whether the broker keeps it for those who subscribe later.
+        With `retain` the broker keeps it for those who subscribe later.
         """
         full = f"{self.target.topic}/{topic}" if topic else self.target.topic
         self._leave(full, payload, retain=retain)
 
     def announce(self, stream: str | None, /) -> None:
-        """Tell Home Assistant of a stream, if that is wanted.
-
-        Parameters
-        ----------
-        stream : str or None
-            Its name; None where there is only one.
-        """
+        """Tell Home Assistant of a stream (None where there is only one), if that is wanted."""
         if self.discovery is not None:
             for topic, config in _announcements(self, stream, self.discovery):
                 self._leave(topic, json.dumps(config), retain=True)
@@ -158,10 +132,7 @@ class MqttPublisher(Closing):
     def close(self) -> None:
         """Publish what waits if that is quick; may be called twice.
 
-        Raises
-        ------
-        StreamError
-            If the connection fails while it is ended; it is given up.
+        Raises StreamError if the connection fails while it is ended; it is given up.
         """
         self._background.close()
         with self._changing:
@@ -230,13 +201,8 @@ class MqttPublisher(Closing):
 class MqttSink(Closing):
     """Publishes the JSON record of every result, and a retained state now and then.
 
-    Parameters
-    ----------
-    publisher : MqttPublisher
-    stream : str or None
-        Name of the stream, a level of the topics; None where there is only one.
-    owned : bool, optional
-        Whether closing this closes the publisher.
+    The name of the stream is a level of the topics; None where there is only one. With `owned`,
+    closing this closes the publisher.
     """
 
     def __init__(
@@ -250,13 +216,7 @@ class MqttSink(Closing):
         publisher.announce(stream)
 
     def write(self, result: FrameResult, /) -> None:
-        """Queue a result for the thread.
-
-        Raises
-        ------
-        NumericsError
-            If a probability, the strength or the gain is not finite.
-        """
+        """Queue a result for the thread; raises as `result_record`."""
         self._publisher.publish(self._base, json.dumps(result_record(result), allow_nan=False))
         now_s, best = time.monotonic(), (result.adapted_top[0].index, result.changed)
         if best != self._last or now_s >= self._next_state_s:
@@ -266,13 +226,7 @@ class MqttSink(Closing):
             )
 
     def close(self) -> None:
-        """Publish what waits if that is quick; may be called twice.
-
-        Raises
-        ------
-        StreamError
-            As `MqttPublisher.close`, where it is owned.
-        """
+        """Close the publisher, where it is owned; may be called twice."""
         if self._owned:
             self._publisher.close()
 

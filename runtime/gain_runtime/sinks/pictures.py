@@ -33,24 +33,11 @@ QUALITY = 90
 
 
 class ChangedSink:
-    """Writes each frame whose class adaptation changed as a JPEG, and keeps the newest ones.
+    """Writes each frame whose class adaptation changed as a JPEG, and keeps the newest `most`.
 
     Numbers in file names continue over runs. `changed.tsv` has one line per picture: file name,
-    frame index, class of the source and adapted class.
-
-    Parameters
-    ----------
-    folder : str or Path
-        Created if it is missing.
-    most : int, optional
-        Most pictures to keep.
-
-    Raises
-    ------
-    ConfigError
-        If `most` is below 1.
-    StreamError
-        If the folder cannot be used.
+    frame index, class of the source and adapted class. The folder is created if it is missing;
+    raises StreamError if it cannot be used, ConfigError if `most` is below 1.
     """
 
     def __init__(self, folder: str | Path, /, *, most: int = 1000) -> None:
@@ -69,13 +56,7 @@ class ChangedSink:
         self._lines = _read_lines(self._folder / "changed.tsv")
 
     def write(self, result: FrameResult, /) -> None:
-        """Keep the frame, if adaptation changed its class.
-
-        Raises
-        ------
-        StreamError
-            If the folder cannot be written.
-        """
+        """Keep the frame, if adaptation changed its class; StreamError if it cannot be written."""
         if not result.changed:
             return
         number = self._numbers[-1] + 1 if self._numbers else 1

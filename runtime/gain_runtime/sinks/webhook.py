@@ -38,17 +38,9 @@ Item = TypeVar("Item")
 class BackgroundSink(Closing, Generic[Item]):
     """Hands results, or anything else, to a callable in a thread of its own; `write` never waits.
 
-    A delivery that fails is tried again after a pause that doubles from one second to sixty.
-    Meanwhile the queue keeps the newest results and drops the others.
-
-    Parameters
-    ----------
-    name : str
-        What messages call it; without credentials.
-    deliver : callable
-        Sends one result; raises GainError or OSError where it fails.
-    queue_size : int, optional
-        Results that wait at most.
+    A delivery that fails, by a GainError or OSError, is tried again after a pause that doubles from
+    one second to sixty. Meanwhile the queue keeps the newest results and drops the others. Messages
+    call it `name`, which holds no credentials.
     """
 
     def __init__(
@@ -147,18 +139,9 @@ Record: TypeAlias = Mapping[str, Any]
 class Webhook(Closing):
     """Posts JSON records in the background, and tries again while the server is away.
 
-    Parameters
-    ----------
-    url : str
-        `http://` or `https://`; a user and password in it are sent by basic authentication. Only
-        its host is ever shown: the path of a chat service's hook is its password.
-    flag : str, optional
-        What messages call it.
-
-    Raises
-    ------
-    ConfigError
-        If it is no such URL.
+    Raises ConfigError unless `url` is `http://` or `https://`; a user and password in it are sent
+    by basic authentication. Only its host is ever shown: the path of a chat service's hook is its
+    password. Messages call it `flag`.
     """
 
     def __init__(self, url: str, /, *, flag: str = "--set webhook") -> None:
@@ -205,31 +188,14 @@ class Webhook(Closing):
 
 
 class WebhookSink(Closing):
-    """Posts the JSON record of every result whose class differs from the one before.
-
-    Parameters
-    ----------
-    url : str
-        As for `Webhook`.
-
-    Raises
-    ------
-    ConfigError
-        If it is no such URL.
-    """
+    """Posts the JSON record of every result whose class differs from the one before."""
 
     def __init__(self, url: str, /) -> None:
         self._webhook = Webhook(url)
         self._last: int | None = None
 
     def write(self, result: FrameResult, /) -> None:
-        """Queue a result for the thread, if its class differs from the one before.
-
-        Raises
-        ------
-        NumericsError
-            If a probability, the strength or the gain is not finite.
-        """
+        """Queue a result whose class differs from the one before; raises as `result_record`."""
         best = result.adapted_top[0].index
         if best != self._last:
             self._last = best

@@ -28,24 +28,11 @@ CREDENTIALS = "put them into the URL: SCHEME://USER:PASSWORD@HOST/..."
 def reason_of(
     err: BaseException, /, *, url: str = "", waited_s: float | None = None, opening: bool = False
 ) -> str:
-    """Why something could not be opened or read, in one clause.
+    """Why PyAV could not open or read something, in one clause without the URL's credentials.
 
-    Parameters
-    ----------
-    err : BaseException
-        What PyAV raised.
-    url : str
-        What was opened, empty for what is no URL; its host is looked up again where the error may
-        mean that its name is unknown.
-    waited_s : float or None
-        How long data was waited for, in seconds.
-    opening : bool
-        Whether no frame had come yet.
-
-    Returns
-    -------
-    str
-        Without the URL, so without credentials.
+    The host of `url`, empty for what is none, is looked up again where the error may mean that its
+    name is unknown. `waited_s` is how long data was waited for; `opening` says that no frame had
+    come yet.
     """
     host, port = _host(url)
     if isinstance(err, (av.error.ExitError, TimeoutError)):

@@ -59,10 +59,7 @@ CaptureFactory: TypeAlias = Callable[[int | str, int, Sequence[int]], Capture]
 
 
 class Grabbed(NamedTuple):
-    """One decoded frame.
-
-    `image` is (H, W, 3) uint8 RGB, `stamp_ns` the monotonic clock right after the grab returned.
-    """
+    """One frame, (H, W, 3) uint8 RGB, and the monotonic clock in ns right after its grab."""
 
     image: npt.NDArray[np.uint8]
     stamp_ns: int
@@ -192,29 +189,14 @@ DEFAULT_WARM_UP = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CameraRequest:
-    """What to ask a camera for; it grants what it can.
+    """What to ask a camera for; it grants what it can, and None leaves the driver's default.
 
-    Attributes
-    ----------
-    width_px, height_px : int or None
-        Given together; None leaves the driver's default. Local cameras only, as are the next two.
-    rate_hz : float or None
-        None leaves the driver's default.
-    pixel_format : str or None
-        Four-character code, asked for before the size: most webcams give their full size and
-        rate in MJPG only.
-    num_warm_up : int or None
-        Frames discarded before the first one is yielded, while exposure and white balance
-        settle; dark frames would enter the running statistics. None means 10 for cameras and
-        pipelines and 0 for network streams.
-    num_tries : int
-        Failed reads in a row after which the signal counts as lost; fewer if they take more than
-        10 s together.
-
-    Raises
-    ------
-    ConfigError
-        If a value is out of its range, or only one of width and height is given.
+    Size (both or none), rate and pixel format are for local cameras only. The format, a
+    four-character code, is asked for before the size: most webcams give their full size and rate in
+    MJPG only. `num_warm_up` frames are discarded before the first one is yielded, while exposure
+    and white balance settle: dark frames would enter the running statistics. None means 10. After
+    `num_tries` failed reads in a row the signal counts as lost; after fewer if they take more than
+    10 s together. Raises ConfigError if a value is out of its range.
     """
 
     width_px: int | None = None
@@ -244,25 +226,12 @@ class CameraRequest:
 class CameraSource(Closing):
     """A live source: frames as they come, stamped with the monotonic clock after each grab.
 
-    One frame is read while opening, to learn the true size; it is not yielded. A read that fails
-    is tried again after a short pause, each failure counted in `skipped`.
-
-    Parameters
-    ----------
-    target : str
-        Device index in digits, device path or GStreamer pipeline.
-    shown : str or None
-        What messages call it; None makes it from the target, without credentials.
-    is_pipeline : bool
-        Whether `target` is a GStreamer pipeline.
-    request : CameraRequest
-    capture : callable
-        Opens the capture; `cv2.VideoCapture` unless replaced.
-
-    Raises
-    ------
-    StreamError
-        If it cannot be opened or gives no frame; while iterating, if the signal is lost.
+    `target` is a device index in digits, a device path or, with `is_pipeline`, a GStreamer
+    pipeline; messages call it `shown`, else the target without credentials. One frame is read while
+    opening, to learn the true size; it is not yielded. A read that fails is tried again after a
+    short pause, each failure counted in `skipped`. Raises StreamError if it cannot be opened or
+    gives no frame and, while iterating, if the signal is lost. `capture` stands for
+    `cv2.VideoCapture`.
     """
 
     def __init__(

@@ -82,26 +82,12 @@ class VideoDecoder(Closing):
     applied. Frames marked interlaced are deinterlaced (yadif, one frame for each); frames may
     change their size.
 
-    Parameters
-    ----------
-    source : str or ByteReader
-        Absolute path, URL, or what gives the bytes (not owned).
-    shown : str
-        What messages call it, without credentials.
-    live : bool
-        Decode without reading ahead; a source that ends is then still an end, and a failing one
-        an error.
-    limits : Limits
-    options : mapping of str to str
-        FFmpeg's, for its protocol and demuxer.
-    hwaccel : str or None
-        One of FFmpeg's hardware decoders (`cuda`, `vaapi`, `videotoolbox`); never replaced.
-
-    Raises
-    ------
-    StreamError
-        If it cannot be opened, holds no video, or the hardware decoder cannot be used; its text
-        says why.
+    `source` is an absolute path, a URL, or what gives the bytes (not owned); messages call it
+    `shown`, without credentials. A `live` one is decoded without reading ahead; if it ends that is
+    still an end, and if it fails an error. `options` are FFmpeg's, for its protocol and demuxer;
+    `hwaccel` is one of its hardware decoders (`cuda`, `vaapi`, `videotoolbox`), never replaced.
+    Raises StreamError that says why if it cannot be opened, holds no video, or the hardware decoder
+    cannot be used.
     """
 
     def __init__(
@@ -174,10 +160,7 @@ class VideoDecoder(Closing):
     def read(self) -> Decoded | None:
         """Next frame; None at the end and once closed.
 
-        Raises
-        ------
-        StreamError
-            If a live source fails, or no data comes for `limits.read_s`.
+        Raises StreamError if a live source fails, or no data comes for `limits.read_s`.
         """
         if self._first is not None:
             first, self._first = self._first, None
@@ -445,20 +428,8 @@ class VideoDecoder(Closing):
 def in_thread(work: Callable[[], T], /, *, closed: threading.Event) -> T:
     """Do what may block in a thread, so that a signal or `closed` ends the wait at once.
 
-    Parameters
-    ----------
-    work : callable
-        Goes on by itself where the wait was ended.
-    closed : threading.Event
-
-    Returns
-    -------
-    What `work` returns.
-
-    Raises
-    ------
-    StreamError
-        If `closed` was set first; else whatever `work` raises.
+    It goes on by itself then. Raises StreamError if `closed` was set first; else whatever `work`
+    raises.
     """
     outcome: list[T] = []
     failure: list[BaseException] = []

@@ -43,14 +43,10 @@ COLUMNS = ("index", "wnid", "name")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassList:
-    """Names and identifiers of classes.
+    """Names and WordNet ids of classes.
 
-    Attributes
-    ----------
-    names : mapping of int to str
-        Name by class index; need not be contiguous (a subset of ImageNet's 1,000).
-    wnids : mapping of str to int
-        Index by WordNet id; empty where there are none.
+    `names` by class index need not be contiguous (a subset of ImageNet's 1,000); `wnids` is empty
+    where there are none.
     """
 
     names: Mapping[int, str]
@@ -71,23 +67,15 @@ class ClassList:
 
 
 def class_list_from_names(names: Sequence[str], /) -> ClassList:
-    """Class list whose indices are positions.
-
-    Parameters
-    ----------
-    names : sequence of K str
-        An artifact's labels, for example.
-    """
+    """Class list whose indices are positions, as those of an artifact's labels."""
     return ClassList(names=dict(enumerate(names)))
 
 
 def read_class_list(path: Path, /) -> ClassList:
     """Read `classes.tsv`: tab-separated, with the columns `index`, `wnid` and `name`.
 
-    Raises
-    ------
-    ArtifactError
-        If the file is missing, not UTF-8, lacks a column, or repeats an index or a WordNet id.
+    Raises ArtifactError if it is missing, not UTF-8, lacks a column, or repeats an index or a
+    WordNet id.
     """
     names: dict[int, str] = {}
     wnids: dict[str, int] = {}
@@ -134,25 +122,12 @@ NOMINAL_RATE_HZ = 30.0
 class ImageSource(Closing):
     """Photos in the order given, each of its own size.
 
-    A photo that cannot be read is skipped with one warning and counted; it leaves a gap in
-    `index`. Of an animated or multi-page file the first picture is used, which is said once.
-    `timestamp_ns` is nominal, see `NOMINAL_RATE_HZ`.
-
-    Parameters
-    ----------
-    paths : sequence of Path
-    source_id : str
-        What to call the whole; a frame's own `source_id` is its path below `root`.
-    root : Path
-    classes : ClassList or None
-        With it, `truth` is the class whose WordNet id the file name begins with
-        (`n01440764_tench.jpg`), else the class the file's folder is named after (WordNet id or
-        name), else None.
-
-    Raises
-    ------
-    StreamError
-        If there are no paths or not one of them can be read.
+    A photo that cannot be read is skipped with one warning and counted; it leaves a gap in `index`.
+    Of an animated or multi-page file the first picture is used, which is said once. `timestamp_ns`
+    is nominal, see `NOMINAL_RATE_HZ`. A frame's own `source_id` is its path below `root`. With
+    `classes`, `truth` is the class whose WordNet id the file name begins with
+    (`n01440764_tench.jpg`), else the class the file's folder is named after (WordNet id or name),
+    else None. Raises StreamError if there are no paths or not one can be read.
     """
 
     def __init__(
@@ -252,27 +227,13 @@ def open_folder(
     own_classes: bool = True,
     shuffle_seed: int | None = None,
 ) -> ImageSource:
-    """Open the photos of a folder, in natural order (`2.jpg` before `10.jpg`).
+    """Open the photos of a folder, in natural order (`2.jpg` before `10.jpg`) or a seed's.
 
-    Parameters
-    ----------
-    folder : Path
-        What its files are is told by their names and, where those say nothing, by their first
-        bytes; hidden files are passed over, what else is left out is said.
-    classes : ClassList or None
-        With a class list, the photos in sub-folders named after a class are taken too, as in an
-        ImageFolder tree.
-    own_classes : bool
-        Whether the folder's own `classes.tsv` is used where there is one and `classes` is None.
-    shuffle_seed : int or None
-        With it, the photos come in an order drawn from it instead.
-
-    Raises
-    ------
-    StreamError
-        If the folder cannot be listed or holds no readable image.
-    ArtifactError
-        If its `classes.tsv` is malformed.
+    What its files are is told by their names and, where those say nothing, by their first bytes;
+    hidden files are passed over, what else is left out is said. With a class list (`classes` or,
+    with `own_classes`, the folder's own `classes.tsv`), the photos in sub-folders named after a
+    class are taken too, as in an ImageFolder tree. Raises StreamError if the folder cannot be
+    listed or holds no readable image, ArtifactError if its `classes.tsv` is malformed.
     """
     closed: list[str] = []
     if classes is None and own_classes:
@@ -321,22 +282,7 @@ def open_glob(
 ) -> ImageSource:
     """Open the photos a pattern matches (`**` descends, into each real folder once).
 
-    Parameters
-    ----------
-    pattern : str
-    classes : ClassList or None
-    own_classes : bool
-        Whether `classes.tsv` beside the first photo is used where there is one and `classes` is
-        None.
-    shuffle_seed : int or None
-        With it, the photos come in an order drawn from it instead.
-
-    Raises
-    ------
-    StreamError
-        If it matches no readable image.
-    ArtifactError
-        If that `classes.tsv` is malformed.
+    As `open_folder` otherwise; its own class list is the `classes.tsv` beside the first photo.
     """
     closed: list[str] = []
     try:
@@ -366,26 +312,7 @@ def open_images(
     own_classes: bool = True,
     shuffle_seed: int | None = None,
 ) -> ImageSource:
-    """Open photos that were named one by one, in the order given.
-
-    Parameters
-    ----------
-    paths : sequence of Path
-        At least one.
-    classes : ClassList or None
-    own_classes : bool
-        Whether `classes.tsv` beside the first photo is used where there is one and `classes` is
-        None.
-    shuffle_seed : int or None
-        With it, the photos come in an order drawn from it instead.
-
-    Raises
-    ------
-    StreamError
-        If one is missing or none can be read.
-    ArtifactError
-        If that `classes.tsv` is malformed.
-    """
+    """Open at least one photo, named one by one, in the order given; otherwise as `open_glob`."""
     for path in paths:
         if file_status(path, error=StreamError) is None:
             raise StreamError(f"{path}: no such file or folder")

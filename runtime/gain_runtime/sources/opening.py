@@ -136,10 +136,7 @@ def _no_video(hwaccel: str, parsed: SourceUri) -> ConfigError:
 def is_picture(path: Path, /) -> bool:
     """Whether a file is a picture: by its first bytes, and where they say nothing by its name.
 
-    Raises
-    ------
-    StreamError
-        If the system does not tell.
+    Raises StreamError if the system does not tell.
     """
     status = file_status(path, error=StreamError)
     if status is None or not stat.S_ISREG(status.st_mode):

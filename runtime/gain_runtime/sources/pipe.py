@@ -37,14 +37,7 @@ HINT = (
 
 
 class JpegSplitter:
-    """Cuts a stream of bytes into JPEGs by their own structure (thumbnails stay inside).
-
-    Parameters
-    ----------
-    stream : ByteReader
-    shown : str
-        What messages call it.
-    """
+    """Cuts a stream of bytes into JPEGs by their own structure (thumbnails stay inside)."""
 
     def __init__(self, stream: ByteReader, /, *, shown: str = "stdin") -> None:
         self._stream = stream
@@ -59,13 +52,7 @@ class JpegSplitter:
         return self._lost
 
     def next(self) -> bytes | None:
-        """The next whole picture; None at the end of the stream.
-
-        Raises
-        ------
-        StreamError
-            If one would be larger than 64 MiB.
-        """
+        """The next whole picture; None at the end. StreamError if one would exceed 64 MiB."""
         damaged = False
         while self._find_start(counted=damaged):
             if self._skip_picture():
@@ -147,21 +134,10 @@ class JpegSplitter:
 
 
 class PipeSource(Closing):
-    """Every picture of a pipe, in order: whoever writes to it waits.
+    """Every picture of a pipe, in order: whoever writes to it waits. Owns a `PipeReader` only.
 
-    `timestamp_ns` is nominal, as for photos.
-
-    Parameters
-    ----------
-    stream : ByteReader
-        Not owned, except a `PipeReader`.
-    shown : str
-        What messages call it.
-
-    Raises
-    ------
-    StreamError
-        If it ends before the first readable picture.
+    `timestamp_ns` is nominal, as for photos. Raises StreamError if the pipe ends before the first
+    readable picture.
     """
 
     def __init__(self, stream: ByteReader, /, *, shown: str = "stdin") -> None:
@@ -226,19 +202,9 @@ class PipeSource(Closing):
 
 
 def open_pipe(pipe: PipeReader, /, *, hwaccel: str | None = None) -> PipeSource | VideoSource:
-    """Open a pipe by its first bytes: a video's container, else JPEGs.
+    """Open a pipe, and own it, by its first bytes: a video's container, else JPEGs.
 
-    Parameters
-    ----------
-    pipe : PipeReader
-        Owned.
-    hwaccel : str or None
-        See `VideoDecoder`.
-
-    Raises
-    ------
-    StreamError
-        If neither can be read from it.
+    Raises StreamError if neither can be read from it.
     """
     head = pipe.peek(HEAD_BYTES)
     if not head:

@@ -37,15 +37,9 @@ class ByteReader(Protocol):
 
 
 class PipeReader(Closing):
-    """Reads a file descriptor, whose first bytes can be looked at before.
+    """Reads a file descriptor, whose first bytes can be looked at before; closes it if `owned`.
 
-    Parameters
-    ----------
-    fd : int
-    shown : str
-        What messages call it.
-    owned : bool
-        Whether `close` closes the descriptor.
+    Raises StreamError if it cannot be read.
     """
 
     def __init__(self, fd: int, /, *, shown: str, owned: bool = False) -> None:
@@ -58,21 +52,8 @@ class PipeReader(Closing):
 
     @classmethod
     def open(cls, path: Path, /) -> PipeReader:
-        """Open a named pipe without waiting for a writer.
-
-        Parameters
-        ----------
-        path : Path
-
-        Returns
-        -------
-        PipeReader
-
-        Raises
-        ------
-        StreamError
-            If it cannot be opened.
-        """
+        """Open a named pipe without waiting for a writer; raises StreamError if it cannot be
+        opened."""
         try:
             fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         except OSError as err:
@@ -80,45 +61,13 @@ class PipeReader(Closing):
         return cls(fd, shown=str(path), owned=True)
 
     def peek(self, size: int, /) -> bytes:
-        """Look at the first bytes without taking them.
-
-        Parameters
-        ----------
-        size : int
-            Number of bytes.
-
-        Returns
-        -------
-        bytes
-            Fewer than `size` only at the end of the pipe.
-
-        Raises
-        ------
-        StreamError
-            If the descriptor cannot be read.
-        """
+        """Look at the first bytes without taking them; fewer than `size` only at the end."""
         while len(self._ahead) < size and (more := self._next(size - len(self._ahead))):
             self._ahead += more
         return self._ahead[:size]
 
     def read(self, size: int, /) -> bytes:
-        """Take the next bytes, as many as there are.
-
-        Parameters
-        ----------
-        size : int
-            Most bytes to take.
-
-        Returns
-        -------
-        bytes
-            At least one; none at the end of the pipe and after `close`.
-
-        Raises
-        ------
-        StreamError
-            If the descriptor cannot be read.
-        """
+        """Take the next bytes, one to `size`, as they come; none at the end or once closed."""
         if self._ahead:
             piece, self._ahead = self._ahead[:size], self._ahead[size:]
             return piece

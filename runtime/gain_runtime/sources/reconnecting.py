@@ -37,20 +37,12 @@ class SignalLostError(StreamError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Whether a source gives frames at present.
+    """Whether a source gives frames at present, and since when in seconds since 1970.
 
-    Attributes
-    ----------
-    state : {"connecting", "connected", "reconnecting", "closed"}
-        `connecting` before the first connection only; `closed` while no source is wanted.
-    since_s : float
-        Since when, in seconds since 1970.
-    reason : str or None
-        Why the last try failed or the signal was lost, without credentials.
-    attempt : int
-        Tries since the signal was lost or the stream began or failed; 0 while connected.
-    next_try_s : float or None
-        When the next try begins, in seconds since 1970; None during a try and while connected.
+    `connecting` is before the first connection only, `closed` while no source is wanted. `reason`
+    says, without credentials, why the last try failed or the signal was lost. `attempt` counts
+    tries since the signal was lost or the stream began or failed, 0 while connected; the next
+    begins at `next_try_s` (since 1970), None during one and while connected.
     """
 
     state: Literal["connecting", "connected", "reconnecting", "closed"] = "connecting"
@@ -64,14 +56,9 @@ class Connection:
 class ConnectionWatch:
     """What the owner of a stream wants to know and to decide.
 
-    Attributes
-    ----------
-    changed : callable
-        Receives every change of the connection, from any thread.
-    stopping : callable
-        Whether to give up waiting now.
-    waits_at_start : bool
-        Whether a source that cannot be opened the first time is waited for, as after a loss.
+    `changed` receives every change of the connection, from any thread; `stopping` says whether to
+    give up waiting now; with `waits_at_start` a source that cannot be opened the first time is
+    waited for, as after a loss.
     """
 
     changed: Callable[[Connection], None] = lambda connection: None
@@ -82,25 +69,12 @@ class ConnectionWatch:
 class ReconnectingSource(Closing):
     """Frames of a live source across interruptions; `index` goes on counting.
 
-    The pauses between two tries double from half a second to thirty. A try that hangs in a driver
-    is left behind when the stream ends, so that it does not delay the end.
-
-    Parameters
-    ----------
-    open_source : callable
-        Opens the source; called once at once, and again after each loss.
-    patience_s : float
-        Seconds without a frame after which the signal counts as lost for good; may be infinite.
-    watch : ConnectionWatch, optional
-    shown : str, optional
-        What messages call it before it was opened; without credentials.
-
-    Raises
-    ------
-    GainError
-        Whatever `open_source` raises the first time, unless `watch.waits_at_start`.
-    SignalLostError
-        If it is not there within `patience_s`, or `watch.stopping` says so first.
+    `open_source` is called once at once, and again after each loss; the pauses between two tries
+    double from half a second to thirty. A try that hangs in a driver is left behind when the stream
+    ends, so that it does not delay the end. Messages call it `shown`, without credentials, before
+    it was opened. Whatever `open_source` raises the first time is raised, unless
+    `watch.waits_at_start`; raises SignalLostError if no frame comes for `patience_s` (may be
+    infinite), or `watch.stopping` says so before it was opened.
     """
 
     def __init__(

@@ -30,10 +30,7 @@ __all__ = [
 class CsiParams:
     """Parameters of a `csi://` URI: size in px, rate in Hz, `flip-method` of `nvvidconv`.
 
-    Raises
-    ------
-    ConfigError
-        If a value is out of its range.
+    Raises ConfigError for a value out of its range.
     """
 
     width: int = 1280
@@ -54,18 +51,7 @@ class CsiParams:
 
 
 def csi_pipeline(sensor: int, params: CsiParams, /) -> str:
-    """The GStreamer pipeline that hands OpenCV the newest frame, BGR.
-
-    Parameters
-    ----------
-    sensor : int
-        Number of the connector.
-    params : CsiParams
-
-    Returns
-    -------
-    str
-    """
+    """The GStreamer pipeline that hands OpenCV the newest frame of a connector's sensor, BGR."""
     return (
         f"nvarguscamerasrc sensor-id={sensor} ! "
         f"video/x-raw(memory:NVMM), width=(int){params.width}, height=(int){params.height}, "
@@ -130,19 +116,11 @@ Record = TypeVar("Record")
 class SourceUri:
     """A parsed source URI.
 
-    Attributes
-    ----------
-    kind : str
-        `camera` (a local device), `network` (a live stream or a recording behind a URL),
-        `pipeline` (GStreamer's), `pipe` (standard input), `path` (a file or folder), `glob` or
-        `test` (frames made by code).
-    target : str
-        What to open: the path, pattern, device path or index, the full URL, or the name after
-        `test://`. May hold credentials; never print it.
-    shown : str
-        The URI with credentials removed, for messages and `source_id`.
-    params : mapping of str to str
-        The query of a `test://` URI; empty otherwise.
+    `kind` is `camera` (a local device), `network` (a live stream or a recording behind a URL),
+    `pipeline` (GStreamer's), `pipe` (standard input), `path` (a file or folder), `glob` or `test`
+    (frames made by code). `target` is what to open: the path, pattern, device path or index, the
+    full URL, or the name after `test://`; it may hold credentials, never print it. `shown` is the
+    URI without them, for messages and `source_id`. `params` is the query of a `test://` URI.
     """
 
     kind: SourceKind
@@ -239,20 +217,10 @@ def has_magic(text: str, /) -> bool:
 
 
 def parse_uri(uri: str, /) -> SourceUri:
-    """Tell what kind of source a URI names.
+    """Tell what kind of source a URI names; the disk only tells a glob and a device from a file.
 
-    The disk is looked at only to tell a glob and a device from a file.
-
-    Parameters
-    ----------
-    uri : str
-        A path that exists is a path even if it holds glob characters; a file named like a
-        camera index is reached as `./0`.
-
-    Raises
-    ------
-    ConfigError
-        If the URI is empty, of an unknown scheme or malformed.
+    A path that exists is a path even if it holds glob characters; a file named like a camera index
+    is reached as `./0`. Raises ConfigError if the URI is empty, of an unknown scheme or malformed.
     """
     text = uri.strip()
     if "\0" in text:
@@ -361,24 +329,10 @@ def _params(query: str, shown: str) -> dict[str, str]:
 
 
 def record_from_params(record: type[Record], params: Mapping[str, str], /, *, owner: str) -> Record:
-    """Fill a dataclass from URI parameters, each converted to the type of its field's default.
+    """Fill a dataclass from URI parameters; its fields' defaults are int, float, bool or str.
 
-    Parameters
-    ----------
-    record : type
-        A dataclass whose fields all have defaults of type int, float, bool or str.
-    params : mapping of str to str
-    owner : str
-        What the parameters belong to, for messages (`test://pattern`).
-
-    Returns
-    -------
-    An instance of `record`.
-
-    Raises
-    ------
-    ConfigError
-        If a parameter is unknown or not of its field's type; whatever `record` itself raises.
+    Raises ConfigError, begun by `owner` (`test://pattern`), if a parameter is unknown or not of its
+    field's type; whatever `record` itself raises.
     """
     defaults: dict[str, Any] = {
         entry.name: entry.default

@@ -37,21 +37,11 @@ URL_LIMITS = Limits(open_s=10.0, read_s=10.0)
 class VideoSource(Closing):
     """Every frame of a recording, upright, with square pixels, deinterlaced, in order.
 
-    Data that cannot be decoded is skipped and counted, leaving a gap in `index`. A recording
-    that ends before the length its header promises gives the frames before the cut and one
-    warning; the missing ones are added to `skipped`.
-
-    Parameters
-    ----------
-    location : str, Path or PipeReader
-        File, the URL of a recording, or a pipe (owned).
-    hwaccel : str or None
-        See `VideoDecoder`.
-
-    Raises
-    ------
-    StreamError
-        If it is missing, empty or no video, or if not one frame can be decoded.
+    `location` is a file, the URL of a recording, or a pipe (owned); `hwaccel` as for
+    `VideoDecoder`. Data that cannot be decoded is skipped and counted, leaving a gap in `index`. A
+    recording that ends before the length its header promises gives the frames before the cut and
+    one warning; the missing ones are added to `skipped`. Raises StreamError if it is missing, empty
+    or no video, or if not one frame can be decoded.
     """
 
     def __init__(self, location: str | Path | PipeReader, /, *, hwaccel: str | None = None) -> None:
@@ -233,22 +223,10 @@ RTSP_OPTIONS = {"rtsp_flags": "prefer_tcp"}
 class NetworkSource(Closing):
     """Frames of a live stream as they come, stamped with the monotonic clock when they came.
 
-    Data that cannot be decoded is counted in `skipped`.
-
-    Parameters
-    ----------
-    url : str
-    shown : str or None
-        What messages call it; None makes it from the URL, without credentials.
-    hwaccel : str or None
-        See `VideoDecoder`.
-    limits : Limits
-
-    Raises
-    ------
-    StreamError
-        If it cannot be opened or gives no frame; while iterating, if the signal is lost. The text
-        after `shown` says why: refused, 401, 404, no such host, no data for N s, no video.
+    Data that cannot be decoded is counted in `skipped`; `hwaccel` as for `VideoDecoder`. Raises
+    StreamError if it cannot be opened or gives no frame; while iterating, if the signal is lost.
+    The text after `shown` (else the URL without credentials) says why: refused, 401, 404, no such
+    host, no data for N s, no video.
     """
 
     def __init__(
