@@ -32,7 +32,7 @@ __all__ = [
     "RUN_ERRORS",
     "OnnxSession",
     "create_native",
-    "log_placement",
+    "open_native",
 ]
 
 logger = logging.getLogger(__name__)
@@ -152,7 +152,18 @@ def _preload_cuda() -> None:
         logger.debug("preload_dlls: %s", said.getvalue().strip())
 
 
-def log_placement(session: _Native, provider: str) -> None:
+def open_native(
+    path: Path, provider: str, num_threads: int | None, /
+) -> tuple[_Native, int | None]:
+    """As `create_native`, with log lines, and the network's one batch size, or None."""
+    session = create_native(path, provider, num_threads)
+    logger.info("%s: running on %s", path.name, provider)
+    _log_placement(session, provider)
+    batch = session.get_inputs()[0].shape[0]
+    return session, batch if isinstance(batch, int) else None
+
+
+def _log_placement(session: _Native, provider: str) -> None:
     """Say how many nodes run on the provider, where ONNX Runtime can tell (1.24 on)."""
     assignment = getattr(session, "get_provider_graph_assignment_info", None)
     if assignment is None:
@@ -189,13 +200,9 @@ class OnnxSession(Closing):
         if not isinstance(artifact, Artifact):
             artifact = load_artifact(artifact)
         self._artifact = artifact
-        native = create_native(artifact.path, provider, num_threads)
-        self._session: Any = native
+        self._session: Any
+        self._session, self._fixed_batch = open_native(artifact.path, provider, num_threads)
         self._provider = provider
-        batch = native.get_inputs()[0].shape[0]
-        self._fixed_batch: int | None = batch if isinstance(batch, int) else None
-        logger.info("%s: running on %s", artifact.path.name, provider)
-        log_placement(native, provider)
 
     @property
     def artifact(self) -> Artifact:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args
@@ -161,15 +160,6 @@ def no_features(manifest: Manifest, /) -> Features:
 Device = Literal["cpu", "cuda", "auto", "tensorrt"]
 
 Opened = TypeVar("Opened")
-Warmed = TypeVar("Warmed", "OnnxSession", "TensorRTSession")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    """How a session is opened, on whichever device."""
-
-    num_threads: int | None
-    allow_host_code: bool
 
 
 def open_session(
@@ -213,17 +203,13 @@ def open_session(
     _check_device(device)
     if not isinstance(artifact, Artifact):
         artifact = load_artifact(artifact)
-    options = _Options(num_threads=num_threads, allow_host_code=allow_host_code)
-    if device == "tensorrt":
-        return _open_tensorrt(artifact, options)
     if device != "auto":
-        return _open_onnx(artifact, device, options)
-    openers: dict[str, Callable[[], Session]] = {
-        "tensorrt": lambda: _tried(_open_tensorrt(artifact, options)),
-        "cuda": lambda: _tried(_open_onnx(artifact, "cuda", options)),
-        "cpu": lambda: _open_onnx(artifact, "cpu", options),
-    }
-    return first_that_opens(openers)
+        return _open(artifact, device, num_threads, allow_host_code)
+
+    def opener(name: str) -> Callable[[], Session]:
+        return lambda: _open(artifact, name, num_threads, allow_host_code, warm=name != "cpu")
+
+    return first_that_opens({name: opener(name) for name in ("tensorrt", "cuda", "cpu")})
 
 
 def open_adaptive_session(
@@ -269,29 +255,29 @@ def first_that_opens(openers: Mapping[str, Callable[[], Opened]], /) -> Opened:
     return session
 
 
-def _open_tensorrt(artifact: Artifact, options: _Options) -> TensorRTSession:
-    """A session on the engine beside the artifact."""
-    from gain_runtime.sessions.tensorrt import TensorRTSession
-
-    return TensorRTSession(artifact, allow_host_code=options.allow_host_code)
-
-
-def _open_onnx(artifact: Artifact, device: str, options: _Options) -> OnnxSession:
-    """A session of ONNX Runtime."""
+def _open(
+    artifact: Artifact,
+    device: str,
+    num_threads: int | None,
+    allow_host_code: bool,
+    *,
+    warm: bool = False,
+) -> Session:
+    """A session on a device, after one forward pass where `warm`; closed where that fails."""
     # Imported late, so that command lines can show their help without ONNX Runtime.
-    from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
+    session: OnnxSession | TensorRTSession
+    if device == "tensorrt":
+        from gain_runtime.sessions.tensorrt import TensorRTSession
 
-    return OnnxSession(
-        artifact,
-        provider=CUDA_PROVIDER if device == "cuda" else CPU_PROVIDER,
-        num_threads=options.num_threads,
-    )
+        session = TensorRTSession(artifact, allow_host_code=allow_host_code)
+    else:
+        from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
 
-
-def _tried(session: Warmed) -> Warmed:
-    """The session after one forward pass; closed where that fails."""
+        provider = CUDA_PROVIDER if device == "cuda" else CPU_PROVIDER
+        session = OnnxSession(artifact, provider=provider, num_threads=num_threads)
     try:
-        session.warm_up()
+        if warm:
+            session.warm_up()
     except GainError:
         session.close()
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -154,7 +155,10 @@ class SharedSession:
         self._busy = True
         crowded = self._crowded or len(self._waiting) > 1
         end_s = time.monotonic() + (self._wait_s if crowded else 0.0)
-        while len(self._waiting) < self._streams and self._rows_waiting() < self._most_rows:
+        while (
+            len(self._waiting) < self._streams
+            and sum(request.rows for request in self._waiting) < self._most_rows
+        ):
             left_s = end_s - time.monotonic()
             if left_s <= 0.0:
                 break
@@ -169,18 +173,18 @@ class SharedSession:
         self._crowded = len(group) > 1 or bool(self._waiting)
         return group
 
-    def _rows_waiting(self) -> int:
-        """Frames in the queue; the lock is held."""
-        return sum(request.rows for request in self._waiting)
-
     def _answer(self, group: list[_Request]) -> None:
         """Give every request its rows or its error, whatever happens."""
         try:
             refused = self._answer_together(group) if len(group) > 1 else None
             for request in group:
                 if request.answer is None:
-                    self._answer_alone(request)
-            if refused is not None and not any(request.failed for request in group):
+                    try:
+                        request.answer = self._run(request.pixel_values)
+                    except GainError as err:
+                        request.answer = err  # of one stream alone, so its own
+            failed = any(isinstance(request.answer, GainError) for request in group)
+            if refused is not None and not failed:
                 logger.warning("streams cannot share a forward pass and take turns: %s", refused)
                 self._most_rows = 1
         finally:
@@ -208,13 +212,6 @@ class SharedSession:
             request.answer = Features(rows, logits[start:end])
             start = end
         return None
-
-    def _answer_alone(self, request: _Request) -> None:
-        """One pass for one stream: an error is its own."""
-        try:
-            request.answer = self._run(request.pixel_values)
-        except GainError as err:
-            request.answer = err
 
     def _run(self, pixel_values: npt.NDArray[np.float32]) -> Features:
         """One counted pass."""
@@ -257,24 +254,17 @@ class StreamSession(Closing):
             shared.leave()
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
     """One stream's batch, and what came of it."""
 
-    __slots__ = ("answer", "pixel_values")
-
-    def __init__(self, pixel_values: npt.NDArray[np.float32]) -> None:
-        self.pixel_values = pixel_values
-        self.answer: Features | GainError | None = None
+    pixel_values: npt.NDArray[np.float32]
+    answer: Features | GainError | None = None
 
     @property
     def rows(self) -> int:
         """Frames in the batch."""
         return len(self.pixel_values)
-
-    @property
-    def failed(self) -> bool:
-        """Whether the answer is an error."""
-        return isinstance(self.answer, GainError)
 
     def fits(self, other: _Request) -> bool:
         """Whether both can go through the network at once; the session checks the rest."""
