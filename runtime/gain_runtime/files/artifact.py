@@ -37,7 +37,9 @@ def dtype_name(number: int, /) -> str:
 
 def refuse_broken_text(model: onnx.ModelProto, path: Path, /) -> None:
     """Raises ArtifactError if a name or metadata is no UTF-8: protobuf gives those as bytes."""
-    for text in _texts(model):
+    for text in _contents(model):
+        if isinstance(text, onnx.TensorProto):
+            text = text.name
         if not isinstance(text, str):
             raise ArtifactError(
                 f"{path}: expected names and metadata in UTF-8, got {text[:40]!r}; the file is "
@@ -45,18 +47,17 @@ def refuse_broken_text(model: onnx.ModelProto, path: Path, /) -> None:
             )
 
 
-def _texts(message: Message) -> Iterator[str | bytes]:
-    """Every string of a message and those in it."""
-    if isinstance(message, onnx.TensorProto):
-        # Its other fields are numbers, and asking for them would copy them.
-        yield message.name
-        return
+def _contents(message: Message) -> Iterator[str | bytes | onnx.TensorProto]:
+    """Every string and every tensor of a message and those in it; tensors stay closed.
+
+    Their fields are numbers, and asking for those would copy them.
+    """
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_STRING:
             yield from [value] if isinstance(value, str | bytes) else value
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in [value] if isinstance(value, Message) else value:
-                yield from _texts(inner)
+                yield from [inner] if isinstance(inner, onnx.TensorProto) else _contents(inner)
 
 
 _FLOAT_TYPES = frozenset(
@@ -193,7 +194,9 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
 
 def _refuse_external_data(model: onnx.ModelProto, path: Path) -> None:
     """An artifact is one file: weights beside it get lost or swapped when it is moved."""
-    for tensor in _tensors(model):
+    for tensor in _contents(model):
+        if not isinstance(tensor, onnx.TensorProto):
+            continue
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             raise ArtifactError(
                 f"{path}: expected all weights inside the file, got external data for "
@@ -201,40 +204,13 @@ def _refuse_external_data(model: onnx.ModelProto, path: Path) -> None:
             )
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a model, those inside subgraphs and functions included."""
-    graphs = [model.graph]
-    nodes = [node for function in model.functions for node in function.node]
-    while graphs or nodes:
-        if graphs:
-            graph = graphs.pop()
-            nodes.extend(graph.node)
-            yield from graph.initializer
-            for sparse in graph.sparse_initializer:
-                yield sparse.values
-                yield sparse.indices
-            continue
-        for attribute in nodes.pop().attribute:
-            graphs.extend(attribute.graphs)
-            if attribute.HasField("g"):
-                graphs.append(attribute.g)
-            yield from attribute.tensors
-            if attribute.HasField("t"):
-                yield attribute.t
-
-
 def _check_graph(graph: onnx.GraphProto, manifest: Manifest, path: Path) -> None:
     """The graph has the input and outputs the manifest names, of the sizes it states."""
     size = manifest.preprocess
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
-    _check_value(
-        inputs,
-        manifest.input_name,
-        ("B", 3, size.height_px, size.width_px),
-        kind="input",
-        path=path,
-    )
+    shape = ("B", 3, size.height_px, size.width_px)
+    _check_value(inputs, manifest.input_name, shape, kind="input", path=path)
     if len(inputs) != 1:
         names = ", ".join(value.name for value in inputs)
         raise ArtifactError(
@@ -274,14 +250,11 @@ def _check_value(
         for got, want in zip(shape, expected, strict=True)
     )
     if not fits:
+        wanted, found_shape = (", ".join(map(str, sizes)) for sizes in (expected, shape))
         raise ArtifactError(
-            f"{path}: {kind} {name}: expected shape ({_joined(expected)}) as the manifest "
-            f"states, got ({_joined(shape)}); export the model again"
+            f"{path}: {kind} {name}: expected shape ({wanted}) as the manifest states, got "
+            f"({found_shape}); export the model again"
         )
-
-
-def _joined(shape: Iterable[str | int]) -> str:
-    return ", ".join(str(size) for size in shape)
 
 
 def read_head(

@@ -309,7 +309,11 @@ def read_engine(path: str | Path, /) -> Engine:
     text, plan = data[_LENGTH_BYTES : _LENGTH_BYTES + length], data[_LENGTH_BYTES + length :]
     if len(text) < length:
         raise _no_engine(path, f"a header of {length} bytes", f"{len(text)}, it is truncated")
-    header = _parse_header(text, path)
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as err:
+        raise _no_engine(path, "a header in JSON", "something else") from err
+    header = header_from_dict(values, path)
     if hashlib.sha256(plan).hexdigest() != header.plan_sha256:
         raise _no_engine(path, "the plan its header describes", f"{len(plan)} other bytes")
     inside = plan_version(plan, header.library)
@@ -345,12 +349,3 @@ def _read(path: Path) -> bytes:
         raise EngineError(
             f"{path}: cannot be read ({err.strerror}); check the path and its permissions"
         ) from err
-
-
-def _parse_header(text: bytes, path: Path) -> EngineHeader:
-    """The header in the bytes."""
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as err:
-        raise _no_engine(path, "a header in JSON", "something else") from err
-    return header_from_dict(values, path)

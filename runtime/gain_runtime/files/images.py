@@ -244,22 +244,21 @@ class PictureList:
         parts += [f"the folder {closed}" for closed in self.closed]
         return ", ".join(parts)
 
-    def add(self, path: Path, /) -> None:
-        """Add a picture, or count another file; folders and hidden files are ignored."""
+
+def list_pictures(entries: Iterable[Path], closed: list[str], /) -> PictureList:
+    """The pictures among paths, in natural order (`2.jpg` before `10.jpg`).
+
+    Folders and hidden files are passed over; `closed` goes into the result.
+    """
+    found = PictureList(closed=closed)
+    for path in entries:
         if path.name.startswith(".") or path.name == CLASS_FILE:
-            return
+            continue
         kind = _kind(path)
         if kind == "picture":
-            self.paths.append(path)
+            found.paths.append(path)
         elif kind != "folder":
-            self.left_out[kind] += 1
-
-
-def list_pictures(entries: Iterable[Path], /) -> PictureList:
-    """The pictures among paths, in natural order (`2.jpg` before `10.jpg`)."""
-    found = PictureList()
-    for path in entries:
-        found.add(path)
+            found.left_out[kind] += 1
     found.paths.sort(key=_natural_key)
     return found
 
@@ -267,15 +266,7 @@ def list_pictures(entries: Iterable[Path], /) -> PictureList:
 def pictures_below(root: Path, /) -> PictureList:
     """The pictures in a folder and all folders below it, in natural order."""
     closed: list[str] = []
-    entries: list[Path] = []
-    for folder in walk(root, closed):
-        try:
-            entries += folder.iterdir()
-        except OSError as err:
-            closed.append(f"{folder} ({err.strerror})")
-    found = list_pictures(entries)
-    found.closed += closed
-    return found
+    return list_pictures(matching(f"{glob.escape(str(root))}/**", closed), closed)
 
 
 def walk(root: Path, closed: list[str], /) -> Iterator[Path]:
@@ -304,9 +295,13 @@ def walk(root: Path, closed: list[str], /) -> Iterator[Path]:
 
 def matching(pattern: str, closed: list[str], /) -> list[Path]:
     """Every path that a pattern matches; `**` stands for any folders, visited as `walk` does."""
-    before, stars, after = _split(pattern)
-    if not stars:
+    parts = pattern.split("/")
+    if "**" not in parts:
         return [Path(name) for name in glob.iglob(pattern)]  # noqa: PTH207 - absolute patterns
+    at = parts.index("**")
+    before, after = "/".join(parts[:at]), "/".join(parts[at + 1 :])
+    if not before and pattern.startswith("/"):
+        before = "/"
     found: dict[Path, None] = {}
     for root in [Path(name) for name in glob.iglob(before)] if before else [Path()]:  # noqa: PTH207
         if not root.is_dir():
@@ -324,16 +319,6 @@ def _natural_key(path: Path, /) -> list[tuple[int, int, str]]:
         for part in re.split(r"(\d+)", path.as_posix().casefold())
     ]
     return [*key, (2, 0, path.as_posix())]
-
-
-def _split(pattern: str) -> tuple[str, bool, str]:
-    """What is before the first `**`, whether there is one, and what is after it."""
-    parts = pattern.split("/")
-    if "**" not in parts:
-        return pattern, False, ""
-    at = parts.index("**")
-    before = "/".join(parts[:at])
-    return before or ("/" if pattern.startswith("/") else ""), True, "/".join(parts[at + 1 :])
 
 
 def _is_visible_folder(entry: os.DirEntry[str]) -> bool:

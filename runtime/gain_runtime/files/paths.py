@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import secrets
@@ -15,6 +14,11 @@ from typing import Literal
 from gain_core.errors import ArtifactError, ConfigError, GainError, StreamError
 from gain_runtime.optional import require
 
+try:
+    import fcntl
+except ImportError:  # Windows: nothing keeps two processes out of one file there
+    fcntl = None  # type: ignore[assignment]
+
 __all__ = [
     "LFS_POINTER",
     "Content",
@@ -26,9 +30,11 @@ __all__ = [
     "find_models_dir",
     "is_file",
     "is_folder",
+    "lock_alone",
     "read_head",
     "regular_file",
     "resolved",
+    "sync",
     "write_atomically",
 ]
 
@@ -173,6 +179,16 @@ def check_output(path: Path, /, *, force: bool) -> None:
         raise ArtifactError(f"{path}: its folder cannot be written; allow it, or choose another")
 
 
+def lock_alone(descriptor: int, /) -> bool:
+    """Lock a file until it is closed or the process dies; False where another process has it."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def find_models_dir() -> Path:
     """`gain_runtime/_models` of a wheel, or `models/` of a source checkout; else ArtifactError."""
     package = Path(__file__).resolve().parents[1]
@@ -232,18 +248,19 @@ def _write(path: Path, data: bytes, mode: int | None) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    # The rename itself. Windows cannot open folders and some network mounts cannot sync them.
+    with suppress(OSError):
+        sync(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the file system can."""
-    # Windows cannot open folders and some network mounts cannot sync them; the file is whole.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def sync(path: Path, /) -> None:
+    """Have what a file or folder holds on the disk."""
+    # Windows syncs only what may be written, and no system opens a folder for that.
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class FsspecFolder:

@@ -85,7 +85,14 @@ class StateFile:
         ArtifactError
             If the arrays are not those of the method's state.
         """
-        return _rebuild(self.arrays, method, path=self.path)
+        fresh = method.init_state()
+        like = next(iter(arrays_of(fresh).values()))
+        xp, place = array_namespace(like), device(like)
+        moved = {name: xp.asarray(array, device=place) for name, array in self.arrays.items()}
+        try:
+            return record_from_arrays(fresh, moved)
+        except ArrayError as err:
+            raise ArtifactError(f"{self.path}: {err}") from err
 
 
 def save_state(
@@ -276,18 +283,6 @@ def config_differences(saved: Mapping[str, object], expected: Mapping[str, objec
         for name in sorted(saved.keys() | expected.keys())
         if name not in saved or name not in expected or saved[name] != expected[name]
     )
-
-
-def _rebuild(arrays: Mapping[str, npt.NDArray[Any]], method: Method[Any], *, path: Path) -> Any:
-    """The state, on the method's device."""
-    fresh = method.init_state()
-    like = next(iter(arrays_of(fresh).values()))
-    xp, place = array_namespace(like), device(like)
-    moved = {name: xp.asarray(array, device=place) for name, array in arrays.items()}
-    try:
-        return record_from_arrays(fresh, moved)
-    except ArrayError as err:
-        raise ArtifactError(f"{path}: {err}") from err
 
 
 def _digest(arrays: HostArrays) -> str:

@@ -199,20 +199,11 @@ class OnnxSession(Closing):
     ) -> None:
         if not isinstance(artifact, Artifact):
             artifact = load_artifact(artifact)
-        self._artifact = artifact
+        self.artifact = artifact
+        # The execution provider really in use, as ONNX Runtime names it.
+        self.provider = provider
         self._session: Any
         self._session, self._fixed_batch = open_native(artifact.path, provider, num_threads)
-        self._provider = provider
-
-    @property
-    def artifact(self) -> Artifact:
-        """The loaded artifact."""
-        return self._artifact
-
-    @property
-    def provider(self) -> str:
-        """The execution provider really in use, as ONNX Runtime names it."""
-        return self._provider
 
     def infer(self, pixel_values: Floats, /) -> Features:
         """See `Session`; B may be 0. For a network of one batch size, batches are split and padded.
@@ -221,9 +212,9 @@ class OnnxSession(Closing):
         """
         if self._session is None:
             raise EngineError(
-                f"{self._artifact.path}: the session is closed; open it again before use"
+                f"{self.artifact.path}: the session is closed; open it again before use"
             )
-        manifest = self._artifact.manifest
+        manifest = self.artifact.manifest
         count = check_input("pixel_values", pixel_values, pixel_shape(manifest.preprocess))
         if count == 0:
             return no_features(manifest)
@@ -231,10 +222,10 @@ class OnnxSession(Closing):
             outputs = self._outputs(self._session, pixel_values)
         except RUN_ERRORS as err:
             raise EngineError(
-                f"{self._artifact.path}: {self._provider} failed on a batch of {count}: "
+                f"{self.artifact.path}: {self.provider} failed on a batch of {count}: "
                 f"{one_line(err)}"
             ) from err
-        check_outputs(self._artifact.path, outputs, manifest, batch_size=count)
+        check_outputs(self.artifact.path, outputs, manifest, batch_size=count)
         return as_features(outputs)
 
     def warm_up(self, batch_size: int | None = None, /) -> None:
@@ -242,7 +233,7 @@ class OnnxSession(Closing):
 
         B is `batch_size`, by default the network's fixed one, or 1; raises as `infer`.
         """
-        size = self._artifact.manifest.preprocess
+        size = self.artifact.manifest.preprocess
         count = (self._fixed_batch or 1) if batch_size is None else batch_size
         self.infer(np.zeros((count, 3, size.height_px, size.width_px), dtype=np.float32))
 
@@ -252,7 +243,7 @@ class OnnxSession(Closing):
 
     def _outputs(self, native: Any, pixel_values: Floats) -> list[Floats]:
         """The outputs of a checked batch; one that the network does not take is cut and filled."""
-        manifest, count, size = self._artifact.manifest, len(pixel_values), self._fixed_batch
+        manifest, count, size = self.artifact.manifest, len(pixel_values), self._fixed_batch
         names = [name for name, _ in manifest.outputs]
         if size is None or count == size:
             return list(native.run(names, {manifest.input_name: pixel_values}))

@@ -226,24 +226,14 @@ class StreamSession(Closing):
 
     def __init__(self, shared: SharedSession, /) -> None:
         self._shared: SharedSession | None = shared
-        self._artifact = shared.artifact
-        self._provider = shared.provider
-
-    @property
-    def artifact(self) -> Artifact:
-        """The artifact that all streams use."""
-        return self._artifact
-
-    @property
-    def provider(self) -> str:
-        """The execution provider really in use."""
-        return self._provider
+        self.artifact = shared.artifact
+        self.provider = shared.provider
 
     def infer(self, pixel_values: npt.NDArray[np.float32], /) -> Features:
         """As `SharedSession.infer`; raises EngineError where this stream has left."""
         if self._shared is None:
             raise EngineError(
-                f"{self._artifact.path}: this stream has left the session; join it again before use"
+                f"{self.artifact.path}: this stream has left the session; join it again before use"
             )
         return self._shared.infer(pixel_values)
 

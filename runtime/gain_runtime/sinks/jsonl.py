@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gain_core.errors import NumericsError, StreamError
+from gain_runtime.files.paths import lock_alone
 from gain_runtime.frames import Closing, FrameResult, Ranked
 
 __all__ = [
@@ -21,12 +22,6 @@ __all__ = [
     "result_record",
     "utc_text",
 ]
-
-try:
-    import fcntl
-except ImportError:  # Windows: nothing keeps two runs out of one file there
-    fcntl = None  # type: ignore[assignment]
-
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
@@ -182,7 +177,10 @@ def _open(path: str | Path) -> int:
         ) from err
     try:
         if stat.S_ISREG(os.fstat(fd).st_mode):
-            _lock(fd, path)
+            if not lock_alone(fd):
+                raise StreamError(
+                    f"{path}: another run writes its rows there; name another file, or end that run"
+                )
             _cut_torn_row(fd, path)
     except StreamError:
         os.close(fd)
@@ -191,18 +189,6 @@ def _open(path: str | Path) -> int:
         os.close(fd)
         raise StreamError(f"{path}: cannot be appended to ({err.strerror})") from err
     return fd
-
-
-def _lock(fd: int, path: str | Path) -> None:
-    """Keep other runs out until the file is closed or the process dies."""
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as err:
-        raise StreamError(
-            f"{path}: another run writes its rows there; name another file, or end that run"
-        ) from err
 
 
 def _cut_torn_row(fd: int, path: str | Path) -> None:

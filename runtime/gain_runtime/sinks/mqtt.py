@@ -8,8 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from gain_core import __version__
@@ -65,13 +64,12 @@ class MqttTarget:
         self.password = None if parts.password is None else unquote(parts.password)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Message:
+class _Message(NamedTuple):
     """What is published where."""
 
     topic: str
     payload: str
-    retain: bool = False
+    retain: bool
 
 
 class MqttPublisher(Closing):
@@ -87,7 +85,9 @@ class MqttPublisher(Closing):
 
     def __init__(self, url: str, /, *, discovery: str | None = None) -> None:
         self.target = MqttTarget(url)
-        self.discovery = discovery
+        # Where `online` and `offline` are said.
+        self.status_topic = f"{self.target.topic}/status"
+        self._discovery = discovery
         self._client: Any = None
         # Held while a client is taken over or given up: connecting may outlast `close`.
         self._changing = threading.Lock()
@@ -98,11 +98,6 @@ class MqttPublisher(Closing):
         self._background = BackgroundSink[_Message](
             f"--mqtt {self.target.shown}", self._publish, queue_size=QUEUE_SIZE
         )
-
-    @property
-    def status_topic(self) -> str:
-        """Where `online` and `offline` are said."""
-        return f"{self.target.topic}/status"
 
     def publish(self, topic: str, payload: str, /, *, retain: bool = False) -> None:
         """Leave a message on a topic below the target's, or on it (empty), for the thread; never
@@ -115,19 +110,19 @@ class MqttPublisher(Closing):
 
     def announce(self, stream: str | None, /) -> None:
         """Tell Home Assistant of a stream (None where there is only one), if that is wanted."""
-        if self.discovery is not None:
-            for topic, config in _announcements(self, stream, self.discovery):
+        if self._discovery is not None:
+            for topic, config in _announcements(self, stream, self._discovery):
                 self._leave(topic, json.dumps(config), retain=True)
 
     def forget(self, stream: str, /) -> None:
         """Take back what is retained of a stream that was removed."""
         base = f"{self.target.topic}/{stream}/"
         topics = [topic for topic in self._retained if topic.startswith(base)]
-        if self.discovery is not None:
-            topics += [topic for topic, _ in _announcements(self, stream, self.discovery)]
+        if self._discovery is not None:
+            topics += [topic for topic, _ in _announcements(self, stream, self._discovery)]
         for topic in topics:
             self._retained.pop(topic, None)
-            self._background.write(_Message(topic=topic, payload="", retain=True))
+            self._background.write(_Message(topic, "", retain=True))
 
     def close(self) -> None:
         """Publish what waits if that is quick; may be called twice.
@@ -152,7 +147,7 @@ class MqttPublisher(Closing):
         """Leave a message for the thread, and keep what is retained."""
         if retain:
             self._retained[topic] = payload
-        self._background.write(_Message(topic=topic, payload=payload, retain=retain))
+        self._background.write(_Message(topic, payload, retain))
 
     def _publish(self, message: _Message) -> None:
         """Thread: send one message and wait until it is on the wire."""
@@ -258,48 +253,30 @@ def _announcements(
         "manufacturer": "gain-edge",
         "sw_version": __version__,
     }
-    entities = (
-        ("class", "Class", "{{ value_json.class }}", {"icon": "mdi:shape"}),
-        (
-            "probability",
-            "Probability",
-            "{{ (100 * value_json.probability) | round(1) }}",
-            {"unit_of_measurement": "%", "state_class": "measurement"},
-        ),
-        (
-            "strength",
-            "Strength of adaptation",
-            "{{ (100 * value_json.strength) | round(1) }}",
-            {"unit_of_measurement": "%", "state_class": "measurement"},
-        ),
+    percent = {"unit_of_measurement": "%", "state_class": "measurement"}
+    connected = "{{ 'ON' if value == 'connected' else 'OFF' }}"
+    probability = "{{ (100 * value_json.probability) | round(1) }}"
+    strength = "{{ (100 * value_json.strength) | round(1) }}"
+    entities: tuple[tuple[str, str, str, dict[str, str]], ...] = (
+        ("binary_sensor/signal", "Signal", connected, {"device_class": "connectivity"}),
+        ("sensor/class", "Class", "{{ value_json.class }}", {"icon": "mdi:shape"}),
+        ("sensor/probability", "Probability", probability, percent),
+        ("sensor/strength", "Strength of adaptation", strength, percent),
     )
-    signal = {
-        "name": "Signal",
-        "unique_id": f"{node}_signal",
-        "state_topic": f"{base}/signal",
-        "value_template": "{{ 'ON' if value == 'connected' else 'OFF' }}",
-        "device_class": "connectivity",
-        "availability_topic": publisher.status_topic,
-        "device": device,
-    }
-    return [
-        (f"{prefix}/binary_sensor/{node}/signal/config", signal),
-        *(
-            (
-                f"{prefix}/sensor/{node}/{key}/config",
-                {
-                    "name": name,
-                    "unique_id": f"{node}_{key}",
-                    "state_topic": f"{base}/state",
-                    "value_template": template,
-                    "availability_topic": publisher.status_topic,
-                    "device": device,
-                    **more,
-                },
-            )
-            for key, name, template, more in entities
-        ),
-    ]
+    announced: list[tuple[str, Mapping[str, Any]]] = []
+    for entity, name, template, more in entities:
+        kind, key = entity.split("/")
+        config = {
+            "name": name,
+            "unique_id": f"{node}_{key}",
+            "state_topic": f"{base}/{'signal' if key == 'signal' else 'state'}",
+            "value_template": template,
+            "availability_topic": publisher.status_topic,
+            "device": device,
+            **more,
+        }
+        announced.append((f"{prefix}/{kind}/{node}/{key}/config", config))
+    return announced
 
 
 def _end(client: Any) -> None:

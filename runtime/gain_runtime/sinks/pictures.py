@@ -53,7 +53,10 @@ class ChangedSink:
                 f"{folder}: no pictures can be kept there ({err.strerror}); name another folder"
             ) from err
         self._numbers = sorted(int(match[1]) for match in matches if match is not None)
-        self._lines = _read_lines(self._folder / "changed.tsv")
+        self._lines: list[str] = []
+        with suppress(OSError):  # there is none before the first run
+            text = (self._folder / "changed.tsv").read_text("utf-8", "replace")
+            self._lines = text.splitlines()
 
     def write(self, result: FrameResult, /) -> None:
         """Keep the frame, if adaptation changed its class; StreamError if it cannot be written."""
@@ -82,14 +85,6 @@ class ChangedSink:
 
     def close(self) -> None:
         """Does nothing: no file is kept open."""
-
-
-def _read_lines(path: Path) -> list[str]:
-    """The list of an earlier run; none where there is none."""
-    try:
-        return path.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
 
 
 DisplayAction = Literal["quit", "freeze", "reset", "save"]
@@ -146,7 +141,10 @@ class DisplaySink(Closing):
     def write(self, result: FrameResult, /) -> None:
         """Show one result and handle the keys pressed since the last."""
         if self._works is None:
-            self._works = self._try_window()
+            reason = _no_window_reason()
+            self._works = reason is None
+            if reason is not None:
+                self._give_up(reason)
         if not self._works:
             return
         frame = cv2.cvtColor(self._render(result), cv2.COLOR_RGB2BGR)
@@ -184,12 +182,6 @@ class DisplaySink(Closing):
                 return bool(cv2.getWindowProperty(self._title, cv2.WND_PROP_VISIBLE) >= 1.0)
         except cv2.error:
             return False
-
-    def _try_window(self) -> bool:
-        reason = _no_window_reason()
-        if reason is not None:
-            self._give_up(reason)
-        return reason is None
 
     def _give_up(self, reason: str) -> None:
         self._works = False

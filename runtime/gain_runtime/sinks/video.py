@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from av.video.reformatter import ColorRange, Colorspace
 
 from gain_core.errors import ArrayError, StreamError, one_line
-from gain_runtime.files.paths import is_folder
+from gain_runtime.files.paths import is_folder, sync
 from gain_runtime.frames import Closing, FrameResult, rate_or_none
 from gain_runtime.sources.decoder import VideoDecoder
 
@@ -301,7 +300,7 @@ class VideoSink(Closing):
             self._writer.close()
             if not self._broken:
                 self._verify()
-                _sync(self._partial)
+                sync(self._partial)  # before it takes its final name
                 self._partial.replace(self._path)
         except OSError as err:
             if self._broken:
@@ -427,12 +426,3 @@ def _letterbox(image: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArr
         image, (inner_w, inner_h), interpolation=cv2.INTER_AREA if shrink else cv2.INTER_LINEAR
     )
     return canvas
-
-
-def _sync(path: Path) -> None:
-    """Have the file's content on the disk before it takes its final name."""
-    fd = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -20,9 +21,8 @@ import numpy.typing as npt
 from av.sidedata.sidedata import Type as SideDataType
 
 from gain_core.errors import StreamError
-from gain_runtime.frames import Closing
 from gain_runtime.sources.av_errors import reason_of, remedy_for
-from gain_runtime.sources.reader import ByteReader
+from gain_runtime.sources.reader import ByteReader, Guarded
 
 __all__ = [
     "MOST_PIXELS",
@@ -74,13 +74,11 @@ class Decoded(NamedTuple):
     stamp_ns: int
 
 
-class VideoDecoder(Closing):
+class VideoDecoder(Guarded):
     """The frames of a file, a pipe or a network stream, one after another.
 
-    One thread reads, any thread may close: `close` waits for no read, the container is let go by
-    whoever is in it. The container's rotation, mirroring, pixel shape, colour matrix and range are
-    applied. Frames marked interlaced are deinterlaced (yadif, one frame for each); frames may
-    change their size.
+    The container's rotation, mirroring, pixel shape, colour matrix and range are applied. Frames
+    marked interlaced are deinterlaced (yadif, one frame for each); frames may change their size.
 
     `source` is an absolute path, a URL, or what gives the bytes (not owned); messages call it
     `shown`, without credentials. A `live` one is decoded without reading ahead; if it ends that is
@@ -101,61 +99,36 @@ class VideoDecoder(Closing):
         options: Mapping[str, str] | None = None,
         hwaccel: str | None = None,
     ) -> None:
+        super().__init__()
         self._source = source
         self._shown = shown
         self._live = live
         self._limits = limits or Limits()
         self._options = dict(options or {})
         self._hwaccel = hwaccel
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
         self._container: Any = None
         self._stream: Any = None
         self._graph: Any = None
         self._graph_key: tuple[object, ...] | None = None
         self._interlaced = False
-        self._damaged = 0
+        # Pieces of data so far from which no frame could be decoded.
+        self.damaged = 0
+        # What decodes: the codec's name, and the hardware where it takes part.
+        self.decoder = ""
+        # What the container claims, None where it does not; the rate may be a time base.
+        self.rate_hz: float | None = None
+        self.num_frames: int | None = None
+        self.duration_s: float | None = None
         self._num_decoded = 0
         self._keyframes: deque[Any] = deque(maxlen=MOST_LATE)
         self._whole_keyframe: Any = None
-        self._decoder = ""
         self._first: Decoded | None = None
         self._frames = self._read_on()
         try:
-            in_thread(self._open, closed=self._closing)
+            in_thread(lambda: self._use(self._open), closed=self._closing)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closing.is_set()
-
-    @property
-    def damaged(self) -> int:
-        """Pieces of data so far from which no frame could be decoded."""
-        return self._damaged
-
-    @property
-    def decoder(self) -> str:
-        """What decodes: the codec's name, and the hardware where it takes part."""
-        return self._decoder
-
-    @property
-    def rate_hz(self) -> float | None:
-        """Average frame rate that the container claims; may be a time base, see `rate_or_none`."""
-        return self._rate_hz
-
-    @property
-    def num_frames(self) -> int | None:
-        """Frames that the container claims, None where it does not."""
-        return self._num_frames
-
-    @property
-    def duration_s(self) -> float | None:
-        """Length that the container claims, None where it does not."""
-        return self._duration_s
 
     def read(self) -> Decoded | None:
         """Next frame; None at the end and once closed.
@@ -165,12 +138,7 @@ class VideoDecoder(Closing):
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        with self._lock:
-            decoded = None if self.closed else next(self._frames, None)
-        if self.closed:
-            self._release_if_idle()
-            return None
-        return decoded
+        return self._use(lambda: next(self._frames, None))
 
     def count_packets(self) -> int:
         """Frames in the file by its packets, where its header does not tell; nothing can be read
@@ -179,40 +147,28 @@ class VideoDecoder(Closing):
             self._container.seek(0)
             return sum(1 for packet in self._container.demux(self._stream) if packet.size)
 
-    def close(self) -> None:
-        """Let go of the container, now or when the running read returns; may be called twice."""
-        self._closing.set()
-        self._release_if_idle()
-
-    def _release_if_idle(self) -> None:
-        if self._lock.acquire(blocking=False):
-            try:
-                container, self._container = self._container, None
-                self._graph = self._stream = None
-                self._frames.close()
-                if container is not None:
-                    container.close()
-            finally:
-                self._lock.release()
+    def _release(self) -> None:
+        container, self._container = self._container, None
+        self._graph = self._stream = None
+        self._frames.close()
+        if container is not None:
+            container.close()
 
     def _open(self) -> None:
         """Open the container, learn what it says, and decode its first frame."""
         started = time.monotonic()
-        with self._lock:
-            try:
-                self._container = self._open_container()
-                self._learn()
-                self._first = next(self._frames, None)
-            except av.error.FFmpegError as err:
-                is_url = isinstance(self._source, str) and "://" in self._source
-                what = "cannot be opened" if is_url else "expected a video, but it cannot be opened"
-                # Interrupted in the middle of an answer, RTSP says that the answer is invalid.
-                waited_s = time.monotonic() - started
-                cause = TimeoutError() if waited_s >= self._limits.open_s else err
-                limit_s = self._limits.open_s
-                raise self._failure(cause, what, waited_s=limit_s, opening=True) from err
-        if self.closed:
-            self._release_if_idle()
+        try:
+            self._container = self._open_container()
+            self._learn()
+            self._first = next(self._frames, None)
+        except av.error.FFmpegError as err:
+            is_url = isinstance(self._source, str) and "://" in self._source
+            what = "cannot be opened" if is_url else "expected a video, but it cannot be opened"
+            # Interrupted in the middle of an answer, RTSP says that the answer is invalid.
+            waited_s = time.monotonic() - started
+            cause = TimeoutError() if waited_s >= self._limits.open_s else err
+            limit_s = self._limits.open_s
+            raise self._failure(cause, what, waited_s=limit_s, opening=True) from err
 
     def _open_container(self) -> Any:
         hwaccel = None
@@ -251,16 +207,16 @@ class VideoDecoder(Closing):
         context.thread_type = "SLICE" if self._live else "AUTO"
         if self._live:
             context.thread_count = min(os.cpu_count() or 1, MOST_LIVE_THREADS)
-        self._decoder = context.name
+        self.decoder = context.name
         if self._hwaccel is not None:
             if not context.is_hwaccel:
                 raise StreamError(
                     f"{self._shown}: --set hwaccel={self._hwaccel} has no decoder for "
                     f"{context.name}; leave it out to decode on the CPU"
                 )
-            self._decoder = f"{context.name} on {self._hwaccel}"
+            self.decoder = f"{context.name} on {self._hwaccel}"
         rate = stream.average_rate or stream.guessed_rate
-        self._rate_hz = None if rate is None else float(rate)
+        self.rate_hz = None if rate is None else float(rate)
         self._start_s = float((stream.start_time or 0) * (stream.time_base or 0))
         lengths = [
             float(length * unit)
@@ -270,13 +226,13 @@ class VideoDecoder(Closing):
             )
             if length is not None and unit is not None and length > 0
         ]
-        self._num_frames = stream.frames if 0 < stream.frames < 2**31 else None
+        self.num_frames = stream.frames if 0 < stream.frames < 2**31 else None
         # Of an mp4, the shorter one knows what an edit list leaves out; of others, both may be
         # estimates from the bytes that are there.
         self._is_transport = self._container.format.name == "mpegts"
-        if "mp4" not in self._container.format.name and self._num_frames and self._rate_hz:
-            lengths = [self._num_frames / self._rate_hz]
-        self._duration_s = min(lengths, default=None)
+        if "mp4" not in self._container.format.name and self.num_frames and self.rate_hz:
+            lengths = [self.num_frames / self.rate_hz]
+        self.duration_s = min(lengths, default=None)
 
     def _read_on(self) -> Generator[Decoded, None, None]:
         """Every frame of the container."""
@@ -339,7 +295,7 @@ class VideoDecoder(Closing):
             return []
         except (av.error.FFmpegError, ValueError, MemoryError) as err:
             logger.debug("%s: a piece of data cannot be decoded (%s)", self._shown, err)
-            self._damaged += 1
+            self.damaged += 1
             return []
         for frame in frames:
             while frame.key_frame and self._keyframes:
@@ -355,7 +311,7 @@ class VideoDecoder(Closing):
             finished = self._filtered(frame)
         except (av.error.FFmpegError, ValueError, MemoryError) as err:
             logger.debug("%s: a frame cannot be converted (%s)", self._shown, err)
-            self._damaged += 1
+            self.damaged += 1
             self._graph = self._graph_key = None
             return
         for item in finished:
@@ -431,25 +387,19 @@ def in_thread(work: Callable[[], T], /, *, closed: threading.Event) -> T:
     It goes on by itself then. Raises StreamError if `closed` was set first; else whatever `work`
     raises.
     """
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-    done = threading.Event()
+    outcome: Future[T] = Future()
 
     def run() -> None:
         try:
-            outcome.append(work())
+            outcome.set_result(work())
         except BaseException as err:  # noqa: BLE001 - handed over to the one who waits
-            failure.append(err)
-        finally:
-            done.set()
+            outcome.set_exception(err)
 
     threading.Thread(target=run, name="opening", daemon=True).start()
-    while not done.wait(POLL_S):
+    while not wait([outcome], POLL_S).done:
         if closed.is_set():
             raise StreamError("closed while opening")
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    return outcome.result()
 
 
 def _hardware(name: str, shown: str) -> Any:

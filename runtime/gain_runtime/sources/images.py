@@ -142,7 +142,8 @@ class ImageSource(Closing):
         self._paths = list(paths)
         self._root = root
         self._classes = classes
-        self._skipped = 0
+        # Photos that could not be read so far.
+        self.skipped = 0
         self._index = -1
         self._closed = False
         self._with_more = 0
@@ -150,10 +151,11 @@ class ImageSource(Closing):
         if self._first is None:
             raise StreamError(
                 f"{source_id}: expected at least one readable image, got none "
-                f"({self._skipped} unreadable)"
+                f"({self.skipped} unreadable)"
             )
         height_px, width_px = self._first.pixels.shape[:2]
-        self._info = SourceInfo(
+        # The size is that of the first readable photo; the number counts unreadable ones, too.
+        self.info = SourceInfo(
             source_id=source_id,
             width_px=width_px,
             height_px=height_px,
@@ -163,16 +165,6 @@ class ImageSource(Closing):
             timed=False,
             class_names=None if classes is None else classes.dense_names(),
         )
-
-    @property
-    def info(self) -> SourceInfo:
-        """Size of the first readable photo; `num_frames` counts the unreadable ones too."""
-        return self._info
-
-    @property
-    def skipped(self) -> int:
-        """Photos that could not be read so far."""
-        return self._skipped
 
     def __iter__(self) -> Iterator[Frame]:
         picture, self._first = self._first, None
@@ -189,7 +181,7 @@ class ImageSource(Closing):
         if self._with_more > 1 and not self._closed:
             logger.warning(
                 "%s: %d files are animated or of several pages; of each the first picture is used",
-                *(self._info.source_id, self._with_more),
+                *(self.info.source_id, self._with_more),
             )
 
     def close(self) -> None:
@@ -206,7 +198,7 @@ class ImageSource(Closing):
             except StreamError as err:
                 if len(self._paths) == 1:
                     raise
-                self._skipped += 1
+                self.skipped += 1
                 logger.warning("skipped: %s", err)
                 continue
             if picture.has_more:
@@ -249,8 +241,7 @@ def open_folder(
                 entries += child.iterdir()
             except OSError as err:
                 closed.append(f"{child} ({err.strerror})")
-    found = list_pictures(entries)
-    found.closed += closed
+    found = list_pictures(entries, closed)
     if not found.paths:
         hint = (
             f"it has {len(folders)} sub-folders: name their class list, or pass the glob "
@@ -265,7 +256,7 @@ def open_folder(
             + f"; {hint}"
         )
     _say_left_out(str(folder), found)
-    paths = _in_order(found, shuffle_seed)
+    paths = _in_order(found.paths, shuffle_seed)
     source = ImageSource(paths, source_id=folder.name or str(folder), root=folder, classes=classes)
     if classes is not None and all(_truth(path, classes) is None for path in paths):
         logger.warning("%s: no file or folder name matches a class, so truth is unknown", folder)
@@ -289,8 +280,7 @@ def open_glob(
         matches = matching(pattern, closed)
     except OSError as err:
         raise StreamError(f"{pattern}: cannot be searched ({err.strerror})") from err
-    found = list_pictures(matches)
-    found.closed += closed
+    found = list_pictures(matches, closed)
     if not found.paths:
         left_out = found.complaint()
         raise StreamError(
@@ -298,7 +288,7 @@ def open_glob(
             + (f" ({left_out})" if left_out else "")
         )
     _say_left_out(pattern, found)
-    paths = _in_order(found, shuffle_seed)
+    paths = _in_order(found.paths, shuffle_seed)
     if classes is None and own_classes:
         classes = _classes_in(paths[0].parent)
     return ImageSource(paths, source_id=pattern, root=_fixed_part(pattern), classes=classes)
@@ -318,16 +308,11 @@ def open_images(
             raise StreamError(f"{path}: no such file or folder")
     if classes is None and own_classes:
         classes = _classes_in(paths[0].parent)
+    name, root = f"{len(paths)} photos", Path()
     if len(paths) == 1:
         name, root = paths[0].name, paths[0].parent
-    else:
-        name, root = f"{len(paths)} photos", Path()
-    return ImageSource(
-        _in_order(PictureList(list(paths)), shuffle_seed),
-        source_id=name,
-        root=root,
-        classes=classes,
-    )
+    paths = _in_order(paths, shuffle_seed)
+    return ImageSource(paths, source_id=name, root=root, classes=classes)
 
 
 def _classes_in(folder: Path) -> ClassList | None:
@@ -350,12 +335,12 @@ def _say_left_out(where: str, found: PictureList) -> None:
         logger.warning("%s: %d pictures; left out: %s", where, len(found.paths), left_out)
 
 
-def _in_order(found: PictureList, shuffle_seed: int | None) -> list[Path]:
+def _in_order(paths: Sequence[Path], shuffle_seed: int | None) -> Sequence[Path]:
     """The paths as they are, or in an order drawn from a seed."""
     if shuffle_seed is None:
-        return found.paths
-    order = np.random.default_rng(shuffle_seed).permutation(len(found.paths))
-    return [found.paths[position] for position in order]
+        return paths
+    order = np.random.default_rng(shuffle_seed).permutation(len(paths))
+    return [paths[position] for position in order]
 
 
 def _fixed_part(pattern: str) -> Path:

@@ -152,7 +152,7 @@ class PipeSource(Closing):
             self.close()
             raise StreamError(f"{shown}: expected JPEGs one after another, got none; {HINT}")
         height_px, width_px = self._first.shape[:2]
-        self._info = SourceInfo(
+        self.info = SourceInfo(
             source_id=shown,
             width_px=width_px,
             height_px=height_px,
@@ -160,11 +160,6 @@ class PipeSource(Closing):
             num_frames=None,
             live=False,
         )
-
-    @property
-    def info(self) -> SourceInfo:
-        """Size of the first picture."""
-        return self._info
 
     @property
     def skipped(self) -> int:
@@ -178,7 +173,7 @@ class PipeSource(Closing):
                 image=image,
                 index=self._index,
                 timestamp_ns=round(self._index * 1e9 / NOMINAL_RATE_HZ),
-                source_id=self._info.source_id,
+                source_id=self.info.source_id,
             )
             image = self._next()
 

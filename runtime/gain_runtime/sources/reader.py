@@ -7,11 +7,12 @@ import os
 import select
 import stat
 import threading
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.frames import Closing, Frame, FrameSource
@@ -19,12 +20,15 @@ from gain_runtime.frames import Closing, Frame, FrameSource
 __all__ = [
     "ByteReader",
     "FrameReader",
+    "Guarded",
     "PipeReader",
     "Policy",
     "ReadStatus",
 ]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Longest time until a read notices that it was closed.
 POLL_MS = 100
@@ -36,17 +40,59 @@ class ByteReader(Protocol):
     def read(self, size: int, /) -> bytes | None: ...
 
 
-class PipeReader(Closing):
+class Guarded(Closing):
+    """What one thread at a time uses and any thread may close, which waits for no use to end.
+
+    Letting go of a device or a file that is in use may crash the process, and a use can block for
+    seconds: the thread in it lets go of it then, as soon as it is done.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._released = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
+    def close(self) -> None:
+        """Let go of it, now or when the running use ends; may be called twice."""
+        self._closing.set()
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._released:
+                    self._released = True
+                    self._release()
+            finally:
+                self._lock.release()
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of it; called once."""
+
+    def _use(self, work: Callable[[], T]) -> T | None:
+        """What `work` gives; None once closed."""
+        try:
+            with self._lock:
+                result = None if self.closed else work()
+        finally:
+            if self.closed:
+                self.close()
+        return None if self.closed else result
+
+
+class PipeReader(Guarded):
     """Reads a file descriptor, whose first bytes can be looked at before; closes it if `owned`.
 
     Raises StreamError if it cannot be read.
     """
 
     def __init__(self, fd: int, /, *, shown: str, owned: bool = False) -> None:
+        super().__init__()
         self._fd = fd
         self._owned = owned
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
         self._ahead = b""
         self.shown = shown
 
@@ -73,24 +119,13 @@ class PipeReader(Closing):
             return piece
         return self._next(size)
 
-    def close(self) -> None:
-        """End a read that waits; may be called twice and from another thread."""
-        self._closing.set()
-        if self._owned and self._lock.acquire(blocking=False):
-            try:
-                self._owned = False
-                os.close(self._fd)
-            finally:
-                self._lock.release()
+    def _release(self) -> None:
+        if self._owned:
+            os.close(self._fd)
 
     def _next(self, size: int) -> bytes:
         """Wait for bytes of the descriptor."""
-        with self._lock:
-            piece = b"" if self._closing.is_set() else self._wait_and_read(size)
-        if self._closing.is_set():
-            self.close()
-            return b""
-        return piece
+        return self._use(lambda: self._wait_and_read(size)) or b""
 
     def _wait_and_read(self, size: int) -> bytes:
         try:
@@ -99,7 +134,7 @@ class PipeReader(Closing):
                 return os.read(self._fd, size)
             poll = select.poll()
             poll.register(self._fd, select.POLLIN | select.POLLHUP)
-            while not self._closing.is_set():
+            while not self.closed:
                 if poll.poll(POLL_MS):
                     try:
                         return os.read(self._fd, size)

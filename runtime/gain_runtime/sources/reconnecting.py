@@ -8,11 +8,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Literal
 
 from gain_core.errors import GainError, StreamError
-from gain_runtime.frames import Closing, Frame, FrameSource, SourceInfo
+from gain_runtime.frames import Closing, Frame, FrameSource
 
 __all__ = [
     "Connection",
@@ -95,34 +96,20 @@ class ReconnectingSource(Closing):
         self._source: FrameSource | None = None
         self._skipped_before = 0
         self._next_index = 0
-        self._reconnects = 0
-        self._connection = Connection()
-        first = self._first()
-        self._source = first
-        self._info = first.info
+        # Times the signal came back.
+        self.reconnects = 0
+        self.connection = Connection()
+        self._source = first = self._first()
+        # Of the first connection.
+        self.info = first.info
         self._shown = first.info.source_id
         self._tell(state="connected", reason=None, attempt=0, next_try_s=None)
-
-    @property
-    def info(self) -> SourceInfo:
-        """Of the first connection."""
-        return self._info
 
     @property
     def skipped(self) -> int:
         """Failed reads so far, over all connections."""
         source = self._source
         return self._skipped_before + (0 if source is None else source.skipped)
-
-    @property
-    def reconnects(self) -> int:
-        """Times the signal came back."""
-        return self._reconnects
-
-    @property
-    def connection(self) -> Connection:
-        """How it stands at present."""
-        return self._connection
 
     def __iter__(self) -> Iterator[Frame]:
         while not self._ends():
@@ -180,7 +167,7 @@ class ReconnectingSource(Closing):
     def _keep_trying(self, reason: str) -> FrameSource | None:
         """Try with pauses that double; None once nobody waits any more."""
         lost_s, pause_s = time.monotonic(), FIRST_PAUSE_S
-        attempt = self._connection.attempt
+        attempt = self.connection.attempt
         while not self._ends():
             left_s = self._patience_s - (time.monotonic() - lost_s)
             if left_s <= 0.0:
@@ -213,10 +200,25 @@ class ReconnectingSource(Closing):
 
     def _try_open(self) -> FrameSource | None:
         """One try, in a thread of its own; None where it outlasts the stream."""
-        attempt = _Attempt(self._open_source)
-        while not attempt.done.wait(POLL_S):
-            if self._ends():
-                attempt.give_up()
+        attempt: Future[FrameSource] = Future()
+
+        def run() -> None:
+            try:
+                found = self._open_source()
+            except BaseException as err:  # noqa: BLE001 - handed over to whoever waits
+                if attempt.set_running_or_notify_cancel():
+                    attempt.set_exception(err)
+            else:
+                if attempt.set_running_or_notify_cancel():
+                    attempt.set_result(found)
+                else:
+                    found.close()
+
+        # What it logs belongs to the stream that asks.
+        name = f"{threading.current_thread().name.split('/')[0]}/open"
+        threading.Thread(target=run, name=name, daemon=True).start()
+        while not wait([attempt], POLL_S).done:
+            if self._ends() and attempt.cancel():
                 return None
         return attempt.result()
 
@@ -239,53 +241,11 @@ class ReconnectingSource(Closing):
             if self._closing.is_set():
                 source.close()
                 return
-        self._reconnects += 1
+        self.reconnects += 1
         self._tell(state="connected", reason=None, attempt=0, next_try_s=None, since_s=time.time())
-        logger.warning("%s: the signal is back", self._info.source_id)
+        logger.warning("%s: the signal is back", self.info.source_id)
 
     def _tell(self, **changes: object) -> None:
         """Note how the connection stands, and say so."""
-        self._connection = dataclasses.replace(self._connection, **changes)  # type: ignore[arg-type]
-        self._watch.changed(self._connection)
-
-
-class _Attempt:
-    """One call of an opener that may hang in a driver."""
-
-    def __init__(self, open_source: Callable[[], FrameSource]) -> None:
-        self._open_source = open_source
-        self._lock = threading.Lock()
-        self._given_up = False
-        self._found: FrameSource | None = None
-        self._error: BaseException | None = None
-        self.done = threading.Event()
-        # What it logs belongs to the stream that asks.
-        name = f"{threading.current_thread().name.split('/')[0]}/open"
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def _run(self) -> None:
-        """Thread: open, and close again what nobody waits for any more."""
-        try:
-            found = self._open_source()
-        except BaseException as err:  # noqa: BLE001 - handed over to whoever asked
-            self._error = err
-        else:
-            with self._lock:
-                self._found = found
-                if self._given_up:
-                    found.close()
-        self.done.set()
-
-    def give_up(self) -> None:
-        """Nobody waits any more."""
-        with self._lock:
-            self._given_up = True
-            if self._found is not None:
-                self._found.close()
-
-    def result(self) -> FrameSource:
-        """What was opened, or why nothing was."""
-        if self._error is not None:
-            raise self._error
-        assert self._found is not None
-        return self._found
+        self.connection = dataclasses.replace(self.connection, **changes)  # type: ignore[arg-type]
+        self._watch.changed(self.connection)

@@ -17,7 +17,6 @@ __all__ = [
     "CsiParams",
     "SourceKind",
     "SourceUri",
-    "csi_pipeline",
     "has_magic",
     "parse_uri",
     "record_from_params",
@@ -48,17 +47,6 @@ class CsiParams:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ConfigError(f"csi://: {name}: expected {low} to {high}, got {value}")
-
-
-def csi_pipeline(sensor: int, params: CsiParams, /) -> str:
-    """The GStreamer pipeline that hands OpenCV the newest frame of a connector's sensor, BGR."""
-    return (
-        f"nvarguscamerasrc sensor-id={sensor} ! "
-        f"video/x-raw(memory:NVMM), width=(int){params.width}, height=(int){params.height}, "
-        f"framerate=(fraction){params.rate}/1 ! nvvidconv flip-method={params.flip} ! "
-        "video/x-raw, format=(string)BGRx ! videoconvert ! video/x-raw, format=(string)BGR ! "
-        "appsink drop=true max-buffers=1 sync=false"
-    )
 
 
 SourceKind = Literal["camera", "network", "pipeline", "pipe", "path", "glob", "test"]
@@ -234,7 +222,7 @@ def parse_uri(uri: str, /) -> SourceUri:
         return _parse_scheme(match.group(1).lower(), text)
     if text.isascii() and text.isdigit():
         return SourceUri(kind="camera", target=str(int(text)), shown=f"camera {int(text)}")
-    if LINK in text and not _exists(text):
+    if LINK in text and not os.path.lexists(text):
         if not text.rpartition(LINK)[2].startswith("appsink"):
             raise ConfigError(
                 f"{redact(text)}: expected a pipeline that ends in appsink; "
@@ -243,14 +231,9 @@ def parse_uri(uri: str, /) -> SourceUri:
         return SourceUri(kind="pipeline", target=text, shown=redact(text))
     if _is_device(text):
         return SourceUri(kind="camera", target=text, shown=text)
-    if has_magic(text) and not _exists(text):
+    if has_magic(text) and not os.path.lexists(text):
         return SourceUri(kind="glob", target=text, shown=text)
     return SourceUri(kind="path", target=text, shown=text)
-
-
-def _exists(text: str) -> bool:
-    """Whether a path exists; one that no file system takes does not."""
-    return os.path.lexists(text)
 
 
 def _is_device(text: str) -> bool:
@@ -270,7 +253,14 @@ def _parse_csi(rest: str, shown: str) -> SourceUri:
     if not (sensor.isascii() and sensor.isdigit() and len(sensor) <= 3):
         raise ConfigError(f"{shown}: expected csi://NUMBER such as csi://0?width=1280&height=720")
     params = record_from_params(CsiParams, _params(query, shown), owner=f"csi://{sensor}")
-    target = csi_pipeline(int(sensor), params)
+    # It hands OpenCV the newest frame, BGR.
+    target = (
+        f"nvarguscamerasrc sensor-id={int(sensor)} ! "
+        f"video/x-raw(memory:NVMM), width=(int){params.width}, height=(int){params.height}, "
+        f"framerate=(fraction){params.rate}/1 ! nvvidconv flip-method={params.flip} ! "
+        "video/x-raw, format=(string)BGRx ! videoconvert ! video/x-raw, format=(string)BGR ! "
+        "appsink drop=true max-buffers=1 sync=false"
+    )
     return SourceUri(kind="pipeline", target=target, shown=f"csi://{int(sensor)}")
 
 

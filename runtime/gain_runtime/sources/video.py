@@ -81,7 +81,8 @@ class VideoSource(Closing):
         if num_frames is None and rate_hz is not None and self._decoder.duration_s is not None:
             num_frames = round(self._decoder.duration_s * rate_hz) or None
         height_px, width_px = self._first.image.shape[:2]
-        self._info = SourceInfo(
+        # What the container says. Without a believable rate, the time stamps tell.
+        self.info = SourceInfo(
             source_id=self._source_id,
             width_px=width_px,
             height_px=height_px,
@@ -90,14 +91,6 @@ class VideoSource(Closing):
             live=False,
             detail=self._decoder.decoder,
         )
-
-    @property
-    def info(self) -> SourceInfo:
-        """What the container says; `num_frames` is its promise, not a count.
-
-        `rate_hz` is None where no believable rate is claimed: the time stamps tell.
-        """
-        return self._info
 
     @property
     def skipped(self) -> int:
@@ -133,12 +126,12 @@ class VideoSource(Closing):
         elif math.isinf(self._last_ms):
             self._last_ms = 0.0
         else:
-            self._last_ms += 1e3 / (self._info.rate_hz or DEFAULT_RATE_HZ)
+            self._last_ms += 1e3 / (self.info.rate_hz or DEFAULT_RATE_HZ)
         return self._last_ms
 
     def _report_end(self) -> None:
         """Say how much is missing at the end, and count it."""
-        length_s, rate_hz = self._decoder.duration_s, self._info.rate_hz
+        length_s, rate_hz = self._decoder.duration_s, self.info.rate_hz
         if length_s is None or self._pipe is not None:
             return
         period_s = 1.0 / (rate_hz or DEFAULT_RATE_HZ)
@@ -155,7 +148,7 @@ class VideoSource(Closing):
                 "%s: ended %.1f s early%s: cut short or damaged; what came before is used",
                 self._source_id,
                 missing_s,
-                f" (about {self._missing} of {self._info.num_frames} frames missing)"
+                f" (about {self._missing} of {self.info.num_frames} frames missing)"
                 if self._missing
                 else "",
             )
@@ -255,7 +248,7 @@ class NetworkSource(Closing):
             )
         self._num_read = 0
         height_px, width_px = self._first.image.shape[:2]
-        self._info = SourceInfo(
+        self.info = SourceInfo(
             source_id=self._source_id,
             width_px=width_px,
             height_px=height_px,
@@ -264,11 +257,6 @@ class NetworkSource(Closing):
             live=True,
             detail=self._decoder.decoder,
         )
-
-    @property
-    def info(self) -> SourceInfo:
-        """Size of the first frame and the rate that the stream claims."""
-        return self._info
 
     @property
     def skipped(self) -> int:
