@@ -39,30 +39,35 @@ def jpeg(shade: int, *, thumbnail: bool = False) -> bytes:
     return data
 
 
-class Dribble(io.BytesIO):
-    """A stream that gives a few bytes at a time, as pipes do."""
+def piped(data: bytes) -> PipeReader:
+    """A reader of these bytes, as of a file on standard input."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        return PipeReader(os.dup(file.fileno()), shown="stdin", owned=True)
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        return super().read(7)
 
-
-@pytest.mark.parametrize("kind", [io.BytesIO, Dribble])
-def test_pictures_are_cut_apart(kind):
+# A pipe gives a few bytes at a time.
+@pytest.mark.parametrize("chunk", [65_536, 7])
+def test_pictures_are_cut_apart(chunk, monkeypatch):
+    monkeypatch.setattr("gain_runtime.sources.pipe.CHUNK_BYTES", chunk)
     pictures = [jpeg(40), jpeg(90, thumbnail=True), jpeg(200)]
-    splitter = JpegSplitter(kind(b"".join(pictures)))
-    assert [splitter.next() for _ in range(4)] == [*pictures, None]
+    with piped(b"".join(pictures)) as pipe:
+        splitter = JpegSplitter(pipe)
+        assert [splitter.next() for _ in range(4)] == [*pictures, None]
     assert splitter.lost == 0
 
 
 def test_what_lies_between_is_dropped_and_counted():
-    splitter = JpegSplitter(io.BytesIO(b"noise" + jpeg(40) + b"--frame\r\n" + jpeg(90) + b"xx"))
-    assert [splitter.next() for _ in range(3)] == [jpeg(40), jpeg(90), None]
+    with piped(b"noise" + jpeg(40) + b"--frame\r\n" + jpeg(90) + b"xx") as pipe:
+        splitter = JpegSplitter(pipe)
+        assert [splitter.next() for _ in range(3)] == [jpeg(40), jpeg(90), None]
     assert splitter.lost == 3
 
 
 def test_a_cut_picture_at_the_end_is_counted_and_not_yielded():
     whole = jpeg(90)
-    with PipeSource(io.BytesIO(jpeg(40) + jpeg(60) + whole[: len(whole) // 2])) as source:
+    with PipeSource(piped(jpeg(40) + jpeg(60) + whole[: len(whole) // 2])) as source:
         frames = list(source)
         assert source.skipped == 1
     assert [frame.index for frame in frames] == [0, 1]
@@ -74,7 +79,7 @@ def test_a_cut_picture_at_the_end_is_counted_and_not_yielded():
 def test_frames_are_rgb():
     buffer = io.BytesIO()
     Image.new("RGB", (32, 24), (250, 10, 10)).save(buffer, "jpeg")
-    with PipeSource(io.BytesIO(buffer.getvalue())) as source:
+    with PipeSource(piped(buffer.getvalue())) as source:
         (frame,) = source
     np.testing.assert_allclose(frame.image[12, 16], (250, 10, 10), atol=6)
 
@@ -82,22 +87,25 @@ def test_frames_are_rgb():
 @pytest.mark.parametrize("data", [b"", b"text\n" * 50, jpeg(40)[:60]])
 def test_a_pipe_of_something_else_is_one_clear_line(data):
     with pytest.raises(StreamError, match="expected JPEGs one after another, got none"):
-        PipeSource(io.BytesIO(data))
+        PipeSource(piped(data))
 
 
 def test_an_endless_picture_is_refused(monkeypatch):
     monkeypatch.setattr("gain_runtime.sources.pipe.MOST_BYTES", 100_000)
-    splitter = JpegSplitter(io.BytesIO(jpeg(40)[:-2] + bytes(400_000)))
-    with pytest.raises(StreamError, match="one of over 100000 bytes"):
-        splitter.next()
+    with (
+        piped(jpeg(40)[:-2] + bytes(400_000)) as pipe,
+        pytest.raises(StreamError, match="one of over 100000 bytes"),
+    ):
+        JpegSplitter(pipe).next()
 
 
 @given(st.lists(st.sampled_from([jpeg(40), b"\xff", b"\xff\xd8", b"\xff\xda\x00", b"\x00", b"ab"])))
 def test_any_bytes_end(parts):
-    splitter = JpegSplitter(Dribble(b"".join(parts)))
-    while (picture := splitter.next()) is not None:
-        assert picture.startswith(b"\xff\xd8")
-        assert picture.endswith(b"\xff\xd9")
+    with piped(b"".join(parts)) as pipe:
+        splitter = JpegSplitter(pipe)
+        while (picture := splitter.next()) is not None:
+            assert picture.startswith(b"\xff\xd8")
+            assert picture.endswith(b"\xff\xd9")
 
 
 def test_the_standard_input_is_a_source():
@@ -140,7 +148,7 @@ def test_a_header_of_an_impossible_size_is_one_unreadable_picture(caplog):
     huge = bytearray(jpeg(90))
     at = huge.index(b"\xff\xc0") + 5
     huge[at : at + 4] = struct.pack(">HH", 65_500, 65_500)
-    with PipeSource(io.BytesIO(jpeg(40) + bytes(huge) + jpeg(200))) as source:
+    with PipeSource(piped(jpeg(40) + bytes(huge) + jpeg(200))) as source:
         frames = list(source)
         assert source.skipped == 1
     assert [frame.index for frame in frames] == [0, 2]

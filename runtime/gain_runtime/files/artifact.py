@@ -142,7 +142,15 @@ def read_model(path: Path, /) -> tuple[onnx.ModelProto, str]:
     model = _parse(data, path)
     del data  # a large model need not lie in memory twice while its head is read
     refuse_broken_text(model, path)
-    _refuse_external_data(model, path)
+    # Weights beside a file get lost or swapped when it is moved.
+    for tensor in _contents(model):
+        if not isinstance(tensor, onnx.TensorProto):
+            continue
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+            raise ArtifactError(
+                f"{path}: expected all weights inside the file, got external data for "
+                f"{tensor.name or 'an unnamed tensor'}; export the model again as one file"
+            )
     return model, sha256
 
 
@@ -190,18 +198,6 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
             "copy the file again or export the model again"
         )
     return model
-
-
-def _refuse_external_data(model: onnx.ModelProto, path: Path) -> None:
-    """An artifact is one file: weights beside it get lost or swapped when it is moved."""
-    for tensor in _contents(model):
-        if not isinstance(tensor, onnx.TensorProto):
-            continue
-        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
-            raise ArtifactError(
-                f"{path}: expected all weights inside the file, got external data for "
-                f"{tensor.name or 'an unnamed tensor'}; export the model again as one file"
-            )
 
 
 def _check_graph(graph: onnx.GraphProto, manifest: Manifest, path: Path) -> None:

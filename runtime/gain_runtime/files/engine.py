@@ -317,7 +317,9 @@ def read_engine(path: str | Path, /) -> Engine:
     if hashlib.sha256(plan).hexdigest() != header.plan_sha256:
         raise _no_engine(path, "the plan its header describes", f"{len(plan)} other bytes")
     inside = plan_version(plan, header.library)
-    if inside is not None and not _same_version(header.version, inside):
+    # A wheel may add or drop the build.
+    stated = header.version.split(".")[:3]
+    if inside is not None and stated != inside.split(".")[: len(stated)]:
         raise _no_engine(path, f"a plan of {header.library} {header.version}", f"one of {inside}")
     return Engine(path=path, header=header, plan=plan)
 
@@ -328,12 +330,6 @@ def plan_version(plan: bytes, library: str, /) -> str | None:
     if magic is None or not plan.startswith(magic) or len(plan) < _VERSION_AT.stop:
         return None
     return ".".join(str(byte) for byte in plan[_VERSION_AT])
-
-
-def _same_version(stated: str, inside: str) -> bool:
-    """Whether two versions agree in the parts both have; a wheel may add or drop the build."""
-    parts = stated.split(".")[:3]
-    return parts == inside.split(".")[: len(parts)]
 
 
 def _read(path: Path) -> bytes:

@@ -86,13 +86,18 @@ def create_native(path: Path, provider: str, num_threads: int | None, /) -> _Nat
     available = onnxruntime.get_available_providers()
     if provider not in available:
         raise _unavailable(provider, f"this ONNX Runtime has {', '.join(available)} only")
+    providers: list[Any] = [provider]
     if provider == CUDA_PROVIDER:
         _preload_cuda()
+        # Otherwise matrix products of float32 are rounded to ten bits of mantissa.
+        providers = [(provider, {"use_tf32": "0"})]
+    if provider != CPU_PROVIDER:
+        providers.append(CPU_PROVIDER)  # second, for shape arithmetic belongs there
     try:
         session = onnxruntime.InferenceSession(
             path,
             _session_options(num_threads),
-            providers=_providers(provider),
+            providers=providers,
             enable_fallback=0,
         )
     except NATIVE_ERRORS as err:
@@ -119,13 +124,6 @@ def _session_options(num_threads: int | None) -> Any:
     with contextlib.suppress(*NATIVE_ERRORS):  # an entry older versions do not know
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return options
-
-
-def _providers(provider: str) -> list[Any]:
-    """The provider with its options; the CPU stays second, for shape arithmetic belongs there."""
-    # Otherwise matrix products of float32 are rounded to ten bits of mantissa.
-    first = (provider, {"use_tf32": "0"}) if provider == CUDA_PROVIDER else provider
-    return [first] if provider == CPU_PROVIDER else [first, CPU_PROVIDER]
 
 
 def _unavailable(provider: str, reason: str) -> BackendUnavailableError:

@@ -184,7 +184,7 @@ class TensorRTSession(Closing):
         self._log.errors.clear()
         fine = context.set_input_shape(manifest.input_name, pixel_values.shape)
         for name, array in zip(names, (pixel_values, *outputs), strict=True):
-            fine = fine and context.set_tensor_address(name, self._memory.address(array))
+            fine = fine and context.set_tensor_address(name, int(array.data.ptr))
         if not fine or not context.execute_async_v3(self._memory.stream.ptr):
             raise EngineError(
                 f"{self._artifact.path}: {self.provider} failed on a batch of "
@@ -352,10 +352,6 @@ class CudaMemory:
         """A C-contiguous float32 array of any values, aligned as TensorRT wants it."""
         with self.in_use():
             return self._cupy.empty(shape, np.float32)
-
-    def address(self, array: DeviceArray, /) -> int:
-        """Where it lies on the device."""
-        return int(array.data.ptr)
 
     def upload(self, host: Floats, target: DeviceArray, /) -> None:
         """Queue a copy; returns once `host` may be written again."""

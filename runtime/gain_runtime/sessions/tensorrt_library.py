@@ -100,13 +100,12 @@ def create(kind: Callable[[Any], Any], log: Any, /) -> Any:
     Raises BackendUnavailableError if the library cannot, as TensorRT cannot without a driver.
     """
     try:
-        made = kind(log)
+        return kind(log)
     except TypeError as err:  # what its bindings turn a null pointer into
         raise BackendUnavailableError(
             f"{kind.__module__.split('.')[-1]}: cannot start here: {log.first_error()}; install or "
             "update the NVIDIA driver, or use the device cpu"
         ) from err
-    return made
 
 
 def current_gpu() -> Gpu | None:

@@ -22,7 +22,7 @@ from av.sidedata.sidedata import Type as SideDataType
 
 from gain_core.errors import StreamError
 from gain_runtime.sources.av_errors import reason_of, remedy_for
-from gain_runtime.sources.reader import ByteReader, Guarded
+from gain_runtime.sources.reader import Guarded, PipeReader
 
 __all__ = [
     "MOST_PIXELS",
@@ -90,7 +90,7 @@ class VideoDecoder(Guarded):
 
     def __init__(
         self,
-        source: str | ByteReader,
+        source: str | PipeReader,
         /,
         *,
         shown: str,

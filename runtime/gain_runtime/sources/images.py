@@ -170,11 +170,12 @@ class ImageSource(Closing):
         picture, self._first = self._first, None
         while picture is not None:
             path = self._paths[self._index]
+            shown = path.relative_to(self._root) if path.is_relative_to(self._root) else path
             yield Frame(
                 image=picture.pixels,
                 index=self._index,
                 timestamp_ns=round(self._index * 1e9 / NOMINAL_RATE_HZ),
-                source_id=_relative(path, self._root),
+                source_id=shown.as_posix(),
                 truth=None if self._classes is None else _truth(path, self._classes),
             )
             picture = self._next()
@@ -291,7 +292,9 @@ def open_glob(
     paths = _in_order(found.paths, shuffle_seed)
     if classes is None and own_classes:
         classes = _classes_in(paths[0].parent)
-    return ImageSource(paths, source_id=pattern, root=_fixed_part(pattern), classes=classes)
+    # The folder above the first glob character.
+    root = Path(*takewhile(lambda part: not has_magic(part), Path(pattern).parts))
+    return ImageSource(paths, source_id=pattern, root=root, classes=classes)
 
 
 def open_images(
@@ -341,15 +344,6 @@ def _in_order(paths: Sequence[Path], shuffle_seed: int | None) -> Sequence[Path]
         return paths
     order = np.random.default_rng(shuffle_seed).permutation(len(paths))
     return [paths[position] for position in order]
-
-
-def _fixed_part(pattern: str) -> Path:
-    """Folder above the first glob character."""
-    return Path(*takewhile(lambda part: not has_magic(part), Path(pattern).parts))
-
-
-def _relative(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
 
 
 def _truth(path: Path, classes: ClassList) -> int | None:

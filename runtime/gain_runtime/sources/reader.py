@@ -12,13 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.frames import Closing, Frame, FrameSource
 
 __all__ = [
-    "ByteReader",
     "FrameReader",
     "Guarded",
     "PipeReader",
@@ -32,12 +31,6 @@ T = TypeVar("T")
 
 # Longest time until a read notices that it was closed.
 POLL_MS = 100
-
-
-class ByteReader(Protocol):
-    """An unbuffered binary stream: `read` returns what there is, nothing at the end."""
-
-    def read(self, size: int, /) -> bytes | None: ...
 
 
 class Guarded(Closing):

@@ -268,7 +268,13 @@ def _parse_scheme(scheme: str, text: str) -> SourceUri:
     """Parse `scheme://...`."""
     shown = redact(text)
     if scheme in NETWORK_SCHEMES:
-        if _host(text) is None and scheme not in HOSTLESS_SCHEMES:
+        try:
+            parts = urlsplit(text)
+            _ = parts.port  # raises where it is no number
+            known = parts.hostname is not None
+        except ValueError:
+            known = False
+        if not known and scheme not in HOSTLESS_SCHEMES:
             raise ConfigError(f"{shown}: expected {scheme}://HOST/..., got no valid host or port")
         return SourceUri(kind="network", target=text, shown=shown)
     rest = text[len(scheme) + 3 :]
@@ -289,16 +295,6 @@ def _parse_scheme(scheme: str, text: str) -> SourceUri:
             kind="test", target=name.strip("/"), shown=text, params=_params(query, shown)
         )
     raise ConfigError(f"{shown}: unknown scheme {scheme}://; expected {GRAMMAR}")
-
-
-def _host(text: str) -> str | None:
-    """Host of a URL, or None where there is none or the port is no number."""
-    try:
-        parts = urlsplit(text)
-        _ = parts.port
-    except ValueError:
-        return None
-    return parts.hostname
 
 
 def _params(query: str, shown: str) -> dict[str, str]:
