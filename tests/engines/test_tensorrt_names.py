@@ -130,14 +130,6 @@ class Reader(ast.NodeVisitor):
             self.proven |= proofs(value, isinstance(node.op, ast.And))
         self.proven = before
 
-    def visit_IfExp(self, node: ast.IfExp) -> None:
-        self.visit(node.test)
-        before = self.proven
-        for value, truth in ((node.body, True), (node.orelse, False)):
-            self.proven = before | proofs(node.test, truth)
-            self.visit(value)
-        self.proven = before
-
     def visit_If(self, node: ast.If) -> None:
         self.visit(node.test)
         before = self.proven

@@ -15,7 +15,6 @@ import pytest
 
 from gain_core.errors import (
     ArrayError,
-    ArtifactError,
     BackendUnavailableError,
     ConfigError,
     EngineError,
@@ -94,11 +93,6 @@ def test_auto_passes_over_an_engine_that_cannot_run_here(artifact_path, lay_engi
 def test_missing_engine_names_the_command(artifact_path):
     with pytest.raises(EngineError, match=r"no such file; .*gain-export .*net\.onnx --engine"):
         open_session(artifact_path, device="tensorrt")
-
-
-def test_missing_artifact_is_refused(tmp_path):
-    with pytest.raises(ArtifactError, match="no such file"):
-        open_session(tmp_path / "net.onnx", device="tensorrt")
 
 
 def test_adaptive_files_are_refused():

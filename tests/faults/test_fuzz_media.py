@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
+from clips import write_clip
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -59,13 +59,8 @@ def picture(kind: str) -> bytes:
 def video(kind: str) -> bytes:
     codec, pixel_format = VIDEOS[kind]
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format=kind) as container:
-        stream = container.add_stream(codec, rate=25)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, pixel_format
-        for number in range(8):
-            frame = av.VideoFrame.from_ndarray(texture(number), format="rgb24")
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
+    frames = [texture(number) for number in range(8)]
+    write_clip(buffer, frames, codec, rate=25, pixel_format=pixel_format, container=kind)
     return buffer.getvalue()
 
 

@@ -187,19 +187,3 @@ def test_no_password_is_shown(scheme, tail, template):
     except ConfigError as err:
         shown.append(str(err))
     assert not any("S3CRET" in text for text in shown)
-
-
-@pytest.mark.parametrize(
-    "pipeline",
-    [
-        "rtspsrc location=rtsp://host/1 user-id=joe user-pw=S3CRET ! decodebin ! appsink",
-        'souphttpsrc location=http://host/1 user-id=joe user-pw="S3 S3CRET" ! appsink',
-        "souphttpsrc location=http://host/1?token=S3CRET ! jpegdec ! appsink",
-        "rtspsrc location=rtsp://host/1 user-pw = (string)S3CRET ! decodebin ! appsink",
-    ],
-)
-def test_no_property_of_a_pipeline_shows_a_password(pipeline):
-    uri = parse_uri(pipeline)
-    assert uri.kind == "pipeline"
-    assert uri.target == pipeline
-    assert "S3CRET" not in uri.shown

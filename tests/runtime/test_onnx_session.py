@@ -11,12 +11,9 @@ from onnx import helper
 
 from gain_core.errors import (
     ArrayError,
-    ArtifactError,
     BackendUnavailableError,
-    ConfigError,
     EngineError,
 )
-from gain_runtime.files.artifact import load_artifact
 from gain_runtime.sessions import onnx as onnx_session
 from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
 from gain_runtime.sessions.session import open_session
@@ -43,19 +40,6 @@ def test_outputs_equal_numpy(session, tiny_model, batch_size):
     expected_features, expected_logits = tiny_model.forward(pixel_values)
     np.testing.assert_allclose(features, expected_features, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(logits, expected_logits, rtol=1e-5, atol=1e-4)
-
-
-def test_session_takes_a_loaded_artifact_and_names_its_provider(tiny_artifact):
-    artifact = load_artifact(tiny_artifact)
-    with OnnxSession(artifact) as session:
-        assert session.artifact is artifact
-        assert session.provider == CPU_PROVIDER
-
-
-def test_empty_batch_gives_empty_arrays(session):
-    features, logits = session.infer(batch_of(0))
-    assert (features.shape, logits.shape) == ((0, 7), (0, 5))
-    assert features.dtype == logits.dtype == np.float32
 
 
 def test_outputs_are_not_overwritten_by_the_next_call(session):
@@ -164,13 +148,6 @@ def test_graph_the_library_cannot_load_is_one_line(tiny_model, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_bad_path_and_thread_count_are_refused(tiny_artifact, tmp_path):
-    with pytest.raises(ArtifactError, match="no such file"):
-        OnnxSession(tmp_path / "absent.onnx")
-    with pytest.raises(ConfigError, match="num_threads"):
-        OnnxSession(tiny_artifact, num_threads=0)
-
-
 @pytest.mark.parametrize("provider", ["ROCMExecutionProvider", "cuda"])
 def test_provider_that_is_not_built_in_is_refused(tiny_artifact, provider):
     with pytest.raises(BackendUnavailableError, match=f"{provider}: cannot be used here"):
@@ -258,14 +235,6 @@ def test_node_placement_is_logged(tiny_artifact, caplog):
         if not hasattr(opened._session, "get_provider_graph_assignment_info"):
             pytest.skip("this ONNX Runtime cannot tell where nodes run (needs 1.24)")
     assert f"{CPU_PROVIDER} executes" in caplog.text
-
-
-def test_unknown_and_unavailable_devices_are_refused(tiny_artifact):
-    with pytest.raises(ConfigError, match="device: expected cpu, cuda, auto"):
-        open_session(tiny_artifact, device="gpu")
-    if CUDA_PROVIDER not in onnx_session.native.get_available_providers():
-        with pytest.raises(BackendUnavailableError, match=r"'\.\[gpu\]'"):
-            open_session(tiny_artifact, device="cuda")
 
 
 @pytest.mark.gpu

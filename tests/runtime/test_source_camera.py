@@ -6,12 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+from clips import page, write_clip
 
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.frames import Frame
@@ -200,20 +200,16 @@ def test_a_camera_without_a_first_frame_is_an_error_and_released(monkeypatch):
     assert camera.releases == 1
 
 
-def test_a_device_that_does_not_open_says_what_is_there():
+def test_a_device_that_does_not_open_says_why(tmp_path):
     camera = FakeCamera(opens=False)
     with pytest.raises(StreamError, match=r"camera 97: cannot be opened; no device /dev/video97"):
         opened(camera, "97")
     assert camera.releases == 1
-
-
-def test_a_device_that_exists_and_does_not_open_says_why(tmp_path):
     with pytest.raises(StreamError, match="another program may hold it"):
-        opened(FakeCamera(opens=False), "/dev/null")
-    node = tmp_path / "video0"
-    node.write_bytes(b"")
+        opened(camera, "/dev/null")
+    (tmp_path / "video0").touch()
     with pytest.raises(StreamError, match="video0 is no device"):
-        opened(FakeCamera(opens=False), str(node))
+        opened(camera, str(tmp_path / "video0"))
 
 
 def test_close_waits_for_no_grab_and_the_reading_thread_releases():
@@ -294,22 +290,10 @@ def test_a_live_http_stream_is_read_and_its_end_is_a_lost_signal(answering, mjpe
 
 
 def test_a_recording_behind_a_url_is_no_live_source(answering, tmp_path):
-    path = tmp_path / "clip.avi"
-    writer = cv2.VideoWriter(
-        str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 48)
-    )
-    for shade in range(5):
-        writer.write(np.full((48, 64, 3), 20 * shade, dtype=np.uint8))
-    writer.release()
-
-    class Recording(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(path.stat().st_size))
-            self.end_headers()
-            self.wfile.write(path.read_bytes())
-
-    with answering(Recording) as host, open_source(f"http://{host}/clip.avi") as source:
+    frames = [np.full((48, 64, 3), 20 * shade, dtype=np.uint8) for shade in range(5)]
+    write_clip(tmp_path / "a.avi", frames, "mpeg4")
+    recording = page((tmp_path / "a.avi").read_bytes())
+    with answering(recording) as host, open_source(f"http://{host}/clip.avi") as source:
         assert not source.info.live
         assert len(list(source)) == 5
 

@@ -12,10 +12,10 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-import av
 import cv2
 import numpy as np
 import pytest
+from clips import write_clip
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -121,14 +121,8 @@ def test_the_standard_input_is_a_source():
 
 def clip(path: Path, container: str) -> bytes:
     """Ten frames of a video, each 20 levels brighter."""
-    with av.open(str(path), "w", format=container) as writer:
-        stream = writer.add_stream("mpeg4" if container == "mpegts" else "ffv1", rate=10)
-        stream.width, stream.height = 64, 48
-        stream.pix_fmt = "yuv420p"
-        for number in range(10):
-            image = np.full((48, 64, 3), 20 * number + 30, dtype=np.uint8)
-            writer.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
-        writer.mux(stream.encode(None))
+    frames = [np.full((48, 64, 3), 20 * number + 30, dtype=np.uint8) for number in range(10)]
+    write_clip(path, frames, "mpeg4" if container == "mpegts" else "ffv1", container=container)
     return path.read_bytes()
 
 
@@ -170,13 +164,7 @@ def test_a_video_is_read_from_a_named_pipe(tmp_path, container):
 
 def test_dv_is_told_from_jpegs_by_its_first_bytes(tmp_path):
     path, pipe = tmp_path / "a.dv", tmp_path / "p"
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("dvvideo", rate=25)
-        stream.width, stream.height, stream.pix_fmt = 720, 576, "yuv420p"
-        image = np.full((576, 720, 3), 90, np.uint8)
-        for _ in range(3):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
-        container.mux(stream.encode(None))
+    write_clip(path, [np.full((576, 720, 3), 90, np.uint8)] * 3, "dvvideo", rate=25)
     os.mkfifo(pipe)
     thread = feed(pipe, path.read_bytes())
     with open_source(str(pipe)) as source:

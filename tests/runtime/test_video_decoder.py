@@ -16,6 +16,7 @@ import av
 import numpy as np
 import pytest
 from av.video.reformatter import ColorRange, Colorspace
+from clips import write_clip
 
 from gain_core.errors import StreamError
 from gain_runtime.sources.decoder import DEINTERLACE, VideoDecoder
@@ -63,6 +64,7 @@ def encode(
     frames: Sequence[np.ndarray],
     codec: str,
     *,
+    rate: int = RATE,
     pixel_format: str = "yuv420p",
     options: dict[str, str] | None = None,
     matrix: Colorspace = Colorspace.ITU601,
@@ -73,7 +75,7 @@ def encode(
     """Write RGB frames through PyAV."""
     height, width = frames[0].shape[:2]
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=RATE, options=options or {})
+        stream = container.add_stream(codec, rate=rate, options=options or {})
         stream.width, stream.height, stream.pix_fmt = width, height, pixel_format
         context = stream.codec_context
         context.time_base = stream.time_base = Fraction(1, 1000 if times else RATE)
@@ -274,14 +276,7 @@ def test_a_rate_that_is_a_time_base_is_not_believed(tmp_path: Path) -> None:
     times = [0, 40, 80, 120, 500, 540]
     path = tmp_path / "a.mkv"
     frames = scene(6)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("ffv1", rate=1000)
-        stream.width, stream.height, stream.pix_fmt = *SIZE, "bgr0"
-        for number, frame in enumerate(frames):
-            made = av.VideoFrame.from_ndarray(frame, format="rgb24")
-            made.pts, made.time_base = times[number], Fraction(1, 1000)
-            container.mux(stream.encode(made))
-        container.mux(stream.encode(None))
+    encode(path, frames, "ffv1", rate=1000, pixel_format="bgr0", times=times)
     with open_source(str(path)) as source:
         assert source.info.rate_hz is None
         assert source.info.num_frames is None
@@ -299,12 +294,8 @@ def test_frames_of_a_cut_file_are_those_that_were_decoded(
     path = tmp_path / f"a{suffix}"
     is_mp4 = suffix == ".mp4"
     options = {"movflags": "+faststart"} if is_mp4 else {}
-    with av.open(str(path), "w", container_options=options) as container:
-        stream = container.add_stream("libx264", rate=RATE, options={"bf": ordered, "g": "10"})
-        stream.width, stream.height, stream.pix_fmt = *SIZE, "yuv420p"
-        for frame in scene(60):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode(None))
+    x264 = {"bf": ordered, "g": "10"}
+    write_clip(path, scene(60), "libx264", rate=RATE, options=x264, container_options=options)
     data = path.read_bytes()
     if is_mp4:
         assert data.index(b"moov") < data.index(b"mdat")
