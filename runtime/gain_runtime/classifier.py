@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -259,8 +258,7 @@ def open_engine(
             update_every=UPDATE_EVERY if update_every is None else update_every,
             warmup_frames=WARMUP_FRAMES if warmup_frames is None else warmup_frames,
         )
-    given: dict[str, Any] = {"config": config, "warmup_frames": warmup_frames}
-    for name, value in given.items():
+    for name, value in (("config", config), ("warmup_frames", warmup_frames)):
         if value is not None:
             raise ConfigError(
                 f"{name}: fixed in {path}, an adaptive file; leave it out, or make the file "

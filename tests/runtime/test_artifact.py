@@ -177,12 +177,6 @@ def test_half_precision_input_is_refused(tiny_model, tmp_path):
     assert "expected float32, got FLOAT16" in refusal(tiny_model.write(tmp_path / "a.onnx"))
 
 
-def test_graph_without_static_shapes_is_accepted(tiny_model, tmp_path):
-    for value in tiny_model.model.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    assert load_artifact(tiny_model.write(tmp_path / "a.onnx")).manifest == tiny_model.manifest
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_head_with_non_finite_values_is_refused(tiny_model, tmp_path, value):
     weight = tiny_model.weight.copy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +17,6 @@ from gain_runtime.sessions import onnx as onnx_session
 from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
 from gain_runtime.sessions.session import open_session
 from gain_runtime.sessions.shared import SharedSession
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "gpu.md"
 
 
 def batch_of(size: int, seed: int = 0) -> np.ndarray:
@@ -191,7 +188,9 @@ def with_cuda_listed(monkeypatch):
 
 def test_provider_that_was_replaced_is_an_error(tiny_artifact, with_cuda_listed):
     with_cuda_listed(Replaced)
-    with pytest.raises(BackendUnavailableError, match=f"put {CPU_PROVIDER} in its place"):
+    # `onnxruntime` and `onnxruntime-gpu` write the same files, and the base install has one.
+    told = f"put {CPU_PROVIDER} in its place.*uninstall -y onnxruntime;.*install.* onnxruntime-gpu;"
+    with pytest.raises(BackendUnavailableError, match=told):
         OnnxSession(tiny_artifact, provider=CUDA_PROVIDER)
     providers = [(CUDA_PROVIDER, {"use_tf32": "0"}), CPU_PROVIDER]
     assert Replaced.made[-1] == {"providers": providers, "enable_fallback": 0}
@@ -202,21 +201,6 @@ def test_provider_that_fails_is_an_error(tiny_artifact, with_cuda_listed):
     with pytest.raises(BackendUnavailableError, match="CUDA failure 35: no driver") as caught:
         open_session(tiny_artifact, device="cuda")
     assert "\n" not in str(caught.value)
-
-
-def test_remedy_is_the_pages_and_leaves_the_wheel_with_cuda(tiny_artifact, with_cuda_listed):
-    """`onnxruntime` and `onnxruntime-gpu` write the same files, and the base install has one."""
-    with_cuda_listed(Replaced)
-    with pytest.raises(BackendUnavailableError) as caught:
-        OnnxSession(tiny_artifact, provider=CUDA_PROVIDER)
-    commands = [
-        "pip install -e '.[gpu]'",
-        "pip uninstall -y onnxruntime",
-        "pip install --force-reinstall --no-deps onnxruntime-gpu",
-    ]
-    for text in (str(caught.value), PAGE.read_text("utf-8")):
-        places = [text.index(command) for command in commands]
-        assert places == sorted(places)
 
 
 def test_real_library_replacing_the_provider_is_noticed(tiny_artifact, with_cuda_listed):

@@ -299,25 +299,18 @@ def test_class_lists_with_a_byte_order_mark_and_windows_lines_are_read(tmp_path)
     assert classes.index_of("n1") == 0
 
 
-def exif_with(orientation: int, *, make_as_rational: bool) -> bytes:
-    """An EXIF block by hand: Pillow would write Make as the text that it should be."""
-    entries = [(0x0112, 3, 1, orientation << 16)]
-    extra = b""
-    if make_as_rational:
-        entries.insert(0, (0x010F, 5, 1, 8 + 2 + 12 * 2 + 4))
-        extra = struct.pack(">II", 1, 2)
-    ifd = struct.pack(">H", len(entries))
-    for tag, kind, count, value in entries:
-        ifd += struct.pack(">HHII", tag, kind, count, value)
-    return b"Exif\0\0" + b"MM\0*" + struct.pack(">I", 8) + ifd + struct.pack(">I", 0) + extra
+def turned_exif() -> bytes:
+    """Orientation 6 beside Make as a number: Pillow would write the text that it should be."""
+    entries = struct.pack(">HHII", 0x010F, 5, 1, 38) + struct.pack(">HHII", 0x0112, 3, 1, 6 << 16)
+    head = b"Exif\0\0MM\0*" + struct.pack(">IH", 8, 2)
+    return head + entries + struct.pack(">III", 0, 1, 2)
 
 
 def test_orientation_is_read_from_its_own_tag_alone(tmp_path):
     """Pillow's `exif_transpose` writes all tags again, and raises on those that are broken."""
     image = Image.new("RGB", (40, 20), RED)
     image.paste(BLUE, (0, 0, 20, 20))
-    data = exif_with(6, make_as_rational=True)
-    image.save(tmp_path / "a.jpg", exif=data, quality=95)
+    image.save(tmp_path / "a.jpg", exif=turned_exif(), quality=95)
     pixels = load_image(tmp_path / "a.jpg")
     assert pixels.shape == (40, 20, 3)
     np.testing.assert_allclose(pixels[5, 10], BLUE, atol=12)
@@ -441,7 +434,7 @@ def test_paths_that_cannot_be_looked_at_are_one_line(tmp_path, monkeypatch, name
 
 def test_files_are_told_by_their_bytes_and_what_is_left_out_is_said(tmp_path, caplog):
     buffer = io.BytesIO()
-    Image.new("RGB", (40, 20), RED).save(buffer, "jpeg", exif=exif_with(6, make_as_rational=False))
+    Image.new("RGB", (40, 20), RED).save(buffer, "jpeg", exif=turned_exif())
     for name in ("a.jfif", "b.JPG_large", "c", "d.heic"):
         (tmp_path / name).write_bytes(buffer.getvalue())
     (tmp_path / "e.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(99))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,7 +14,7 @@ from clips import page, write_clip
 from without import run_without
 
 from gain_core.errors import StreamError
-from gain_runtime.sources.av_errors import reads_dash
+from gain_runtime.sources.decoder import reads_dash
 from gain_runtime.sources.opening import open_source
 
 SIZE = (96, 64)
@@ -68,30 +67,6 @@ def test_every_frame_arrives_once_in_order(tmp_path: Path, name: str, codec: str
     assert {frame.source_id for frame in frames} == {name}
     levels = np.array([frame.image.mean() for frame in frames])
     np.testing.assert_allclose(np.diff(levels), 10.0, atol=2.0)
-
-
-@pytest.mark.parametrize(("name", "codec"), [("cut.avi", "mjpeg"), ("cut.mkv", "mpeg4")])
-def test_a_cut_video_keeps_the_frames_before_the_cut(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, codec: str
-) -> None:
-    path = clip(tmp_path / name, codec)
-    with open_source(str(path)) as source:
-        whole = [frame.image for frame in source]
-        assert (len(whole), source.skipped) == (20, 0)
-    assert caplog.records == []
-    data = path.read_bytes()
-    path.write_bytes(data[: int(len(data) * 0.6)])
-    with caplog.at_level(logging.WARNING), open_source(str(path)) as source:
-        kept = [frame.image for frame in source]
-        skipped = source.skipped
-    assert 8 <= len(kept) <= 14
-    for image, original in zip(kept[:-1], whole, strict=False):
-        np.testing.assert_array_equal(image, original)
-    assert skipped == pytest.approx(20 - len(kept), abs=1)
-    warnings = [record.getMessage() for record in caplog.records]
-    assert len(warnings) == 1
-    assert name in warnings[0]
-    assert "cut short" in warnings[0]
 
 
 def test_a_cut_mp4_without_its_index_is_an_error(tmp_path: Path) -> None:

@@ -60,14 +60,7 @@ def _contents(message: Message) -> Iterator[str | bytes | onnx.TensorProto]:
                 yield from [inner] if isinstance(inner, onnx.TensorProto) else _contents(inner)
 
 
-_FLOAT_TYPES = frozenset(
-    {
-        onnx.TensorProto.FLOAT,
-        onnx.TensorProto.FLOAT16,
-        onnx.TensorProto.BFLOAT16,
-        onnx.TensorProto.DOUBLE,
-    }
-)
+_FLOAT_TYPES = ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -301,8 +294,8 @@ def _read_floats(
             "export the model again"
         )
     tensor = tensors[name]
-    if tensor.data_type not in _FLOAT_TYPES:
-        dtype = dtype_name(tensor.data_type)
+    dtype = dtype_name(tensor.data_type)
+    if dtype not in _FLOAT_TYPES:
         raise ArtifactError(
             f"{path}: head array {name}: expected floating point, got {dtype}; "
             "export the model with its head left unquantised"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import socket
 import struct
 import threading
 import time
@@ -14,34 +16,32 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import av
 import numpy as np
 import numpy.typing as npt
 from av.sidedata.sidedata import Type as SideDataType
 
-from gain_core.errors import StreamError
-from gain_runtime.sources.av_errors import reason_of, remedy_for
-from gain_runtime.sources.reader import Guarded, PipeReader
+from gain_core.errors import StreamError, one_line
+from gain_runtime.files.images import MOST_PIXELS
+from gain_runtime.sources.reader import POLL_S, Guarded, PipeReader
 
 __all__ = [
-    "MOST_PIXELS",
+    "NO_DASH",
     "Decoded",
     "Limits",
     "VideoDecoder",
     "in_thread",
+    "reads_dash",
 ]
 
 logger = logging.getLogger(__name__)
 
-# As large as the largest picture that is read; a header may claim 65535 x 65535.
-MOST_PIXELS = 178_956_970
 # Wider or taller pixels than that are a mistake in the header, not a picture.
 MOST_STRETCH = 4.0
 # A camera that runs on one of many streams needs no thread for each core.
 MOST_LIVE_THREADS = 4
-# How often a wait looks whether it was closed; signals end it at once.
-POLL_S = 0.1
 # Only frames that are marked interlaced are touched, and every frame stays one frame. yadif gives
 # the same bits in every FFmpeg since 5.1; bwdif, as near to the truth, does not.
 DEINTERLACE = "mode=send_frame:parity=auto:deint=interlaced"
@@ -376,8 +376,8 @@ class VideoDecoder(Guarded):
     ) -> StreamError:
         """The error of this source, in words."""
         url = self._source if isinstance(self._source, str) else ""
-        reason = reason_of(err, url=url, waited_s=waited_s, opening=opening)
-        remedy = remedy_for(err, url=url)
+        reason = _reason(err, url=url, waited_s=waited_s, opening=opening)
+        remedy = _remedy(err, url=url)
         return StreamError(f"{self._shown}: {what}: {reason}" + (f"; {remedy}" if remedy else ""))
 
 
@@ -453,3 +453,90 @@ def _turns(matrix: tuple[int, ...] | None) -> tuple[list[tuple[str, str | None]]
     if d < 0:
         turns.append(("vflip", None))
     return turns, False
+
+
+# PyAV's wheels are without libxml2.
+NO_DASH = (
+    "a DASH manifest (.mpd), which the FFmpeg inside this PyAV cannot read; take the HLS playlist "
+    "(.m3u8) of the same video, or: ffmpeg -i IN.mpd -c copy OUT.mkv"
+)
+CREDENTIALS = "put them into the URL: SCHEME://USER:PASSWORD@HOST/..."
+
+
+def _reason(
+    err: BaseException, /, *, url: str = "", waited_s: float | None = None, opening: bool = False
+) -> str:
+    """Why PyAV could not open or read something, in one clause without the URL's credentials.
+
+    The host of `url`, empty for what is none, is looked up again where the error may mean that its
+    name is unknown. `waited_s` is how long data was waited for; `opening` says that no frame had
+    come yet.
+    """
+    host, port = _host(url)
+    if isinstance(err, (av.error.ExitError, TimeoutError)):
+        # FFmpeg was told to stop waiting.
+        return "no data in time" if waited_s is None else f"no data for {waited_s:g} s"
+    for kind, reason in (
+        (av.error.HTTPUnauthorizedError, "the server wants other credentials (401 Unauthorized)"),
+        (av.error.HTTPForbiddenError, "the server refuses these credentials (403 Forbidden)"),
+        (av.error.HTTPNotFoundError, "the server knows no such address (404 Not Found)"),
+        (av.error.HTTPServerError, "the server failed (5xx)"),
+        ((av.error.HTTPClientError, av.error.HTTPError), "the server refused the request (4xx)"),
+        (ConnectionRefusedError, f"connection refused by {host}:{port}"),
+        (ConnectionError, "the connection was broken off"),
+        (av.error.ProtocolNotFoundError, "the FFmpeg inside this PyAV does not have that protocol"),
+        (av.error.DemuxerNotFoundError, "no format known here"),
+        (av.error.DecoderNotFoundError, "no decoder for it here"),
+        (PermissionError, "permission denied"),
+        (EOFError, "it ends before the first frame"),
+        (av.error.InvalidDataError, "what came is no video that can be decoded"),
+    ):
+        if isinstance(err, kind):
+            return reason
+    number = getattr(err, "errno", None)
+    if number in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN):
+        return f"no route to {host}"
+    if number == errno.EIO and host:
+        try:
+            socket.getaddrinfo(host, None)
+        except (OSError, UnicodeError):
+            return f"no host is called {host} (DNS)"
+        # A web page of unknown length, such as a login, ends like a broken connection.
+        return f"the other side {'sent no video and ' if opening else ''}hung up"
+    return str(getattr(err, "strerror", None) or one_line(err))
+
+
+def _remedy(err: BaseException, /, *, url: str = "") -> str:
+    """What to do about it, or an empty text."""
+    if isinstance(err, (av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError)):
+        return CREDENTIALS
+    if isinstance(err, av.error.HTTPNotFoundError):
+        return "check the path of the URL"
+    if isinstance(err, ConnectionRefusedError):
+        return "check the port, and that the camera or server runs"
+    if isinstance(err, av.error.ProtocolNotFoundError):
+        return "let another program fetch it: ffmpeg -i URL -c copy -f mpegts - | gain-stream - ..."
+    if isinstance(err, (av.error.ExitError, TimeoutError)) and url:
+        return "check that the camera is on and reachable"
+    if url.partition("?")[0].endswith(".mpd") and not reads_dash():
+        return f"it may be {NO_DASH}"
+    return ""
+
+
+def reads_dash() -> bool:
+    """Whether this PyAV reads DASH manifests."""
+    try:
+        av.format.ContainerFormat("dash", "r")
+    except ValueError:
+        return False
+    return True
+
+
+def _host(url: str) -> tuple[str, int | str]:
+    """Host and port of a URL."""
+    defaults = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443, "rtmp": 1935}
+    try:
+        parts = urlsplit(url)
+        return parts.hostname or "", parts.port or defaults.get(parts.scheme.lower()) or "?"
+    except ValueError:
+        return "", "?"

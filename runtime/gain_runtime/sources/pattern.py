@@ -24,6 +24,9 @@ __all__ = [
 class DrawnSource(Closing):
     """Frames 0 to `num_frames` - 1, until it is closed."""
 
+    # A drawn frame cannot fail to decode.
+    skipped = 0
+
     def __init__(self, num_frames: int, /) -> None:
         self._num_frames = num_frames
         self._closed = False
@@ -36,11 +39,6 @@ class DrawnSource(Closing):
     @abstractmethod
     def frame(self, index: int, /) -> Frame:
         """Draw one frame; it depends on the source's parameters and its index only."""
-
-    @property
-    def skipped(self) -> int:
-        """Always 0: a drawn frame cannot fail to decode."""
-        return 0
 
     def __iter__(self) -> Iterator[Frame]:
         for index in range(self._num_frames):

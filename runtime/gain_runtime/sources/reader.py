@@ -29,8 +29,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Longest time until a read notices that it was closed.
-POLL_MS = 100
+# Every wait ends after this long to look whether it is still wanted, so nothing can hang on a lost
+# signal between threads; notifications and data make the ordinary case immediate.
+POLL_S = 0.1
 
 
 class Guarded(Closing):
@@ -128,7 +129,7 @@ class PipeReader(Guarded):
             poll = select.poll()
             poll.register(self._fd, select.POLLIN | select.POLLHUP)
             while not self.closed:
-                if poll.poll(POLL_MS):
+                if poll.poll(1e3 * POLL_S):
                     try:
                         return os.read(self._fd, size)
                     except BlockingIOError:
@@ -140,9 +141,6 @@ class PipeReader(Guarded):
 
 Policy = Literal["block", "drop_oldest"]
 
-# Every wait ends after this long to look at the stop event, so nothing can hang on a lost signal
-# between threads; notifications make the ordinary case immediate.
-POLL_S = 0.1
 # A stop shall take less than two seconds, also where a camera hangs.
 JOIN_S = 0.5
 

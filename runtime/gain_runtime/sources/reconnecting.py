@@ -14,6 +14,7 @@ from typing import Literal
 
 from gain_core.errors import GainError, StreamError
 from gain_runtime.frames import Closing, Frame, FrameSource
+from gain_runtime.sources.reader import POLL_S
 
 __all__ = [
     "Connection",
@@ -26,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-# Longest time until a stop is noticed.
-POLL_S = 0.1
 
 
 class SignalLostError(StreamError):
@@ -159,7 +158,11 @@ class ReconnectingSource(Closing):
         for_s = "" if math.isinf(self._patience_s) else f" for {self._patience_s:g} s"
         logger.warning("%s: %s; trying again%s", self._shown, reason, for_s)
         self._tell(state="reconnecting", reason=reason, attempt=0, since_s=time.time())
-        self._let_go()
+        with self._lock:
+            source, self._source = self._source, None
+            if source is not None:
+                self._skipped_before += source.skipped
+                source.close()
         found = self._keep_trying(reason)
         if found is not None:
             self._take(found)
@@ -225,14 +228,6 @@ class ReconnectingSource(Closing):
     def _reason(self, err: GainError) -> str:
         """What went wrong, without the name of the source, which is known where it is read."""
         return str(err).removeprefix(f"{self._shown}: ")
-
-    def _let_go(self) -> None:
-        """Close the connection that was lost."""
-        with self._lock:
-            source, self._source = self._source, None
-            if source is not None:
-                self._skipped_before += source.skipped
-                source.close()
 
     def _take(self, source: FrameSource) -> None:
         """Go on with a new connection, unless this was closed meanwhile."""

@@ -12,8 +12,7 @@ from pathlib import Path
 from gain_core.errors import StreamError
 from gain_runtime.files.paths import LFS_POINTER, read_head, regular_file
 from gain_runtime.frames import Closing, Frame, SourceInfo, rate_or_none
-from gain_runtime.sources.av_errors import NO_DASH, reads_dash
-from gain_runtime.sources.decoder import Decoded, Limits, VideoDecoder
+from gain_runtime.sources.decoder import NO_DASH, Decoded, Limits, VideoDecoder, reads_dash
 from gain_runtime.sources.reader import PipeReader
 from gain_runtime.sources.uri import SCHEME, redact
 
