@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import logging
 import sys
 import weakref
 from dataclasses import replace
@@ -77,17 +76,6 @@ def test_engine_with_host_code_must_be_allowed(artifact_path, lay_engine):
     if not HAS_GPU:
         with pytest.raises(BackendUnavailableError, match="no usable NVIDIA driver"):
             open_session(artifact_path, device="tensorrt", allow_host_code=True)
-
-
-@pytest.mark.skipif(HAS_GPU, reason="there is a driver")
-def test_auto_passes_over_an_engine_that_cannot_run_here(artifact_path, lay_engine, caplog):
-    lay_engine(SM89)
-    with (
-        caplog.at_level(logging.INFO, logger="gain_runtime"),
-        open_session(artifact_path, device="auto", num_threads=1) as session,
-    ):
-        assert session.provider == "CPUExecutionProvider"
-    assert "auto: tensorrt is passed over: tensorrt_rtx: no usable NVIDIA driver" in caplog.text
 
 
 def test_missing_engine_names_the_command(artifact_path):

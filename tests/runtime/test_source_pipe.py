@@ -173,15 +173,6 @@ def test_dv_is_told_from_jpegs_by_its_first_bytes(tmp_path):
     thread.join(120.0)
 
 
-def test_jpegs_are_read_from_a_named_pipe(tmp_path):
-    pipe = tmp_path / "p"
-    os.mkfifo(pipe)
-    thread = feed(pipe, jpeg(40) + jpeg(90))
-    with open_source(str(pipe)) as source:
-        assert len(list(source)) == 2
-    thread.join(120.0)
-
-
 def test_only_a_character_device_is_a_camera(tmp_path):
     """Shells hand over the output of a command as `/dev/fd/63`."""
     data = clip(tmp_path / "a.bin", "mpegts")
@@ -196,17 +187,6 @@ def test_only_a_character_device_is_a_camera(tmp_path):
         assert source.info.width_px == 64
         assert len(list(source)) == 10
     os.close(reader)
-
-
-def test_a_file_on_a_memory_disk_is_a_file():
-    shm = Path("/dev/shm")
-    if not os.access(shm, os.W_OK):
-        pytest.skip("this system has no /dev/shm")
-    with tempfile.TemporaryDirectory(dir=shm) as folder:
-        path = Path(folder) / "clip.mkv"
-        clip(path, "matroska")
-        with open_source(str(path)) as source:
-            assert len(list(source)) == 10
 
 
 @pytest.mark.parametrize("begun", [b"", jpeg(40)[:30], b"\x47\x40"], ids=["nothing", "jpeg", "ts"])

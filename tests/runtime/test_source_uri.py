@@ -35,19 +35,19 @@ from gain_runtime.sources.uri import parse_uri, record_from_params, redact, reda
         pytest.param("a ! appsink", "pipeline", "a ! appsink", id="pipeline"),
     ],
 )
-def test_kinds_and_targets(text: str, kind: str, target: str) -> None:
+def test_kinds_and_targets(text, kind, target):
     parsed = parse_uri(text)
     assert (parsed.kind, parsed.target) == (kind, target)
 
 
 @pytest.mark.parametrize("name", ["clip [720p].mp4", "a ! b.mp4"])
-def test_a_path_that_exists_is_no_glob_and_no_pipeline(tmp_path, monkeypatch, name) -> None:
+def test_a_path_that_exists_is_no_glob_and_no_pipeline(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     Path(name).touch()
     assert parse_uri(name).kind == "path"
 
 
-def test_test_parameters_are_parsed_and_unescaped() -> None:
+def test_test_parameters_are_parsed_and_unescaped():
     parsed = parse_uri("test://drive?seed=3&conditions=fog%2Cnight&empty=")
     assert parsed.target == "drive"
     assert parsed.params == {"seed": "3", "conditions": "fog,night", "empty": ""}
@@ -73,7 +73,7 @@ def test_test_parameters_are_parsed_and_unescaped() -> None:
         pytest.param("sftp://joe:hunter2@host/a", "rtsp://", id="lists-the-known-ones"),
     ],
 )
-def test_malformed_uris_are_one_clear_line(text: str, named: str) -> None:
+def test_malformed_uris_are_one_clear_line(text, named):
     with pytest.raises(ConfigError) as caught:
         parse_uri(text)
     assert named in str(caught.value)
@@ -133,7 +133,7 @@ def test_malformed_uris_are_one_clear_line(text: str, named: str) -> None:
         pytest.param("test://drive?seed=1", "test://drive?seed=1", id="test"),
     ],
 )
-def test_redaction(uri: str, expected: str) -> None:
+def test_redaction(uri, expected):
     assert "secret" not in expected
     assert redact(uri) == expected
     assert "secret" not in redact(uri)
@@ -147,7 +147,7 @@ class _Params:
     name: str = "x"
 
 
-def test_parameters_take_the_types_of_their_defaults() -> None:
+def test_parameters_take_the_types_of_their_defaults():
     params = {"count": "7", "speed": "0.5", "loop": "yes", "name": "3"}
     record = record_from_params(_Params, params, owner="test://a")
     assert record == _Params(count=7, speed=0.5, loop=True, name="3")
@@ -163,12 +163,12 @@ def test_parameters_take_the_types_of_their_defaults() -> None:
         pytest.param({"loop": "2"}, "loop: expected bool", id="bool"),
     ],
 )
-def test_bad_parameters_are_named(params: dict[str, str], named: str) -> None:
+def test_bad_parameters_are_named(params, named):
     with pytest.raises(ConfigError, match=named):
         record_from_params(_Params, params, owner="test://a")
 
 
-def test_a_csi_camera_is_a_pipeline_of_its_size() -> None:
+def test_a_csi_camera_is_a_pipeline_of_its_size():
     uri = parse_uri("csi://1?width=1920&height=1080&rate=60&flip=2")
     assert (uri.kind, uri.shown) == ("pipeline", "csi://1")
     assert uri.target.startswith("nvarguscamerasrc sensor-id=1 ! ")
@@ -185,5 +185,5 @@ def test_a_csi_camera_is_a_pipeline_of_its_size() -> None:
         ("https://example.com?token=x", "https://example.com"),
     ],
 )
-def test_a_webhook_is_shown_by_its_host_alone(url: str, expected: str) -> None:
+def test_a_webhook_is_shown_by_its_host_alone(url, expected):
     assert redact_to_host(url) == expected

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 
@@ -54,7 +52,7 @@ def media_data(data: bytes) -> tuple[int, int]:
         ("a.mkv", "ffv1"),
     ],
 )
-def test_every_frame_arrives_once_in_order(tmp_path: Path, name: str, codec: str) -> None:
+def test_every_frame_arrives_once_in_order(tmp_path, name, codec):
     path = clip(tmp_path / name, codec)
     with open_source(str(path)) as source:
         frames = list(source)
@@ -69,7 +67,7 @@ def test_every_frame_arrives_once_in_order(tmp_path: Path, name: str, codec: str
     np.testing.assert_allclose(np.diff(levels), 10.0, atol=2.0)
 
 
-def test_a_cut_mp4_without_its_index_is_an_error(tmp_path: Path) -> None:
+def test_a_cut_mp4_without_its_index_is_an_error(tmp_path):
     path = clip(tmp_path / "cut.mp4", "mpeg4")
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * 0.6)])
@@ -77,7 +75,7 @@ def test_a_cut_mp4_without_its_index_is_an_error(tmp_path: Path) -> None:
         open_source(str(path))
 
 
-def test_damage_in_the_middle_is_skipped_and_counted(tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_skipped_and_counted(tmp_path):
     path = clip(tmp_path / "damaged.mov", "mjpeg")
     data = bytearray(path.read_bytes())
     start, end = media_data(data)
@@ -107,9 +105,7 @@ def test_damage_in_the_middle_is_skipped_and_counted(tmp_path: Path) -> None:
         pytest.param("data.bin", b"\x7fELF" + bytes(range(256)) * 30, "no video", id="binary"),
     ],
 )
-def test_what_is_no_video_is_one_clear_error(
-    tmp_path: Path, name: str, content: bytes, named: str
-) -> None:
+def test_what_is_no_video_is_one_clear_error(tmp_path, name, content, named):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(StreamError, match=named) as caught:
@@ -118,9 +114,7 @@ def test_what_is_no_video_is_one_clear_error(
     assert "\n" not in str(caught.value)
 
 
-def test_a_dash_manifest_is_read_or_refused_with_what_to_do(
-    tmp_path: Path, answering: Callable[..., AbstractContextManager[str]]
-) -> None:
+def test_a_dash_manifest_is_read_or_refused_with_what_to_do(tmp_path, answering):
     """PyAV's wheels write manifests and read none; the segments play through the HLS playlist."""
     manifest = tmp_path / "a.mpd"
     options = {"hls_playlist": "1", "seg_duration": "1"}
@@ -142,7 +136,7 @@ def test_a_dash_manifest_is_read_or_refused_with_what_to_do(
         assert len(list(source)) == 20
 
 
-def test_the_libraries_below_add_nothing_to_the_error(tmp_path: Path) -> None:
+def test_the_libraries_below_add_nothing_to_the_error(tmp_path):
     path = tmp_path / "noise.mp4"
     path.write_bytes(np.random.default_rng(0).bytes(9000))
     program = (
@@ -158,7 +152,7 @@ def test_the_libraries_below_add_nothing_to_the_error(tmp_path: Path) -> None:
     assert (done.stderr, done.stdout.count("\n")) == ("", 1)
 
 
-def test_a_video_without_frames_is_an_error(tmp_path: Path) -> None:
+def test_a_video_without_frames_is_an_error(tmp_path):
     path = clip(tmp_path / "none.avi", "mjpeg", count=3)
     data = path.read_bytes()
     start = data.index(b"movi")
@@ -167,9 +161,7 @@ def test_a_video_without_frames_is_an_error(tmp_path: Path) -> None:
         open_source(str(path))
 
 
-def test_close_ends_the_iteration_and_may_be_repeated(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_close_ends_the_iteration_and_may_be_repeated(tmp_path, caplog):
     path = clip(tmp_path / "a.avi", "mjpeg")
     source = open_source(str(path))
     frames = iter(source)
