@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import string
-import struct
 
 import numpy as np
 import onnx
@@ -64,18 +63,6 @@ def test_a_damaged_state_is_refused_or_the_same(make_adapter, tmp_path, state_by
         assert adapter.frames == 0
     probs = adapter.step([np.full((20, 20, 3), 90, np.uint8)]).probs
     assert np.isfinite(probs).all()
-
-
-@FEW
-@given(
-    header=st.dictionaries(st.text(max_size=8), st.text(max_size=8)), size=st.integers(0, 2**64 - 1)
-)
-def test_headers_of_any_size_are_refused(make_adapter, tmp_path, header, size):
-    text = json.dumps({"__metadata__": header}).encode()
-    path = tmp_path / "state"
-    path.write_bytes(struct.pack("<Q", size) + text)
-    with pytest.raises(GainError):
-        make_adapter().load_state(path)
 
 
 @FEW

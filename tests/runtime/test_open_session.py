@@ -75,17 +75,6 @@ def test_auto_ends_at_the_cpu_and_says_why(tiny_artifact, no_cuda, caplog):
     assert f"running on {CPU_PROVIDER}" in caplog.text
 
 
-def test_damaged_engine_is_passed_over_with_its_fault(tiny_artifact, no_cuda, caplog):
-    tiny_artifact.with_suffix(".engine").write_bytes(b"\xff" * 100)
-    with (
-        caplog.at_level(logging.INFO, logger="gain_runtime"),
-        open_session(tiny_artifact, device="auto", num_threads=1) as session,
-    ):
-        assert session.provider == CPU_PROVIDER
-    assert "tensorrt is passed over" in caplog.text
-    assert "it is no engine or is damaged" in caplog.text
-
-
 def test_auto_hides_no_damaged_artifact(tmp_path):
     with pytest.raises(ArtifactError, match="no such file"):
         open_session(tmp_path / "absent.onnx", device="auto")

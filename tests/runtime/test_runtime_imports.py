@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from without import run_without
@@ -21,8 +20,6 @@ MODULES = sorted(
     - WRAPPERS
     - {"__init__"}
 )
-# What a command line imports before it has parsed its flags.
-LIGHT = ("frames", "files.manifest", "files.paths", "files.artifact", "sessions.session")
 
 
 # Each by itself, as if it were the first of the package, so that no order hides a circle.
@@ -38,17 +35,9 @@ for module in sys.argv[1:]:
 """
 
 
-def import_with_blocked(modules: Sequence[str], blocked: Sequence[str]) -> None:
-    done = run_without(blocked, SCRIPT, *modules)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def test_modules_import_without_extras():
-    import_with_blocked(MODULES, EXTRAS)
-
-
-def test_light_modules_import_without_onnx_runtime():
-    import_with_blocked(LIGHT, (*EXTRAS, "onnxruntime"))
+    done = run_without(EXTRAS, SCRIPT, *MODULES)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_broken_onnx_runtime_is_one_clear_error():
