@@ -97,19 +97,13 @@ def test_malformed_uris_are_one_clear_line(text, named):
         pytest.param("http://c/v?mail=a@secret", "http://***", id="at-sign-in-query"),
         pytest.param("http://c/v#secret", "http://c/v#***", id="fragment"),
         pytest.param("rtsp://c/user=a_password=secret_channel=1", "rtsp://c/***", id="in-path"),
-        pytest.param(
-            "rtsp://c/Streaming/Channels/101", "rtsp://c/Streaming/Channels/101", id="words"
-        ),
-        pytest.param(
-            "https://c/x/T0A1B2C3D/clip.mp4", "https://c/x/***/clip.mp4", id="token-in-path"
-        ),
+        pytest.param("rtsp://c/Streaming/101", "rtsp://c/Streaming/101", id="words"),
+        pytest.param("http://c/x/T0A1B2C3D/clip", "http://c/x/***/clip", id="token-in-path"),
         pytest.param("rtsp://c/joe/secret/ch1/main", "rtsp://c/***/***/ch1/main", id="bare-word"),
         # As some recorders make them: letters alone, nothing but the stream's password.
         pytest.param("rtsps://c/kLxnTqsecretVvdX", "rtsps://c/***", id="letters"),
         pytest.param("rtsp://c/12345678/1", "rtsp://c/***/1", id="digits"),
-        pytest.param(
-            "rtsp://c/h264Preview_01_main", "rtsp://c/h264Preview_01_main", id="camera-words"
-        ),
+        pytest.param("rtsp://c/h264Preview_01", "rtsp://c/h264Preview_01", id="camera-words"),
         pytest.param("rtsp://c/axis-media/media.amp", "rtsp://c/axis-media/media.amp", id="axis"),
         pytest.param("rtsp://c/unicast/c1/s0/live", "rtsp://c/unicast/c1/s0/live", id="letter"),
         pytest.param(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import platform
 import shutil
 import struct
 import subprocess
@@ -27,13 +25,6 @@ SIZE = (96, 64)
 RATE = 25
 FIELDS = {"flags": "+ildct+ilme"}
 LOSSLESS = {"qp": "0", "preset": "ultrafast"}
-# SHA-256 of all frames where the encoder loses nothing, so that no version of it matters.
-HASHES = {
-    "h264 interlaced": "4beacc6a33b6a46e",
-    "h264 709": "188c9f085b8579e1",
-    "wide pixels": "03a75e297692e48c",
-    "ffv1": "9751cd4a39a851e5",
-}
 
 
 def scene(count: int, size: tuple[int, int] = SIZE) -> list[np.ndarray]:
@@ -176,16 +167,6 @@ def test_every_frame_is_the_command_lines(tmp_path, name):
     assert len(ours) == len(theirs) == 12
     difference = np.abs(ours.astype(int) - theirs)
     assert difference.max() <= 1, f"{difference.max()} levels"
-
-
-@pytest.mark.skipif(
-    platform.machine() not in ("x86_64", "AMD64"),
-    reason="FFmpeg's conversion to RGB rounds otherwise on other processors",
-)
-@pytest.mark.parametrize("name", HASHES)
-def test_lossless_frames_are_those_that_were_compared(tmp_path, name):
-    frames = np.stack(decode(make(tmp_path, KINDS[name][0])))
-    assert hashlib.sha256(frames.tobytes()).hexdigest()[:16] == HASHES[name]
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if KINDS[name][1] != "null"])
