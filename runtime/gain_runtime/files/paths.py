@@ -285,13 +285,10 @@ class FsspecFolder:
 
     def read(self, name: str, /) -> bytes | None:
         """A file's bytes; None where there is none."""
-        with self._errors(name, "read"):
-            try:
-                data: bytes = self._files.cat_file(f"{self._root}/{name}")
-            except FileNotFoundError:
-                return None
-            return data
-        raise AssertionError("unreachable")
+        data: bytes | None = None
+        with self._errors(name, "read"), suppress(FileNotFoundError):
+            data = self._files.cat_file(f"{self._root}/{name}")
+        return data
 
     def write(self, name: str, data: bytes, /) -> None:
         """Write a file; folders are made. A failure leaves what was there before untouched."""
@@ -305,12 +302,11 @@ class FsspecFolder:
 
     def names(self, folder: str = "", /) -> list[str]:
         """Names of the files directly in a folder below; none where there is no such folder."""
-        with self._errors(folder, "listed"):
+        found: list[str] = []
+        with self._errors(folder, "listed"), suppress(FileNotFoundError):
             self._files.invalidate_cache()
-            with suppress(FileNotFoundError):
-                found = self._files.ls(f"{self._root}/{folder}".rstrip("/"), detail=False)
-                return [str(path).rsplit("/", 1)[-1] for path in found]
-        return []
+            found = self._files.ls(f"{self._root}/{folder}".rstrip("/"), detail=False)
+        return [str(path).rsplit("/", 1)[-1] for path in found]
 
     def remove(self, name: str, /) -> None:
         """Delete a file, or a folder below and all in it."""

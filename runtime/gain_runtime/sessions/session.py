@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
@@ -197,13 +198,11 @@ def open_session(
     _check_device(device)
     if not isinstance(artifact, Artifact):
         artifact = load_artifact(artifact)
+    open_on = partial(_open, artifact, num_threads=num_threads, allow_host_code=allow_host_code)
     if device != "auto":
-        return _open(artifact, device, num_threads, allow_host_code)
-
-    def opener(name: str) -> Callable[[], Session]:
-        return lambda: _open(artifact, name, num_threads, allow_host_code, warm=name != "cpu")
-
-    return first_that_opens({name: opener(name) for name in ("tensorrt", "cuda", "cpu")})
+        return open_on(device)
+    names = ("tensorrt", "cuda", "cpu")
+    return first_that_opens({name: partial(open_on, name, warm=name != "cpu") for name in names})
 
 
 def open_adaptive_session(
@@ -222,10 +221,11 @@ def open_adaptive_session(
     from gain_runtime.sessions.adaptive import AdaptiveSession
     from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER
 
-    def opener(provider: str) -> Callable[[], AdaptiveSession]:
-        return lambda: AdaptiveSession(artifact, provider=provider, num_threads=num_threads)
-
-    openers = {"cuda": opener(CUDA_PROVIDER), "cpu": opener(CPU_PROVIDER)}
+    providers = {"cuda": CUDA_PROVIDER, "cpu": CPU_PROVIDER}
+    openers = {
+        name: partial(AdaptiveSession, artifact, provider=provider, num_threads=num_threads)
+        for name, provider in providers.items()
+    }
     return openers[device]() if device != "auto" else first_that_opens(openers)
 
 
@@ -252,9 +252,10 @@ def first_that_opens(openers: Mapping[str, Callable[[], Opened]], /) -> Opened:
 def _open(
     artifact: Artifact,
     device: str,
+    /,
+    *,
     num_threads: int | None,
     allow_host_code: bool,
-    *,
     warm: bool = False,
 ) -> Session:
     """A session on a device, after one forward pass where `warm`; closed where that fails."""
