@@ -203,17 +203,6 @@ def test_provider_that_fails_is_an_error(tiny_artifact, with_cuda_listed):
     assert "\n" not in str(caught.value)
 
 
-def test_real_library_replacing_the_provider_is_noticed(tiny_artifact, with_cuda_listed):
-    """The library itself, asked for a provider it lacks, warns and takes the CPU."""
-    if CUDA_PROVIDER in onnx_session.native.get_available_providers():
-        pytest.skip("this ONNX Runtime has the CUDA provider")
-    with (
-        pytest.warns(UserWarning, match="not in available provider names"),
-        pytest.raises(BackendUnavailableError, match="in its place"),
-    ):
-        OnnxSession(tiny_artifact, provider=CUDA_PROVIDER)
-
-
 def test_node_placement_is_logged(tiny_artifact, caplog):
     with caplog.at_level(logging.INFO, logger="gain_runtime"), OnnxSession(tiny_artifact) as opened:
         if not hasattr(opened._session, "get_provider_graph_assignment_info"):
