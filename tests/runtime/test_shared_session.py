@@ -76,6 +76,24 @@ def ask_all(streams: list[StreamSession], batches: list[np.ndarray]) -> list[Fea
         return [future.result(timeout=LONG_S) for future in asked]
 
 
+def meet(
+    shared: SharedSession, streams: list[StreamSession], batches: list[np.ndarray]
+) -> list[Features]:
+    """The pass of the first is held until all the others wait for the next; what each got."""
+    recording = shared._session
+    recording.gate.clear()
+    recording.entered.clear()
+    with ThreadPoolExecutor(len(streams)) as pool:
+        asked = [pool.submit(streams[0].infer, batches[0])]
+        assert recording.entered.wait(LONG_S)
+        later = zip(streams[1:], batches[1:], strict=True)
+        asked += [pool.submit(stream.infer, pixel_values) for stream, pixel_values in later]
+        while len(shared._waiting) < len(streams) - 1:
+            time.sleep(0.001)
+        recording.gate.set()
+        return [future.result(timeout=LONG_S) for future in asked]
+
+
 def assert_same(answer: Features | Exception, expected: Features) -> None:
     assert isinstance(answer, Features), answer
     for got, wanted in zip(answer, expected, strict=True):
@@ -125,17 +143,7 @@ def test_streams_that_are_never_ready_together_do_not_wait(recording, batch):
     assert time.monotonic() - started < LONG_S
     # Two that meet by chance are waited for again, and the third has nothing.
     shared._wait_s = 0.5
-    recording.gate.clear()
-    recording.entered.clear()
-    with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(streams[0].infer, batch(0))]
-        assert recording.entered.wait(LONG_S)
-        asked += [pool.submit(stream.infer, batch(1)) for stream in streams[1:]]
-        while len(shared._waiting) < 2:
-            time.sleep(0.001)
-        recording.gate.set()
-        for future in asked:
-            future.result(timeout=LONG_S)
+    meet(shared, streams, [batch(0)] * 3)
     shared._wait_s = LONG_S
     recording.sizes.clear()
     ask_all(streams, [batch(n) for n in range(3)])
@@ -145,29 +153,14 @@ def test_streams_that_are_never_ready_together_do_not_wait(recording, batch):
 def test_what_is_asked_during_a_pass_shares_the_next(recording, batch):
     shared = SharedSession(recording, wait_s=0.0)
     streams = [shared.join() for _ in range(4)]
-    recording.gate.clear()
-    with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(streams[0].infer, batch(0))
-        assert recording.entered.wait(LONG_S)
-        later = [pool.submit(stream.infer, batch(n)) for n, stream in enumerate(streams[1:])]
-        while len(shared._waiting) < 3:
-            time.sleep(0.001)
-        recording.gate.set()
-        first.result(timeout=LONG_S)
-        for future in later:
-            future.result(timeout=LONG_S)
+    meet(shared, streams, [batch(n) for n in range(4)])
     assert recording.sizes == [1, 3]
 
 
 def test_a_pass_is_no_larger_than_asked_and_a_batch_never_split(recording, batch):
     shared = SharedSession(recording, wait_s=0.05, most_rows=4)
-    recording.gate.clear()
     batches = [batch(n, rows=2) for n in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(shared.join().infer, pixel_values) for pixel_values in batches]
-        assert recording.entered.wait(LONG_S)
-        recording.gate.set()
-        answers = [future.result(timeout=LONG_S) for future in asked]
+    answers = meet(shared, [shared.join() for _ in batches], batches)
     assert max(recording.sizes) <= 4
     assert sum(recording.sizes) == 8
     for answer, pixel_values in zip(answers, batches, strict=True):
