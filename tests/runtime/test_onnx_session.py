@@ -173,21 +173,15 @@ class Failing(Replaced):
         raise onnx_session.native.RuntimeException("CUDA failure 35:\n no driver")
 
 
-@pytest.fixture
-def with_cuda_listed(monkeypatch):
+def list_cuda(monkeypatch, session_class):
     """ONNX Runtime as its GPU build lists itself on a machine without a usable GPU."""
-    monkeypatch.setattr(
-        onnx_session.onnxruntime, "get_available_providers", lambda: [CUDA_PROVIDER, CPU_PROVIDER]
-    )
-
-    def use(session_class):
-        monkeypatch.setattr(onnx_session.onnxruntime, "InferenceSession", session_class)
-
-    return use
+    library, providers = onnx_session.onnxruntime, [CUDA_PROVIDER, CPU_PROVIDER]
+    monkeypatch.setattr(library, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(library, "InferenceSession", session_class)
 
 
-def test_provider_that_was_replaced_is_an_error(tiny_artifact, with_cuda_listed):
-    with_cuda_listed(Replaced)
+def test_provider_that_was_replaced_is_an_error(tiny_artifact, monkeypatch):
+    list_cuda(monkeypatch, Replaced)
     # `onnxruntime` and `onnxruntime-gpu` write the same files, and the base install has one.
     told = f"put {CPU_PROVIDER} in its place.*uninstall -y onnxruntime;.*install.* onnxruntime-gpu;"
     with pytest.raises(BackendUnavailableError, match=told):
@@ -196,8 +190,8 @@ def test_provider_that_was_replaced_is_an_error(tiny_artifact, with_cuda_listed)
     assert Replaced.made[-1] == {"providers": providers, "enable_fallback": 0}
 
 
-def test_provider_that_fails_is_an_error(tiny_artifact, with_cuda_listed):
-    with_cuda_listed(Failing)
+def test_provider_that_fails_is_an_error(tiny_artifact, monkeypatch):
+    list_cuda(monkeypatch, Failing)
     with pytest.raises(BackendUnavailableError, match="CUDA failure 35: no driver") as caught:
         open_session(tiny_artifact, device="cuda")
     assert "\n" not in str(caught.value)
