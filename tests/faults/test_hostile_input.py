@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from contextlib import suppress
 
 import numpy as np
 import onnx
@@ -99,10 +100,8 @@ def test_a_damaged_adaptive_file_is_refused_or_loads(
         add_adaptation(artifact_path, whole, config=preset("shift"))
     path = tmp_path / "tiny.adaptive.onnx"
     path.write_bytes(damage(whole.read_bytes(), hits, cut))
-    try:
+    with suppress(GainError):
         load_adaptive(path)
-    except GainError:
-        return
 
 
 @FEW
@@ -118,10 +117,8 @@ def test_strange_metadata_is_refused_or_loads(artifact_path, tmp_path, entries):
             item.value = entries[item.key]
     path = tmp_path / "tiny.onnx"
     path.write_bytes(model.SerializeToString())
-    try:
+    with suppress(GainError):
         load_artifact(path)
-    except GainError:
-        return
 
 
 @pytest.mark.parametrize("name", ["features", "pixel_values", "gain.schema"])
