@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from without import run_without
 
 import gain_runtime
@@ -20,7 +21,7 @@ MODULES = sorted(
     - WRAPPERS
     - {"__init__"}
 )
-
+LIGHT = ("frames", "files.manifest", "files.paths", "files.artifact", "sessions.session")
 
 # Each by itself, as if it were the first of the package, so that no order hides a circle.
 SCRIPT = """
@@ -35,8 +36,16 @@ for module in sys.argv[1:]:
 """
 
 
-def test_modules_import_without_extras():
-    done = run_without(EXTRAS, SCRIPT, *MODULES)
+@pytest.mark.parametrize(
+    ("modules", "blocked"),
+    [
+        pytest.param(MODULES, EXTRAS, id="all, without the extras"),
+        # What a command line imports before it has parsed its flags.
+        pytest.param(LIGHT, (*EXTRAS, "onnxruntime"), id="light, without ONNX Runtime"),
+    ],
+)
+def test_modules_import_without(modules, blocked):
+    done = run_without(blocked, SCRIPT, *modules)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -143,6 +143,20 @@ def test_close_may_be_repeated_and_ends_writing(tmp_path):
     assert leftovers(tmp_path) == ["out.mp4"]
 
 
+def test_an_interrupt_still_leaves_a_playable_file(tmp_path):
+    path = tmp_path / "out.mp4"
+
+    def run() -> None:
+        with VideoSink(path, render=draw) as sink:
+            for index in range(7):
+                sink.write(make_frame(index))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert len(played(path)) == 7
+
+
 def test_no_frames_write_no_file_and_say_so(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         VideoSink(tmp_path / "out.mp4", render=draw).close()
