@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -242,25 +241,9 @@ def open_engine(
     num_threads: int | None = None,
     allow_host_code: bool = False,
 ) -> Engine:
-    """Open the network of a file together with its adaptation.
+    """Open the network of a file together with its adaptation; `resources` closes the session.
 
-    Parameters
-    ----------
-    path, device, config, update_every, warmup_frames, num_threads
-        As for `load`.
-    resources : ExitStack
-        Closes the session.
-    allow_host_code : bool, optional
-        As for `open_session`.
-
-    Returns
-    -------
-    Engine
-
-    Raises
-    ------
-    ArtifactError, BackendUnavailableError, ConfigError, EngineError
-        As `load`.
+    The other parameters and the errors are those of `load` and `open_session`.
     """
     if not is_adaptive(path):
         session = open_session(
@@ -275,8 +258,7 @@ def open_engine(
             update_every=UPDATE_EVERY if update_every is None else update_every,
             warmup_frames=WARMUP_FRAMES if warmup_frames is None else warmup_frames,
         )
-    given: dict[str, Any] = {"config": config, "warmup_frames": warmup_frames}
-    for name, value in given.items():
+    for name, value in (("config", config), ("warmup_frames", warmup_frames)):
         if value is not None:
             raise ConfigError(
                 f"{name}: fixed in {path}, an adaptive file; leave it out, or make the file "

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Config, Gain, Method, Prediction, make_method
-from gain_core._arrays import Array
 from gain_core.errors import ArtifactError
 from gain_runtime.files.artifact import Artifact
-from gain_runtime.files.manifest import Manifest
 from gain_runtime.sessions.session import Session
 
 if TYPE_CHECKING:
+    from gain_runtime.files.adaptive import AdaptiveArtifact
     from gain_runtime.sessions.adaptive import AdaptiveSession
 
 __all__ = [
     "AdaptiveEngine",
     "Engine",
     "EngineArtifact",
-    "Learner",
     "NetworkEngine",
     "artifact_method",
 ]
@@ -35,145 +32,16 @@ Floats = npt.NDArray[np.float32]
 Times = tuple[int, int]
 
 
-class EngineArtifact(Protocol):
-    """The file in use: an artifact or an adaptive file."""
-
-    @property
-    def path(self) -> Path:
-        """Where the file is."""
-        ...
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of the file's bytes, hexadecimal."""
-        ...
-
-    @property
-    def manifest(self) -> Manifest:
-        """The artifact's manifest."""
-        ...
-
-
-class Learner(Protocol):
-    """Keeps the state and learns: `Gain` on the host, or an adaptive file's session.
-
-    The members are those of `Gain`.
-    """
-
-    @property
-    def method(self) -> Method[Any]: ...
-
-    @property
-    def update_every(self) -> int: ...
-
-    @update_every.setter
-    def update_every(self, frames: int) -> None: ...
-
-    @property
-    def frozen(self) -> bool: ...
-
-    @property
-    def frames(self) -> int: ...
-
-    @property
-    def state(self) -> Any:
-        """A copy of the state, as NumPy arrays."""
-        ...
-
-    def summary(self) -> dict[str, Array]: ...
-
-    def flush(self) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def freeze(self) -> None: ...
-
-    def unfreeze(self) -> None: ...
-
-    def load_state(self, state: Any, /, *, frames: int) -> None: ...
-
-
-class Engine(Protocol):
-    """Network and adaptation: pixels in, adapted predictions out."""
-
-    @property
-    def artifact(self) -> EngineArtifact:
-        """The file in use."""
-        ...
-
-    @property
-    def artifact_sha256(self) -> str:
-        """SHA-256 of the artifact that states belong to, hexadecimal."""
-        ...
-
-    @property
-    def provider(self) -> str:
-        """The execution provider really in use."""
-        ...
-
-    @property
-    def learner(self) -> Learner:
-        """Keeps the state."""
-        ...
-
-    def step(self, pixel_values: Floats, /, *, learn: bool) -> tuple[Prediction, Times]:
-        """Predict a batch, and learn from it if asked.
-
-        Parameters
-        ----------
-        pixel_values : array, (B, 3, height_px, width_px) float32
-        learn : bool
-            Whether the batch may change the state.
-
-        Returns
-        -------
-        Prediction, (int, int)
-            The prediction, and the nanoseconds spent in the network and in the adaptation.
-
-        Raises
-        ------
-        ArrayError
-            If the network cannot take an array of this shape, dtype or layout.
-        EngineError
-            If the forward pass fails.
-        NumericsError
-            If the network returned NaN or infinity.
-        """
-        ...
-
-    def warm_up(self, pixel_values: Floats, /) -> None:
-        """Run the network once without learning.
-
-        Parameters
-        ----------
-        pixel_values : array, (B, 3, height_px, width_px) float32
-
-        Raises
-        ------
-        ArrayError, EngineError
-            As `step`.
-        """
-        ...
+# What an `Adapter` runs, and the file it was made from.
+Engine: TypeAlias = "NetworkEngine | AdaptiveEngine"
+EngineArtifact: TypeAlias = "Artifact | AdaptiveArtifact"
 
 
 def artifact_method(artifact: Artifact, config: Config | None = None, /) -> Method[Any]:
-    """Make the method for an artifact, from its head and what the export measured.
+    """The method for an artifact on NumPy, from its head and what the export measured.
 
-    Parameters
-    ----------
-    artifact : Artifact
-    config : Config, optional
-        Default: the preset `shift`.
-
-    Returns
-    -------
-    Method
-        On NumPy.
-
-    Raises
-    ------
-    ConfigError
-        If the method reads features and the artifact has none.
+    The default is the preset `shift`. Raises ConfigError if the method reads features and the
+    artifact has none.
     """
     manifest = artifact.manifest
     head = manifest.num_classes if artifact.head_weight is None else artifact.head_weight
@@ -229,7 +97,28 @@ class NetworkEngine:
             )
 
     def step(self, pixel_values: Floats, /, *, learn: bool) -> tuple[Prediction, Times]:
-        """See `Engine`."""
+        """Predict a batch, and learn from it if asked.
+
+        Parameters
+        ----------
+        pixel_values : array, (B, 3, height_px, width_px) float32
+        learn : bool
+            Whether the batch may change the state.
+
+        Returns
+        -------
+        Prediction, (int, int)
+            The prediction, and the nanoseconds spent in the network and in the adaptation.
+
+        Raises
+        ------
+        ArrayError
+            If the network cannot take an array of this shape, dtype or layout.
+        EngineError
+            If the forward pass fails.
+        NumericsError
+            If the network returned NaN or infinity.
+        """
         started = perf_counter_ns()
         features, logits = self._session.infer(pixel_values)
         inferred = perf_counter_ns()
@@ -237,7 +126,7 @@ class NetworkEngine:
         return prediction, (inferred - started, perf_counter_ns() - inferred)
 
     def warm_up(self, pixel_values: Floats, /) -> None:
-        """See `Engine`."""
+        """Run the network once without learning; raises as `step`."""
         self._session.infer(pixel_values)
 
 
@@ -267,11 +156,11 @@ class AdaptiveEngine:
         self.learner = session
 
     def step(self, pixel_values: Floats, /, *, learn: bool) -> tuple[Prediction, Times]:
-        """See `Engine`; all time counts as the network's."""
+        """As `NetworkEngine.step`; all time counts as the network's."""
         started = perf_counter_ns()
         prediction = (self.learner.step if learn else self.learner.predict)(pixel_values)
         return prediction, (perf_counter_ns() - started, 0)
 
     def warm_up(self, pixel_values: Floats, /) -> None:
-        """See `Engine`."""
+        """Run the network once without learning; raises as `step`."""
         self.learner.predict(pixel_values)

@@ -6,7 +6,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -39,12 +38,7 @@ class Closing(ABC):
     def __enter__(self: Self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 
@@ -139,22 +133,11 @@ class FrameSource(Protocol):
 
     def __enter__(self) -> FrameSource: ...
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *exc: object) -> None: ...
 
 
 class WrappingSource(Closing):
-    """Another source's frames, changed on the way: `__iter__` is the subclass's.
-
-    Parameters
-    ----------
-    source : FrameSource
-        Owned: closing this closes it.
-    """
+    """Another source's frames, changed by the subclass's `__iter__`; owns that source."""
 
     def __init__(self, source: FrameSource, /) -> None:
         self._source = source
@@ -180,20 +163,7 @@ class WrappingSource(Closing):
 
 
 def rate_or_none(rate_hz: float | None, /, *, most_hz: float = MAX_RATE_HZ) -> float | None:
-    """A claimed frame rate, or None if it cannot be one (0, NaN, a time base like 90000).
-
-    Parameters
-    ----------
-    rate_hz : float or None
-        As the container claims it.
-    most_hz : float
-        Highest rate that is believed.
-
-    Returns
-    -------
-    float or None
-        Frames per second.
-    """
+    """A claimed rate in Hz, or None if it cannot be one (0, NaN, a time base like 90000)."""
     return rate_hz if rate_hz is not None and 0.0 < rate_hz <= most_hz else None
 
 
@@ -215,18 +185,11 @@ class FrameHealth:
         self._last: npt.NDArray[np.uint8] | None = None
 
     def check(self, image: npt.NDArray[np.uint8], /) -> FrameFault | None:
-        """What is wrong with a frame.
+        """What is wrong with a frame, (H, W, 3) uint8 RGB; None for nothing.
 
-        Parameters
-        ----------
-        image : array, (H, W, 3) uint8 RGB
-
-        Returns
-        -------
-        str or None
-            `black`: nothing bright in it; `corrupt`: one colour all over, or from some row to the
-            bottom under a picture, as decoders leave it when data is missing; `frozen`: the frame
-            before, pixel for pixel, which a sensor's noise never gives.
+        `black`: nothing bright in it; `corrupt`: one colour all over, or from some row to the
+        bottom under a picture, as decoders leave it when data is missing; `frozen`: the frame
+        before, pixel for pixel, which a sensor's noise never gives.
         """
         sample = np.ascontiguousarray(image[::STRIDE, ::STRIDE])
         last, self._last = self._last, sample

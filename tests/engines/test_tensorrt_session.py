@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-import logging
 import sys
 import weakref
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +12,11 @@ import pytest
 
 from gain_core.errors import (
     ArrayError,
-    ArtifactError,
     BackendUnavailableError,
     ConfigError,
     EngineError,
 )
 from gain_export.engine import EngineOptions, build_engine
-from gain_runtime.files.engine import write_engine
 from gain_runtime.sessions.onnx import OnnxSession
 from gain_runtime.sessions.session import open_adaptive_session, open_session
 from gain_runtime.sessions.tensorrt import TensorRTSession
@@ -62,15 +57,6 @@ def test_foreign_engine_is_refused_before_the_library_reads_it(
         open_session(artifact_path, device="tensorrt")
 
 
-def test_engine_of_another_version_is_refused(artifact_path, lay_engine):
-    built = lay_engine(SM89)
-    plan = b"unknown layout, so that only the header tells"
-    digest = hashlib.sha256(plan).hexdigest()
-    write_engine(built.path, replace(built.header, version="1.0.0", plan_sha256=digest), plan)
-    with pytest.raises(EngineError, match=r"version: built with 1\.0\.0, expected .*--engine"):
-        open_session(artifact_path, device="tensorrt")
-
-
 def test_engine_with_host_code_must_be_allowed(artifact_path, lay_engine):
     lay_engine(SM89, flags=("TF32", "VERSION_COMPATIBLE"))
     with pytest.raises(EngineError, match=r"code that would run on the host; .*allow_host_code"):
@@ -78,27 +64,6 @@ def test_engine_with_host_code_must_be_allowed(artifact_path, lay_engine):
     if not HAS_GPU:
         with pytest.raises(BackendUnavailableError, match="no usable NVIDIA driver"):
             open_session(artifact_path, device="tensorrt", allow_host_code=True)
-
-
-@pytest.mark.skipif(HAS_GPU, reason="there is a driver")
-def test_auto_passes_over_an_engine_that_cannot_run_here(artifact_path, lay_engine, caplog):
-    lay_engine(SM89)
-    with (
-        caplog.at_level(logging.INFO, logger="gain_runtime"),
-        open_session(artifact_path, device="auto", num_threads=1) as session,
-    ):
-        assert session.provider == "CPUExecutionProvider"
-    assert "auto: tensorrt is passed over: tensorrt_rtx: no usable NVIDIA driver" in caplog.text
-
-
-def test_missing_engine_names_the_command(artifact_path):
-    with pytest.raises(EngineError, match=r"no such file; .*gain-export .*net\.onnx --engine"):
-        open_session(artifact_path, device="tensorrt")
-
-
-def test_missing_artifact_is_refused(tmp_path):
-    with pytest.raises(ArtifactError, match="no such file"):
-        open_session(tmp_path / "net.onnx", device="tensorrt")
 
 
 def test_adaptive_files_are_refused():

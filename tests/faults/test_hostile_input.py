@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import string
-import struct
+from contextlib import suppress
 
 import numpy as np
 import onnx
@@ -67,18 +67,6 @@ def test_a_damaged_state_is_refused_or_the_same(make_adapter, tmp_path, state_by
 
 
 @FEW
-@given(
-    header=st.dictionaries(st.text(max_size=8), st.text(max_size=8)), size=st.integers(0, 2**64 - 1)
-)
-def test_headers_of_any_size_are_refused(make_adapter, tmp_path, header, size):
-    text = json.dumps({"__metadata__": header}).encode()
-    path = tmp_path / "state"
-    path.write_bytes(struct.pack("<Q", size) + text)
-    with pytest.raises(GainError):
-        make_adapter().load_state(path)
-
-
-@FEW
 @given(hits=HITS, cut=CUT)
 def test_a_damaged_artifact_is_refused_or_loads(artifact_path, tmp_path, hits, cut):
     path = tmp_path / "tiny.onnx"
@@ -112,10 +100,8 @@ def test_a_damaged_adaptive_file_is_refused_or_loads(
         add_adaptation(artifact_path, whole, config=preset("shift"))
     path = tmp_path / "tiny.adaptive.onnx"
     path.write_bytes(damage(whole.read_bytes(), hits, cut))
-    try:
+    with suppress(GainError):
         load_adaptive(path)
-    except GainError:
-        return
 
 
 @FEW
@@ -131,10 +117,8 @@ def test_strange_metadata_is_refused_or_loads(artifact_path, tmp_path, entries):
             item.value = entries[item.key]
     path = tmp_path / "tiny.onnx"
     path.write_bytes(model.SerializeToString())
-    try:
+    with suppress(GainError):
         load_artifact(path)
-    except GainError:
-        return
 
 
 @pytest.mark.parametrize("name", ["features", "pixel_values", "gain.schema"])
@@ -187,19 +171,3 @@ def test_no_password_is_shown(scheme, tail, template):
     except ConfigError as err:
         shown.append(str(err))
     assert not any("S3CRET" in text for text in shown)
-
-
-@pytest.mark.parametrize(
-    "pipeline",
-    [
-        "rtspsrc location=rtsp://host/1 user-id=joe user-pw=S3CRET ! decodebin ! appsink",
-        'souphttpsrc location=http://host/1 user-id=joe user-pw="S3 S3CRET" ! appsink',
-        "souphttpsrc location=http://host/1?token=S3CRET ! jpegdec ! appsink",
-        "rtspsrc location=rtsp://host/1 user-pw = (string)S3CRET ! decodebin ! appsink",
-    ],
-)
-def test_no_property_of_a_pipeline_shows_a_password(pipeline):
-    uri = parse_uri(pipeline)
-    assert uri.kind == "pipeline"
-    assert uri.target == pipeline
-    assert "S3CRET" not in uri.shown

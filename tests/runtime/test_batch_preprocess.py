@@ -94,11 +94,6 @@ def test_closed_twice_it_goes_on_in_the_callers_thread():
     assert threads() == []
 
 
-def test_no_threads_at_all_are_refused():
-    with pytest.raises(ConfigError, match="preprocess_threads: expected at least 1, got 0"):
-        BatchPreprocessor(SPEC, threads=0)
-
-
 def test_adapter_has_the_threads_it_was_given_until_it_is_closed(tiny_artifact):
     images = frames(4)
     with OnnxSession(tiny_artifact) as session:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from gain_core import ConfigError, preset
-from gain_core.errors import ArtifactError
 from gain_export.adaptive import add_adaptation
 from gain_runtime import load
 
@@ -21,17 +20,14 @@ def images(count: int, *, seed: int = 0) -> list[np.ndarray]:
     return [rng.integers(0, 256, size=(20 + n % 3, 31, 3), dtype=np.uint8) for n in range(count)]
 
 
-@pytest.fixture
-def path(tiny_model, tmp_path) -> Path:
-    return tiny_model.write(tmp_path / "tiny.onnx")
-
-
 @pytest.fixture(params=["artifact", "adaptive file"])
-def file(request, path) -> Path:
+def file(request, tiny_artifact) -> Path:
     if request.param == "artifact":
-        return path
-    adaptive = path.with_name("tiny.adaptive.onnx")
-    add_adaptation(path, adaptive, config=preset("shift"), update_every=16, warmup_frames=64)
+        return tiny_artifact
+    adaptive = tiny_artifact.with_name("tiny.adaptive.onnx")
+    add_adaptation(
+        tiny_artifact, adaptive, config=preset("shift"), update_every=16, warmup_frames=64
+    )
     return adaptive
 
 
@@ -64,21 +60,16 @@ def test_what_was_learned_is_saved_and_continued(file, tmp_path):
         assert again.status().frames == 80
 
 
-def test_what_is_baked_in_cannot_be_given(path):
-    adaptive = path.with_name("baked.adaptive.onnx")
-    add_adaptation(path, adaptive, config=preset("shift"))
+def test_what_is_baked_in_cannot_be_given(tiny_artifact):
+    adaptive = tiny_artifact.with_name("baked.adaptive.onnx")
+    add_adaptation(tiny_artifact, adaptive, config=preset("shift"))
     with pytest.raises(ConfigError, match="config: fixed in"):
         load(adaptive, config=preset("shift"))
 
 
-def test_a_file_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ArtifactError, match=re.escape(str(tmp_path / "none.onnx"))):
-        load(tmp_path / "none.onnx")
-
-
-def test_the_readmes_lines_run(path, monkeypatch, capsys):
+def test_the_readmes_lines_run(tiny_artifact, monkeypatch, capsys):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), flags=re.DOTALL)
     assert len(blocks) == 1
-    code = blocks[0].replace('"vit_b16.onnx"', repr(str(path)))
+    code = blocks[0].replace('"vit_b16.onnx"', repr(str(tiny_artifact)))
     exec(compile(code, "README.md", "exec"), {"images": images(3)})
     assert len(capsys.readouterr().out.splitlines()) == 3

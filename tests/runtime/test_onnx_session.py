@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,18 +10,13 @@ from onnx import helper
 
 from gain_core.errors import (
     ArrayError,
-    ArtifactError,
     BackendUnavailableError,
-    ConfigError,
     EngineError,
 )
-from gain_runtime.files.artifact import load_artifact
 from gain_runtime.sessions import onnx as onnx_session
 from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
 from gain_runtime.sessions.session import open_session
 from gain_runtime.sessions.shared import SharedSession
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "gpu.md"
 
 
 def batch_of(size: int, seed: int = 0) -> np.ndarray:
@@ -43,19 +37,6 @@ def test_outputs_equal_numpy(session, tiny_model, batch_size):
     expected_features, expected_logits = tiny_model.forward(pixel_values)
     np.testing.assert_allclose(features, expected_features, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(logits, expected_logits, rtol=1e-5, atol=1e-4)
-
-
-def test_session_takes_a_loaded_artifact_and_names_its_provider(tiny_artifact):
-    artifact = load_artifact(tiny_artifact)
-    with OnnxSession(artifact) as session:
-        assert session.artifact is artifact
-        assert session.provider == CPU_PROVIDER
-
-
-def test_empty_batch_gives_empty_arrays(session):
-    features, logits = session.infer(batch_of(0))
-    assert (features.shape, logits.shape) == ((0, 7), (0, 5))
-    assert features.dtype == logits.dtype == np.float32
 
 
 def test_outputs_are_not_overwritten_by_the_next_call(session):
@@ -164,13 +145,6 @@ def test_graph_the_library_cannot_load_is_one_line(tiny_model, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_bad_path_and_thread_count_are_refused(tiny_artifact, tmp_path):
-    with pytest.raises(ArtifactError, match="no such file"):
-        OnnxSession(tmp_path / "absent.onnx")
-    with pytest.raises(ConfigError, match="num_threads"):
-        OnnxSession(tiny_artifact, num_threads=0)
-
-
 @pytest.mark.parametrize("provider", ["ROCMExecutionProvider", "cuda"])
 def test_provider_that_is_not_built_in_is_refused(tiny_artifact, provider):
     with pytest.raises(BackendUnavailableError, match=f"{provider}: cannot be used here"):
@@ -199,58 +173,28 @@ class Failing(Replaced):
         raise onnx_session.native.RuntimeException("CUDA failure 35:\n no driver")
 
 
-@pytest.fixture
-def with_cuda_listed(monkeypatch):
+def list_cuda(monkeypatch, session_class):
     """ONNX Runtime as its GPU build lists itself on a machine without a usable GPU."""
-    monkeypatch.setattr(
-        onnx_session.onnxruntime, "get_available_providers", lambda: [CUDA_PROVIDER, CPU_PROVIDER]
-    )
-
-    def use(session_class):
-        monkeypatch.setattr(onnx_session.onnxruntime, "InferenceSession", session_class)
-
-    return use
+    library, providers = onnx_session.onnxruntime, [CUDA_PROVIDER, CPU_PROVIDER]
+    monkeypatch.setattr(library, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(library, "InferenceSession", session_class)
 
 
-def test_provider_that_was_replaced_is_an_error(tiny_artifact, with_cuda_listed):
-    with_cuda_listed(Replaced)
-    with pytest.raises(BackendUnavailableError, match=f"put {CPU_PROVIDER} in its place"):
+def test_provider_that_was_replaced_is_an_error(tiny_artifact, monkeypatch):
+    list_cuda(monkeypatch, Replaced)
+    # `onnxruntime` and `onnxruntime-gpu` write the same files, and the base install has one.
+    told = f"put {CPU_PROVIDER} in its place.*uninstall -y onnxruntime;.*install.* onnxruntime-gpu;"
+    with pytest.raises(BackendUnavailableError, match=told):
         OnnxSession(tiny_artifact, provider=CUDA_PROVIDER)
     providers = [(CUDA_PROVIDER, {"use_tf32": "0"}), CPU_PROVIDER]
     assert Replaced.made[-1] == {"providers": providers, "enable_fallback": 0}
 
 
-def test_provider_that_fails_is_an_error(tiny_artifact, with_cuda_listed):
-    with_cuda_listed(Failing)
+def test_provider_that_fails_is_an_error(tiny_artifact, monkeypatch):
+    list_cuda(monkeypatch, Failing)
     with pytest.raises(BackendUnavailableError, match="CUDA failure 35: no driver") as caught:
         open_session(tiny_artifact, device="cuda")
     assert "\n" not in str(caught.value)
-
-
-def test_remedy_is_the_pages_and_leaves_the_wheel_with_cuda(tiny_artifact, with_cuda_listed):
-    """`onnxruntime` and `onnxruntime-gpu` write the same files, and the base install has one."""
-    with_cuda_listed(Replaced)
-    with pytest.raises(BackendUnavailableError) as caught:
-        OnnxSession(tiny_artifact, provider=CUDA_PROVIDER)
-    commands = [
-        "pip install -e '.[gpu]'",
-        "pip uninstall -y onnxruntime",
-        "pip install --force-reinstall --no-deps onnxruntime-gpu",
-    ]
-    for text in (str(caught.value), PAGE.read_text("utf-8")):
-        places = [text.index(command) for command in commands]
-        assert places == sorted(places)
-
-
-def test_real_library_replacing_the_provider_is_noticed(tiny_artifact, with_cuda_listed):
-    """The library itself, asked for a provider it lacks, warns and takes the CPU."""
-    if CUDA_PROVIDER in onnx_session.native.get_available_providers():
-        pytest.skip("this ONNX Runtime has the CUDA provider")
-    with (
-        pytest.warns(UserWarning, match="not in available provider names"),
-        pytest.raises(BackendUnavailableError, match="in its place"),
-    ):
-        OnnxSession(tiny_artifact, provider=CUDA_PROVIDER)
 
 
 def test_node_placement_is_logged(tiny_artifact, caplog):
@@ -258,14 +202,6 @@ def test_node_placement_is_logged(tiny_artifact, caplog):
         if not hasattr(opened._session, "get_provider_graph_assignment_info"):
             pytest.skip("this ONNX Runtime cannot tell where nodes run (needs 1.24)")
     assert f"{CPU_PROVIDER} executes" in caplog.text
-
-
-def test_unknown_and_unavailable_devices_are_refused(tiny_artifact):
-    with pytest.raises(ConfigError, match="device: expected cpu, cuda, auto"):
-        open_session(tiny_artifact, device="gpu")
-    if CUDA_PROVIDER not in onnx_session.native.get_available_providers():
-        with pytest.raises(BackendUnavailableError, match=r"'\.\[gpu\]'"):
-            open_session(tiny_artifact, device="cuda")
 
 
 @pytest.mark.gpu

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
+from without import run_without
 
 import gain_runtime
 
@@ -21,16 +21,12 @@ MODULES = sorted(
     - WRAPPERS
     - {"__init__"}
 )
-# What a command line imports before it has parsed its flags.
 LIGHT = ("frames", "files.manifest", "files.paths", "files.artifact", "sessions.session")
-
 
 # Each by itself, as if it were the first of the package, so that no order hides a circle.
 SCRIPT = """
 import importlib, sys, traceback
-modules, blocked = (text.split(",") for text in sys.argv[1:])
-sys.modules.update(dict.fromkeys(blocked))
-for module in modules:
+for module in sys.argv[1:]:
     for name in [name for name in sys.modules if name.split(".")[0] == "gain_runtime"]:
         del sys.modules[name]
     try:
@@ -40,37 +36,25 @@ for module in modules:
 """
 
 
-def import_with_blocked(modules: Sequence[str], blocked: Sequence[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT, ",".join(modules), ",".join(blocked)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.mark.parametrize(
+    ("modules", "blocked"),
+    [
+        pytest.param(MODULES, EXTRAS, id="all, without the extras"),
+        # What a command line imports before it has parsed its flags.
+        pytest.param(LIGHT, (*EXTRAS, "onnxruntime"), id="light, without ONNX Runtime"),
+    ],
+)
+def test_modules_import_without(modules, blocked):
+    done = run_without(blocked, SCRIPT, *modules)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_modules_are_found():
-    assert set(LIGHT) < set(MODULES)
-
-
-def test_modules_import_without_extras():
-    import_with_blocked(MODULES, EXTRAS)
-
-
-def test_light_modules_import_without_onnx_runtime():
-    import_with_blocked(LIGHT, (*EXTRAS, "onnxruntime"))
 
 
 def test_broken_onnx_runtime_is_one_clear_error():
     script = (
-        "import sys; sys.modules['onnxruntime'] = None\n"
         "from gain_core.errors import BackendUnavailableError\n"
         "try:\n    import gain_runtime.sessions.onnx\n"
         "except BackendUnavailableError as err:\n    print(err)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = run_without(["onnxruntime"], script)
     assert done.stdout.startswith("onnxruntime: cannot be imported")
     assert done.stdout.count("\n") == 1

@@ -7,19 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
-from eager_adapter import eager
-from safetensors.numpy import load_file
 
-from gain_core import preset
 from gain_core.errors import ArrayError, ConfigError, EngineError
-from gain_runtime.adapter import Adapter
-from gain_runtime.files.artifact import Artifact
-from gain_runtime.sessions.onnx import CUDA_PROVIDER, OnnxSession
+from gain_runtime.sessions.onnx import OnnxSession
 from gain_runtime.sessions.session import Features
 from gain_runtime.sessions.shared import SharedSession, StreamSession
 
@@ -37,19 +31,12 @@ class Recording:
 
     def __init__(self, session: OnnxSession) -> None:
         self._session = session
+        self.artifact, self.provider = session.artifact, session.provider
         self.sizes: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
         self.fails: Callable[[np.ndarray], None] = lambda pixel_values: None
-
-    @property
-    def artifact(self) -> Artifact:
-        return self._session.artifact
-
-    @property
-    def provider(self) -> str:
-        return self._session.provider
 
     def infer(self, pixel_values: np.ndarray, /) -> Features:
         self.sizes.append(len(pixel_values))
@@ -57,9 +44,6 @@ class Recording:
         assert self.gate.wait(LONG_S)
         self.fails(pixel_values)
         return self._session.infer(pixel_values)
-
-    def close(self) -> None:
-        self._session.close()
 
 
 @pytest.fixture
@@ -89,6 +73,24 @@ def ask_all(streams: list[StreamSession], batches: list[np.ndarray]) -> list[Fea
 
     with ThreadPoolExecutor(len(streams)) as pool:
         asked = [pool.submit(ask, *pair) for pair in zip(streams, batches, strict=True)]
+        return [future.result(timeout=LONG_S) for future in asked]
+
+
+def meet(
+    shared: SharedSession, streams: list[StreamSession], batches: list[np.ndarray]
+) -> list[Features]:
+    """The pass of the first is held until all the others wait for the next; what each got."""
+    recording = shared._session
+    recording.gate.clear()
+    recording.entered.clear()
+    with ThreadPoolExecutor(len(streams)) as pool:
+        asked = [pool.submit(streams[0].infer, batches[0])]
+        assert recording.entered.wait(LONG_S)
+        later = zip(streams[1:], batches[1:], strict=True)
+        asked += [pool.submit(stream.infer, pixel_values) for stream, pixel_values in later]
+        while len(shared._waiting) < len(streams) - 1:
+            time.sleep(0.001)
+        recording.gate.set()
         return [future.result(timeout=LONG_S) for future in asked]
 
 
@@ -141,17 +143,7 @@ def test_streams_that_are_never_ready_together_do_not_wait(recording, batch):
     assert time.monotonic() - started < LONG_S
     # Two that meet by chance are waited for again, and the third has nothing.
     shared._wait_s = 0.5
-    recording.gate.clear()
-    recording.entered.clear()
-    with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(streams[0].infer, batch(0))]
-        assert recording.entered.wait(LONG_S)
-        asked += [pool.submit(stream.infer, batch(1)) for stream in streams[1:]]
-        while len(shared._waiting) < 2:
-            time.sleep(0.001)
-        recording.gate.set()
-        for future in asked:
-            future.result(timeout=LONG_S)
+    meet(shared, streams, [batch(0)] * 3)
     shared._wait_s = LONG_S
     recording.sizes.clear()
     ask_all(streams, [batch(n) for n in range(3)])
@@ -161,29 +153,14 @@ def test_streams_that_are_never_ready_together_do_not_wait(recording, batch):
 def test_what_is_asked_during_a_pass_shares_the_next(recording, batch):
     shared = SharedSession(recording, wait_s=0.0)
     streams = [shared.join() for _ in range(4)]
-    recording.gate.clear()
-    with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(streams[0].infer, batch(0))
-        assert recording.entered.wait(LONG_S)
-        later = [pool.submit(stream.infer, batch(n)) for n, stream in enumerate(streams[1:])]
-        while len(shared._waiting) < 3:
-            time.sleep(0.001)
-        recording.gate.set()
-        first.result(timeout=LONG_S)
-        for future in later:
-            future.result(timeout=LONG_S)
+    meet(shared, streams, [batch(n) for n in range(4)])
     assert recording.sizes == [1, 3]
 
 
 def test_a_pass_is_no_larger_than_asked_and_a_batch_never_split(recording, batch):
     shared = SharedSession(recording, wait_s=0.05, most_rows=4)
-    recording.gate.clear()
     batches = [batch(n, rows=2) for n in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(shared.join().infer, pixel_values) for pixel_values in batches]
-        assert recording.entered.wait(LONG_S)
-        recording.gate.set()
-        answers = [future.result(timeout=LONG_S) for future in asked]
+    answers = meet(shared, [shared.join() for _ in batches], batches)
     assert max(recording.sizes) <= 4
     assert sum(recording.sizes) == 8
     for answer, pixel_values in zip(answers, batches, strict=True):
@@ -266,66 +243,3 @@ def test_a_stream_that_left_is_told(session, batch):
 def test_bad_settings_are_refused(session, setting):
     with pytest.raises(ConfigError, match=f"{next(iter(setting))}: expected"):
         SharedSession(session, **setting)
-
-
-def test_adapters_on_one_session_learn_apart(session, recording, tmp_path):
-    """Each of three threads ends where it would have alone, however the passes were shared."""
-    shared = SharedSession(recording, wait_s=0.002)
-    config = preset("paper")
-    members = [shared.join() for _ in range(3)]
-    adapters = [eager(member, config) for member in members]
-
-    def frames(seed: int) -> list[np.ndarray]:
-        rng = np.random.default_rng(seed)
-        return list(rng.integers(0, 256, size=(30 + 5 * seed, 20, 24, 3), dtype=np.uint8))
-
-    def saved(adapter: Adapter) -> dict[str, np.ndarray]:
-        adapter.save_state(tmp_path / "state")
-        return load_file(tmp_path / "state")
-
-    def play(adapter: Adapter, seed: int) -> np.ndarray:
-        return np.concatenate([adapter.step([frame]).probs for frame in frames(seed)])
-
-    recording.gate.clear()
-    with ThreadPoolExecutor(3) as pool:
-        played = [pool.submit(play, adapter, seed) for seed, adapter in enumerate(adapters)]
-        # The first pass holds until the other two wait for the second.
-        while max(recording.sizes, default=0) + len(shared._waiting) < 3:
-            time.sleep(0.001)
-        recording.gate.set()
-        results = [future.result(timeout=LONG_S) for future in played]
-    assert shared.rows == 30 + 35 + 40
-    assert shared.passes < shared.rows
-    learned = []
-    for seed, (adapter, probs) in enumerate(zip(adapters, results, strict=True)):
-        alone = eager(session, config)
-        np.testing.assert_allclose(probs, play(alone, seed), rtol=1e-4, atol=1e-5)
-        assert adapter.frames == alone.frames == 30 + 5 * seed
-        learned.append(saved(adapter))
-        for name, expected in saved(alone).items():
-            np.testing.assert_allclose(learned[-1][name], expected, rtol=1e-3, atol=1e-5)
-    for one, other in combinations(learned, 2):
-        assert any(not np.allclose(one[name], other[name], rtol=1e-2) for name in one)
-
-
-@pytest.mark.gpu
-def test_rows_of_a_device_outlast_its_buffers(tiny_artifact, session, batch):
-    """What a stream holds is on the host, and later passes do not write over it."""
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as err:
-        pytest.skip(f"no CUDA device: {err}")
-    with OnnxSession(tiny_artifact, provider=CUDA_PROVIDER, device_outputs=True, ring=1) as device:
-        shared = SharedSession(device, wait_s=LONG_S)
-        streams = [shared.join() for _ in range(2)]
-        rounds = [[batch(2 * n), batch(2 * n + 1, rows=3)] for n in range(4)]
-        answers = [ask_all(streams, batches) for batches in rounds]
-        assert streams[0].stream is None
-    for batches, given in zip(rounds, answers, strict=True):
-        for pixel_values, answer in zip(batches, given, strict=True):
-            assert isinstance(answer, Features), answer
-            assert isinstance(answer.features, np.ndarray)
-            expected = session.infer(pixel_values)
-            np.testing.assert_allclose(answer.features, expected.features, atol=2e-3)
-            np.testing.assert_allclose(answer.logits, expected.logits, atol=2e-3)

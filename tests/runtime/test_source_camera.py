@@ -6,11 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+from clips import page, write_clip
 
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.frames import Frame
@@ -41,7 +42,7 @@ class FakeCamera:
         self.grab_times: list[int] = []
         self.releases = 0
 
-    def __call__(self, target: int | str, backend: int, settings: Sequence[int]) -> FakeCamera:
+    def __call__(self, target: int | str, backend: int) -> FakeCamera:
         self.opened_with = (target, backend)
         return self
 
@@ -75,6 +76,14 @@ class FakeCamera:
         self.releases += 1
 
 
+def opened(camera: FakeCamera, target: str = "0", /, **more: Any) -> CameraSource:
+    """A source that gets this camera from OpenCV."""
+    shown = f"camera {target}" if target.isdigit() else target
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cv2, "VideoCapture", camera)
+        return CameraSource(target, **{"shown": shown, **more})
+
+
 def take(source: CameraSource, count: int) -> list[Frame]:
     return [frame for frame, _ in zip(source, range(count), strict=False)]
 
@@ -82,7 +91,7 @@ def take(source: CameraSource, count: int) -> list[Frame]:
 def test_the_pixel_format_is_asked_for_before_size_and_rate():
     camera = FakeCamera()
     request = CameraRequest(width_px=320, height_px=240, rate_hz=60.0)
-    with CameraSource("1", request=request, capture=camera) as source:
+    with opened(camera, "1", request=request) as source:
         assert (source.info.width_px, source.info.height_px) == (320, 240)
     assert [prop for prop, _ in camera.asked] == [
         cv2.CAP_PROP_FOURCC,
@@ -98,7 +107,7 @@ def test_the_pixel_format_is_asked_for_before_size_and_rate():
 def test_what_is_granted_is_logged_and_a_difference_is_a_warning(caplog):
     request = CameraRequest(width_px=1920, height_px=1080)
     camera = FakeCamera(grant=False)
-    with caplog.at_level(logging.INFO), CameraSource("0", request=request, capture=camera):
+    with caplog.at_level(logging.INFO), opened(camera, request=request):
         pass
     info, warning = caplog.records
     assert (info.levelno, warning.levelno) == (logging.INFO, logging.WARNING)
@@ -107,7 +116,7 @@ def test_what_is_granted_is_logged_and_a_difference_is_a_warning(caplog):
 
 
 def test_a_camera_is_live_and_its_frames_are_rgb():
-    with CameraSource("0", capture=FakeCamera()) as source:
+    with opened(FakeCamera()) as source:
         assert source.info.live
         assert source.info.num_frames is None
         assert source.info.source_id == "camera 0"
@@ -125,7 +134,7 @@ def test_a_camera_is_live_and_its_frames_are_rgb():
 )
 def test_warm_up_frames_are_discarded(request_, discarded):
     camera = FakeCamera()
-    with CameraSource("0", request=request_, capture=camera) as source:
+    with opened(camera, request=request_) as source:
         frames = take(source, 2)
     assert [frame.index for frame in frames] == [0, 1]
     # The first grab of all is the one that tells the size.
@@ -135,7 +144,7 @@ def test_warm_up_frames_are_discarded(request_, discarded):
 def test_frames_are_stamped_after_their_own_grab():
     camera = FakeCamera()
     before = time.monotonic_ns()
-    with CameraSource("0", request=CameraRequest(num_warm_up=0), capture=camera) as source:
+    with opened(camera, request=CameraRequest(num_warm_up=0)) as source:
         frames = take(source, 3)
     for frame, grabbed, later in zip(
         frames, camera.grab_times[1:], [*camera.grab_times[2:], time.monotonic_ns()], strict=False
@@ -146,7 +155,7 @@ def test_frames_are_stamped_after_their_own_grab():
 def test_a_few_failed_reads_are_bridged_and_counted(monkeypatch):
     monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 0.0)
     camera = FakeCamera(script=[True, True, False, False, True])
-    with CameraSource("0", request=CameraRequest(num_warm_up=0), capture=camera) as source:
+    with opened(camera, request=CameraRequest(num_warm_up=0)) as source:
         assert len(take(source, 3)) == 3
         assert source.skipped == 2
 
@@ -155,7 +164,7 @@ def test_a_lost_signal_is_an_error_after_a_bounded_number_of_tries(monkeypatch):
     monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 0.0)
     camera = FakeCamera(script=[True] * 3 + [False] * 100)
     request = CameraRequest(num_warm_up=0, num_tries=5)
-    with CameraSource("0", request=request, capture=camera) as source:
+    with opened(camera, request=request) as source:
         frames = iter(source)
         assert [next(frames).index, next(frames).index] == [0, 1]
         with pytest.raises(StreamError, match="camera 0: signal lost after 3 frames"):
@@ -176,7 +185,7 @@ def test_slow_failures_are_not_waited_for_one_by_one(monkeypatch):
     camera = Slow(script=[True] + [False] * 100)
     request = CameraRequest(num_warm_up=0, num_tries=100)
     with (
-        CameraSource("0", request=request, capture=camera) as source,
+        opened(camera, request=request) as source,
         pytest.raises(StreamError, match="signal lost after 1 frames"),
     ):
         next(iter(source))
@@ -187,24 +196,20 @@ def test_a_camera_without_a_first_frame_is_an_error_and_released(monkeypatch):
     monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 0.0)
     camera = FakeCamera(script=[False] * 100)
     with pytest.raises(StreamError, match="signal lost after 0 frames"):
-        CameraSource("0", capture=camera)
+        opened(camera)
     assert camera.releases == 1
 
 
-def test_a_device_that_does_not_open_says_what_is_there():
+def test_a_device_that_does_not_open_says_why(tmp_path):
     camera = FakeCamera(opens=False)
     with pytest.raises(StreamError, match=r"camera 97: cannot be opened; no device /dev/video97"):
-        CameraSource("97", capture=camera)
+        opened(camera, "97")
     assert camera.releases == 1
-
-
-def test_a_device_that_exists_and_does_not_open_says_why(tmp_path):
     with pytest.raises(StreamError, match="another program may hold it"):
-        CameraSource("/dev/null", capture=FakeCamera(opens=False))
-    node = tmp_path / "video0"
-    node.write_bytes(b"")
+        opened(camera, "/dev/null")
+    (tmp_path / "video0").touch()
     with pytest.raises(StreamError, match="video0 is no device"):
-        CameraSource(str(node), capture=FakeCamera(opens=False))
+        opened(camera, str(tmp_path / "video0"))
 
 
 def test_close_waits_for_no_grab_and_the_reading_thread_releases():
@@ -218,7 +223,7 @@ def test_close_waits_for_no_grab_and_the_reading_thread_releases():
             return super().grab()
 
     camera = Blocking()
-    source = CameraSource("0", request=CameraRequest(num_warm_up=0), capture=camera)
+    source = opened(camera, request=CameraRequest(num_warm_up=0))
     frames: list[Frame] = []
     thread = threading.Thread(target=lambda: frames.extend(source))
     thread.start()
@@ -237,7 +242,7 @@ def test_close_waits_for_no_grab_and_the_reading_thread_releases():
 def test_close_interrupts_the_pause_between_tries(monkeypatch):
     monkeypatch.setattr("gain_runtime.sources.camera.RETRY_PAUSE_S", 60.0)
     camera = FakeCamera(script=[True] + [False] * 100)
-    source = CameraSource("0", request=CameraRequest(num_warm_up=0), capture=camera)
+    source = opened(camera, request=CameraRequest(num_warm_up=0))
     thread = threading.Thread(target=lambda: list(source))
     thread.start()
     while camera.grabs < 2:
@@ -285,22 +290,10 @@ def test_a_live_http_stream_is_read_and_its_end_is_a_lost_signal(answering, mjpe
 
 
 def test_a_recording_behind_a_url_is_no_live_source(answering, tmp_path):
-    path = tmp_path / "clip.avi"
-    writer = cv2.VideoWriter(
-        str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 48)
-    )
-    for shade in range(5):
-        writer.write(np.full((48, 64, 3), 20 * shade, dtype=np.uint8))
-    writer.release()
-
-    class Recording(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(path.stat().st_size))
-            self.end_headers()
-            self.wfile.write(path.read_bytes())
-
-    with answering(Recording) as host, open_source(f"http://{host}/clip.avi") as source:
+    frames = [np.full((48, 64, 3), 20 * shade, dtype=np.uint8) for shade in range(5)]
+    write_clip(tmp_path / "a.avi", frames, "mpeg4")
+    recording = page((tmp_path / "a.avi").read_bytes())
+    with answering(recording) as host, open_source(f"http://{host}/clip.avi") as source:
         assert not source.info.live
         assert len(list(source)) == 5
 
@@ -310,9 +303,7 @@ def test_a_pipeline_is_opened_by_gstreamer_and_asked_for_nothing():
     pipeline = "rtspsrc location=rtsp://joe:secret@cam/1 ! decodebin ! appsink"
     request = CameraRequest(num_warm_up=2, rate_hz=60.0)
     shown = "rtspsrc location=rtsp://***@cam/1 ! decodebin ! appsink"
-    with CameraSource(
-        pipeline, shown=shown, is_pipeline=True, request=request, capture=camera
-    ) as source:
+    with opened(camera, pipeline, shown=shown, is_pipeline=True, request=request) as source:
         assert source.info.live
         assert [frame.source_id for frame in take(source, 2)] == [shown] * 2
     assert camera.opened_with == (pipeline, cv2.CAP_GSTREAMER)

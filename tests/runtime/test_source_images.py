@@ -7,14 +7,12 @@ import io
 import logging
 import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 from PIL import Image, TiffImagePlugin
+from without import run_without
 
 from gain_core.errors import ArtifactError, StreamError
 from gain_runtime.files import images as image_files
@@ -22,7 +20,6 @@ from gain_runtime.files.images import load_image
 from gain_runtime.sources.images import class_list_from_names, read_class_list
 from gain_runtime.sources.opening import open_source
 
-SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "data" / "imagenet_samples"
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 
@@ -48,11 +45,12 @@ def corners(image: np.ndarray) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("orientation", "order"),
     [
-        pytest.param(1, (0, 1, 2, 3), id="1-upright"),
-        pytest.param(2, (1, 0, 3, 2), id="2-mirrored"),
-        pytest.param(3, (2, 3, 0, 1), id="3-upside-down"),
-        pytest.param(6, (3, 0, 1, 2), id="6-phone-portrait"),
-        pytest.param(8, (1, 2, 3, 0), id="8-other-portrait"),
+        (1, (0, 1, 2, 3)),
+        (2, (1, 0, 3, 2)),
+        (3, (2, 3, 0, 1)),
+        # A phone held upright, and the other way up.
+        (6, (3, 0, 1, 2)),
+        (8, (1, 2, 3, 0)),
     ],
 )
 def test_exif_orientation_is_applied(tmp_path, orientation, order):
@@ -81,23 +79,20 @@ def test_palette_transparency_lies_over_white(tmp_path):
 @pytest.mark.parametrize(
     ("mode", "value", "expected"),
     [
-        pytest.param("RGBA", (255, 0, 0, 51), (255, 204, 204), id="rgba"),
-        pytest.param("LA", (0, 0), (255, 255, 255), id="la-clear"),
-        pytest.param("LA", (100, 255), (100, 100, 100), id="la-opaque"),
-        pytest.param("L", 77, (77, 77, 77), id="grey"),
-        pytest.param("1", 1, (255, 255, 255), id="bilevel"),
+        ("RGBA", (255, 0, 0, 51), (255, 204, 204)),
+        ("LA", (0, 0), (255, 255, 255)),
+        ("LA", (100, 255), (100, 100, 100)),
+        ("L", 77, (77, 77, 77)),
+        ("1", 1, (255, 255, 255)),
+        ("CMYK", (0, 255, 255, 0), RED),
     ],
 )
-def test_png_modes_become_rgb(tmp_path, mode, value, expected):
-    Image.new(mode, (4, 3), value).save(tmp_path / "a.png")
-    pixels = load_image(tmp_path / "a.png")
+def test_modes_become_rgb(tmp_path, mode, value, expected):
+    path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
+    Image.new(mode, (4, 3), value).save(path)
+    pixels = load_image(path)
     assert pixels.shape == (3, 4, 3)
-    np.testing.assert_allclose(pixels[1, 1], expected, atol=1)
-
-
-def test_cmyk_jpeg_keeps_its_colours(tmp_path):
-    Image.new("CMYK", (16, 16), (0, 255, 255, 0)).save(tmp_path / "print.jpg", quality=100)
-    np.testing.assert_allclose(load_image(tmp_path / "print.jpg")[8, 8], RED, atol=8)
+    np.testing.assert_allclose(pixels[1, 1], expected, atol=1 if path.suffix == ".png" else 8)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif"])
@@ -109,28 +104,10 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path, suffix):
     np.testing.assert_allclose(pixels, expected, atol=0.51)
 
 
-def test_sixteen_bit_colour_is_scaled(tmp_path):
-    values = np.full((2, 3, 3), (0, 257 * 100, 65535), dtype=np.uint16)
-    cv2.imwrite(str(tmp_path / "deep.png"), values)
-    np.testing.assert_allclose(load_image(tmp_path / "deep.png")[0, 0], (255, 100, 0), atol=1)
-
-
 def test_floating_point_pixels_are_refused(tmp_path):
     Image.fromarray(np.ones((4, 4), dtype=np.float32)).save(tmp_path / "f.tif")
     with pytest.raises(StreamError, match="floating-point"):
         load_image(tmp_path / "f.tif")
-
-
-@pytest.mark.skipif(
-    ".avif" not in Image.registered_extensions(), reason="this Pillow reads no AVIF"
-)
-def test_a_damaged_avif_is_a_stream_error(tmp_path):
-    """Pillow raises RuntimeError here, and OSError for every other format."""
-    path = photo(tmp_path / "damaged.avif", size=(32, 24))
-    head, name, pixels = path.read_bytes().partition(b"mdat")
-    path.write_bytes(head + name + bytes(len(pixels)))
-    with pytest.raises(StreamError, match=r"damaged\.avif.*Failed to decode"):
-        load_image(path)
 
 
 def test_a_folder_comes_in_natural_order_without_what_is_no_image(tmp_path):
@@ -143,13 +120,8 @@ def test_a_folder_comes_in_natural_order_without_what_is_no_image(tmp_path):
         assert source.info.num_frames == 5
         assert source.skipped == 0
         assert not source.info.live
-    assert [frame.source_id for frame in frames] == [
-        "1.png",
-        "9.JPG",
-        "10.jpg",
-        "b2.bmp",
-        "B10.jpg",
-    ]
+    names = ["1.png", "9.JPG", "10.jpg", "b2.bmp", "B10.jpg"]
+    assert [frame.source_id for frame in frames] == names
     assert [frame.index for frame in frames] == [0, 1, 2, 3, 4]
     stamps = [frame.timestamp_ns for frame in frames]
     assert stamps == sorted(set(stamps))
@@ -188,11 +160,9 @@ def test_unreadable_images_are_skipped_with_one_warning_each(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("files", "pattern", "words"),
     [
-        pytest.param([], "", "expected a folder with images", id="empty folder"),
-        pytest.param(
-            ["a.jpg", "b.jpg"], "", "at least one readable image.*2 unreadable", id="damaged"
-        ),
-        pytest.param(["a.mp4"], "/*.mp4", "1 matches and no image", id="glob"),
+        ([], "", "expected a folder with images"),
+        (["a.jpg", "b.jpg"], "", "at least one readable image.*2 unreadable"),
+        (["a.mp4"], "/*.mp4", "1 matches and no image"),
     ],
 )
 def test_where_no_image_is_it_is_an_error(tmp_path, files, pattern, words):
@@ -208,22 +178,6 @@ def test_a_folder_of_folders_says_how_to_go_on(tmp_path):
         open_source(str(tmp_path))
     with open_source(f"{tmp_path}/**/*.jpg") as source:
         assert [frame.source_id for frame in source] == ["2024/a.jpg"]
-
-
-def test_a_glob_takes_the_images_it_matches(tmp_path):
-    for name in ("n10.jpg", "n9.jpg", "m1.jpg"):
-        photo(tmp_path / name)
-    (tmp_path / "n1.txt").write_text("no image")
-    with open_source(f"{tmp_path}/n*") as source:
-        assert [frame.source_id for frame in source] == ["n9.jpg", "n10.jpg"]
-
-
-def test_a_single_image_is_a_source_of_one_frame(tmp_path):
-    photo(tmp_path / "one.png", colour=GREEN)
-    with open_source(str(tmp_path / "one.png")) as source:
-        (frame,) = source
-    assert frame.source_id == "one.png"
-    assert frame.image[0, 0].tolist() == list(GREEN)
 
 
 @pytest.mark.parametrize("name", ["gone.jpg", "gone"])
@@ -271,18 +225,13 @@ def test_an_explicit_class_list_beats_the_one_in_the_folder(tmp_path):
         assert source.info.class_names is None
 
 
-@pytest.mark.parametrize(
-    "open_it",
-    [
-        pytest.param(lambda folder: f"{folder}/*_1.jpg", id="glob"),
-        pytest.param(lambda folder: f"{folder}/n01443537_1.jpg", id="single"),
-    ],
-)
-def test_a_class_list_beside_the_photos_is_found(tmp_path, open_it):
+@pytest.mark.parametrize("name", ["*_1.jpg", "n01443537_1.jpg"])
+def test_a_class_list_beside_the_photos_is_found(tmp_path, name):
     write_classes(tmp_path, CLASSES)
     photo(tmp_path / "n01443537_1.jpg")
-    with open_source(open_it(tmp_path)) as source:
-        assert [frame.truth for frame in source] == [1]
+    photo(tmp_path / "n01443537_2.jpg")
+    with open_source(f"{tmp_path}/{name}") as source:
+        assert [(frame.source_id, frame.truth) for frame in source] == [("n01443537_1.jpg", 1)]
 
 
 @pytest.mark.parametrize("by", ["name", "wnid"])
@@ -322,32 +271,24 @@ def test_a_class_list_that_matches_nothing_is_said(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        pytest.param("index\tname\n0\ttench\n", "wnid missing", id="no-wnid-column"),
-        pytest.param("", "missing", id="empty"),
-        pytest.param("index\twnid\tname\n", "at least one class", id="no-rows"),
-        pytest.param("index\twnid\tname\nx\tn1\ta\n", "line 2", id="index-no-number"),
-        pytest.param("index\twnid\tname\n-1\tn1\ta\n", "line 2", id="negative"),
-        pytest.param("index\twnid\tname\n0\tn1\n", "line 2", id="short-row"),
-        pytest.param(
-            "index\twnid\tname\n0\tn1\ta\n0\tn2\tb\n", "line 3.*repeated", id="index-twice"
-        ),
-        pytest.param(
-            "index\twnid\tname\n0\tn1\ta\n1\tn1\tb\n", "line 3.*repeated", id="wnid-twice"
-        ),
-        pytest.param(b"\xff\xfe\x00", "class list", id="binary"),
+        (b"index\tname\n0\ttench\n", "wnid missing"),
+        (b"", "missing"),
+        (b"index\twnid\tname\n", "at least one class"),
+        (b"index\twnid\tname\nx\tn1\ta\n", "line 2"),
+        (b"index\twnid\tname\n-1\tn1\ta\n", "line 2"),
+        (b"index\twnid\tname\n0\tn1\n", "line 2"),
+        (b"index\twnid\tname\n0\tn1\ta\n0\tn2\tb\n", "line 3.*repeated"),
+        (b"index\twnid\tname\n0\tn1\ta\n1\tn1\tb\n", "line 3.*repeated"),
+        (b"\xff\xfe\x00", "class list"),
     ],
 )
 def test_malformed_class_lists_are_refused(tmp_path, content, named):
-    path = tmp_path / "classes.tsv"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / "classes.tsv").write_bytes(content)
     photo(tmp_path / "a.jpg")
     with pytest.raises(ArtifactError, match=named):
         open_source(str(tmp_path))
-
-
-def test_a_missing_class_list_is_an_error(tmp_path):
-    with pytest.raises(ArtifactError, match=r"classes\.tsv.*No such file"):
-        read_class_list(tmp_path / "classes.tsv")
+    with pytest.raises(ArtifactError, match=r"absent\.tsv.*No such file"):
+        read_class_list(tmp_path / "absent.tsv")
 
 
 def test_class_lists_with_a_byte_order_mark_and_windows_lines_are_read(tmp_path):
@@ -358,42 +299,28 @@ def test_class_lists_with_a_byte_order_mark_and_windows_lines_are_read(tmp_path)
     assert classes.index_of("n1") == 0
 
 
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the ImageNet sample photographs are not here")
-def test_the_sample_photographs_all_have_a_truth():
-    with open_source(str(SAMPLES)) as source:
-        frames = [frame for frame, _ in zip(source, range(40), strict=False)]
-        assert source.info.num_frames == 1000
-        assert source.info.class_names is not None
-        names = source.info.class_names
-    assert len(names) == 1000
-    assert [frame.truth for frame in frames] == list(range(40))
-    assert names[0] == "tench"
-    assert len({frame.image.shape for frame in frames}) > 1
-
-
-def exif_with(orientation: int, *, make_as_rational: bool) -> bytes:
-    """An EXIF block by hand: Pillow would write Make as the text that it should be."""
-    entries = [(0x0112, 3, 1, orientation << 16)]
-    extra = b""
-    if make_as_rational:
-        entries.insert(0, (0x010F, 5, 1, 8 + 2 + 12 * 2 + 4))
-        extra = struct.pack(">II", 1, 2)
-    ifd = struct.pack(">H", len(entries))
-    for tag, kind, count, value in entries:
-        ifd += struct.pack(">HHII", tag, kind, count, value)
-    return b"Exif\0\0" + b"MM\0*" + struct.pack(">I", 8) + ifd + struct.pack(">I", 0) + extra
+def turned_exif() -> bytes:
+    """Orientation 6 beside Make as a number: Pillow would write the text that it should be."""
+    entries = struct.pack(">HHII", 0x010F, 5, 1, 38) + struct.pack(">HHII", 0x0112, 3, 1, 6 << 16)
+    head = b"Exif\0\0MM\0*" + struct.pack(">IH", 8, 2)
+    return head + entries + struct.pack(">III", 0, 1, 2)
 
 
 def test_orientation_is_read_from_its_own_tag_alone(tmp_path):
     """Pillow's `exif_transpose` writes all tags again, and raises on those that are broken."""
     image = Image.new("RGB", (40, 20), RED)
     image.paste(BLUE, (0, 0, 20, 20))
-    data = exif_with(6, make_as_rational=True)
-    image.save(tmp_path / "a.jpg", exif=data, quality=95)
+    image.save(tmp_path / "a.jpg", exif=turned_exif(), quality=95)
     pixels = load_image(tmp_path / "a.jpg")
     assert pixels.shape == (40, 20, 3)
     np.testing.assert_allclose(pixels[5, 10], BLUE, atol=12)
     np.testing.assert_allclose(pixels[35, 10], RED, atol=12)
+
+
+def test_exif_that_cannot_be_read_is_none(tmp_path):
+    """Of a JPEG, Pillow reads the block itself when it opens the file."""
+    Image.new("RGB", (40, 20), RED).save(tmp_path / "a.png", exif=b"Exif\0\0no TIFF header")
+    assert load_image(tmp_path / "a.png").shape == (20, 40, 3)
 
 
 def test_whatever_a_decoder_raises_skips_one_picture(tmp_path, monkeypatch, caplog):
@@ -427,18 +354,13 @@ def test_mutated_tiffs_are_skipped_without_a_word_of_the_library(tmp_path):
             (tmp_path / f"{kind}-{number}.tif").write_bytes(data[: rng.integers(200, len(data))])
     photo(tmp_path / "z.png")
     program = (
-        "import sys, logging\n"
+        "import logging\n"
         "from gain_runtime.sources.opening import open_source\n"
         "logging.disable()\n"
         "with open_source(sys.argv[1]) as source:\n"
         "    print(sum(1 for _ in source) + source.skipped)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", program, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_without((), program, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "101\n", "")
 
 
@@ -488,9 +410,9 @@ def test_a_pipe_among_pictures_is_not_waited_for(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        pytest.param("x" * 300, "the name is longer", id="too-long"),
-        pytest.param("loop", "a link that leads back to itself", id="loop"),
-        pytest.param("closed/a.png", "permission denied", id="closed"),
+        ("x" * 300, "the name is longer"),
+        ("loop", "a link that leads back to itself"),
+        ("closed/a.png", "permission denied"),
     ],
 )
 def test_paths_that_cannot_be_looked_at_are_one_line(tmp_path, monkeypatch, name, named):
@@ -512,7 +434,7 @@ def test_paths_that_cannot_be_looked_at_are_one_line(tmp_path, monkeypatch, name
 
 def test_files_are_told_by_their_bytes_and_what_is_left_out_is_said(tmp_path, caplog):
     buffer = io.BytesIO()
-    Image.new("RGB", (40, 20), RED).save(buffer, "jpeg", exif=exif_with(6, make_as_rational=False))
+    Image.new("RGB", (40, 20), RED).save(buffer, "jpeg", exif=turned_exif())
     for name in ("a.jfif", "b.JPG_large", "c", "d.heic"):
         (tmp_path / name).write_bytes(buffer.getvalue())
     (tmp_path / "e.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(99))

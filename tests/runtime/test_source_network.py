@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import threading
 import time
@@ -9,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 
-import av
 import numpy as np
 import pytest
+from clips import page, write_clip
 
 from gain_core.errors import StreamError
 from gain_runtime.sources.decoder import Limits
@@ -33,16 +34,6 @@ def closed_port() -> int:
         return int(server.getsockname()[1])
 
 
-def status(code: int) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(code)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-    return Handler
-
-
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -54,7 +45,7 @@ def status(code: int) -> type[BaseHTTPRequestHandler]:
 )
 @pytest.mark.parametrize("name", ["live", "clip.mp4"])
 def test_what_a_server_answers_is_said(answering, code, reason, name):
-    with answering(status(code)) as host, pytest.raises(StreamError) as caught:
+    with answering(page(code=code)) as host, pytest.raises(StreamError) as caught:
         open_source(f"http://joe:secret@{host}/{name}?token=hidden")
     message = str(caught.value)
     assert f"cannot be opened: the server {reason.removeprefix('the server ')}" in message
@@ -73,24 +64,11 @@ def test_a_refused_connection_and_an_unknown_host_are_told_apart(scheme):
 
 
 def test_garbage_is_told_from_silence(answering):
-    class Garbage(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "60000")
-            self.end_headers()
-            self.wfile.write(np.random.default_rng(0).bytes(60_000))
-
-    with answering(Garbage) as host, pytest.raises(StreamError, match="no video that can be"):
+    garbage = page(np.random.default_rng(0).bytes(60_000))
+    with answering(garbage) as host, pytest.raises(StreamError, match="no video that can be"):
         open_source(f"http://{host}/live")
-
-    class LoginPage(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(b"<html><body>Log in</body></html>")
-
-    with answering(LoginPage) as host, pytest.raises(StreamError, match="sent no video and hung"):
+    login = page(b"<html><body>Log in</body></html>", sized=False)
+    with answering(login) as host, pytest.raises(StreamError, match="sent no video and hung"):
         open_source(f"http://{host}/live")
     with silent() as host, pytest.raises(StreamError, match="no data for 1 s"):
         NetworkSource(f"rtsp://{host}/live", limits=SHORT)
@@ -101,21 +79,6 @@ def test_a_protocol_that_is_not_there_says_what_to_do_instead():
         open_source("srt://127.0.0.1:9")
 
 
-def transport_stream(seconds: int) -> bytes:
-    """An MPEG transport stream of ten frames a second."""
-    import io
-
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format="mpegts") as writer:
-        stream = writer.add_stream("mpeg2video", rate=25, options={"g": "5"})
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for number in range(25 * seconds):
-            image = np.full((48, 64, 3), number % 200, dtype=np.uint8)
-            writer.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
-        writer.mux(stream.encode(None))
-    return buffer.getvalue()
-
-
 class Freezing(BaseHTTPRequestHandler):
     """Sends two seconds of video, then nothing more until `frozen` is set."""
 
@@ -124,7 +87,11 @@ class Freezing(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(transport_stream(2))
+        buffer = io.BytesIO()
+        frames = [np.full((48, 64, 3), number, dtype=np.uint8) for number in range(50)]
+        options = {"g": "5"}
+        write_clip(buffer, frames, "mpeg2video", rate=25, options=options, container="mpegts")
+        self.wfile.write(buffer.getvalue())
         self.wfile.flush()
         self.frozen.wait(240.0)
 

@@ -1,10 +1,13 @@
-"""`test://pattern`."""
+"""`test://`: the pattern, and sources that others register."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
 
 from gain_core.errors import ConfigError
 from gain_runtime.sources.opening import open_source
+from gain_runtime.sources.pattern import PatternParams, PatternSource
 
 URI = "test://pattern?width=64&height=48&frames=5&rate=10"
 
@@ -42,3 +45,18 @@ def test_frames_move_and_depend_on_the_seed_only():
 def test_bad_parameters_are_refused(query, named):
     with pytest.raises(ConfigError, match=named):
         open_source(f"test://pattern?{query}")
+
+
+def test_a_registered_source_gets_its_parameters_and_the_seed():
+    calls = []
+
+    def open_drive(params, seed):
+        calls.append((params, seed))
+        return PatternSource(PatternParams(frames=2), seed=seed)
+
+    with open_source("test://drive?speed=3", schemes={"drive": open_drive}, seed=5) as source:
+        assert len(list(source)) == 2
+    assert calls == [({"speed": "3"}, 5)]
+    for uri in ("test://", "test://nothing?x=1"):
+        with pytest.raises(ConfigError, match="test://drive, test://pattern"):
+            open_source(uri, schemes={"drive": open_drive})

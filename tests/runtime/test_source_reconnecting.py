@@ -13,7 +13,7 @@ import pytest
 from results import make_info
 
 from gain_core.errors import StreamError
-from gain_runtime.frames import Frame, SourceInfo
+from gain_runtime.frames import Frame
 from gain_runtime.sources.reader import FrameReader
 from gain_runtime.sources.reconnecting import (
     Connection,
@@ -30,10 +30,7 @@ class ShortSource:
         self._count = count
         self.skipped = skipped
         self.closed = False
-
-    @property
-    def info(self) -> SourceInfo:
-        return make_info(width_px=4, height_px=4, live=True)
+        self.info = make_info(width_px=4, height_px=4, live=True)
 
     def __iter__(self) -> Iterator[Frame]:
         for index in range(self._count):
@@ -43,12 +40,6 @@ class ShortSource:
 
     def close(self) -> None:
         self.closed = True
-
-    def __enter__(self) -> ShortSource:
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self.close()
 
 
 def scripted(*connections: ShortSource | Exception) -> Callable[[], ShortSource]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import platform
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import av
 import numpy as np
 import pytest
 from av.video.reformatter import ColorRange, Colorspace
+from clips import write_clip
 
 from gain_core.errors import StreamError
 from gain_runtime.sources.decoder import DEINTERLACE, VideoDecoder
@@ -26,13 +25,6 @@ SIZE = (96, 64)
 RATE = 25
 FIELDS = {"flags": "+ildct+ilme"}
 LOSSLESS = {"qp": "0", "preset": "ultrafast"}
-# SHA-256 of all frames where the encoder loses nothing, so that no version of it matters.
-HASHES = {
-    "h264 interlaced": "4beacc6a33b6a46e",
-    "h264 709": "188c9f085b8579e1",
-    "wide pixels": "03a75e297692e48c",
-    "ffv1": "9751cd4a39a851e5",
-}
 
 
 def scene(count: int, size: tuple[int, int] = SIZE) -> list[np.ndarray]:
@@ -63,6 +55,7 @@ def encode(
     frames: Sequence[np.ndarray],
     codec: str,
     *,
+    rate: int = RATE,
     pixel_format: str = "yuv420p",
     options: dict[str, str] | None = None,
     matrix: Colorspace = Colorspace.ITU601,
@@ -73,7 +66,7 @@ def encode(
     """Write RGB frames through PyAV."""
     height, width = frames[0].shape[:2]
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=RATE, options=options or {})
+        stream = container.add_stream(codec, rate=rate, options=options or {})
         stream.width, stream.height, stream.pix_fmt = width, height, pixel_format
         context = stream.codec_context
         context.time_base = stream.time_base = Fraction(1, 1000 if times else RATE)
@@ -164,7 +157,7 @@ KINDS: dict[str, tuple[Recipe, str]] = {
 
 @pytest.mark.skipif(FFMPEG is None, reason="no ffmpeg command to compare with")
 @pytest.mark.parametrize("name", KINDS)
-def test_every_frame_is_the_command_lines(tmp_path: Path, name: str) -> None:
+def test_every_frame_is_the_command_lines(tmp_path, name):
     recipe, filters = KINDS[name]
     if recipe[0] not in av.codecs_available:
         pytest.skip(f"this PyAV has no encoder {recipe[0]}")
@@ -176,18 +169,8 @@ def test_every_frame_is_the_command_lines(tmp_path: Path, name: str) -> None:
     assert difference.max() <= 1, f"{difference.max()} levels"
 
 
-@pytest.mark.skipif(
-    platform.machine() not in ("x86_64", "AMD64"),
-    reason="FFmpeg's conversion to RGB rounds otherwise on other processors",
-)
-@pytest.mark.parametrize("name", HASHES)
-def test_lossless_frames_are_those_that_were_compared(tmp_path: Path, name: str) -> None:
-    frames = np.stack(decode(make(tmp_path, KINDS[name][0])))
-    assert hashlib.sha256(frames.tobytes()).hexdigest()[:16] == HASHES[name]
-
-
 @pytest.mark.parametrize("name", [name for name in KINDS if KINDS[name][1] != "null"])
-def test_frames_are_the_scene_that_was_filmed(tmp_path: Path, name: str) -> None:
+def test_frames_are_the_scene_that_was_filmed(tmp_path, name):
     """OpenCV 4.13 and later give memory that nobody has written to where frames are interlaced."""
     recipe = KINDS[name][0]
     size = recipe[2].get("size", SIZE)
@@ -209,7 +192,7 @@ def comb(image: np.ndarray) -> float:
     return float(np.abs(image[2:] - 2 * image[1:-1] + image[:-2]).mean())
 
 
-def test_a_live_interlaced_stream_is_deinterlaced_too(tmp_path: Path) -> None:
+def test_a_live_interlaced_stream_is_deinterlaced_too(tmp_path):
     path = make(tmp_path, KINDS["h264 interlaced ts"][0])
     recorded = decode(path)
     with VideoDecoder(str(path), shown="ts", live=True) as decoder:
@@ -219,7 +202,7 @@ def test_a_live_interlaced_stream_is_deinterlaced_too(tmp_path: Path) -> None:
             np.testing.assert_array_equal(decoded.image, expected)
 
 
-def test_a_change_of_size_in_mid_stream_is_followed(tmp_path: Path) -> None:
+def test_a_change_of_size_in_mid_stream_is_followed(tmp_path):
     """A camera that switches its resolution; the first frames of either size arrive whole."""
     small = encode(tmp_path / "small.h264", scene(6), "libx264", options={"bf": "0"})
     large = encode(tmp_path / "large.h264", scene(6, (160, 128)), "libx264", options={"bf": "0"})
@@ -254,9 +237,7 @@ def turn(path: Path, matrix: tuple[int, int, int, int]) -> None:
         ),
     ],
 )
-def test_turned_and_mirrored_videos_are_upright(
-    tmp_path: Path, matrix: tuple[int, int, int, int], expected: Callable[[np.ndarray], np.ndarray]
-) -> None:
+def test_turned_and_mirrored_videos_are_upright(tmp_path, matrix, expected):
     path = encode(tmp_path / "a.mp4", scene(4), "libx264", options=LOSSLESS)
     before = decode(path)
     turn(path, matrix)
@@ -269,19 +250,12 @@ def test_turned_and_mirrored_videos_are_upright(
             )
 
 
-def test_a_rate_that_is_a_time_base_is_not_believed(tmp_path: Path) -> None:
+def test_a_rate_that_is_a_time_base_is_not_believed(tmp_path):
     """Recorders write 1000 or 90000 frames a second into WebM and FLV."""
     times = [0, 40, 80, 120, 500, 540]
     path = tmp_path / "a.mkv"
     frames = scene(6)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("ffv1", rate=1000)
-        stream.width, stream.height, stream.pix_fmt = *SIZE, "bgr0"
-        for number, frame in enumerate(frames):
-            made = av.VideoFrame.from_ndarray(frame, format="rgb24")
-            made.pts, made.time_base = times[number], Fraction(1, 1000)
-            container.mux(stream.encode(made))
-        container.mux(stream.encode(None))
+    encode(path, frames, "ffv1", rate=1000, pixel_format="bgr0", times=times)
     with open_source(str(path)) as source:
         assert source.info.rate_hz is None
         assert source.info.num_frames is None
@@ -292,19 +266,13 @@ def test_a_rate_that_is_a_time_base_is_not_believed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ordered", ["0", "3"], ids=["no-b-frames", "b-frames"])
 @pytest.mark.parametrize("suffix", [".mp4", ".avi", ".flv"])
-def test_frames_of_a_cut_file_are_those_that_were_decoded(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str, ordered: str
-) -> None:
+def test_frames_of_a_cut_file_are_those_that_were_decoded(tmp_path, caplog, suffix, ordered):
     """Threads of the decoder hold frames back; the error of the cut one took them along."""
     path = tmp_path / f"a{suffix}"
     is_mp4 = suffix == ".mp4"
     options = {"movflags": "+faststart"} if is_mp4 else {}
-    with av.open(str(path), "w", container_options=options) as container:
-        stream = container.add_stream("libx264", rate=RATE, options={"bf": ordered, "g": "10"})
-        stream.width, stream.height, stream.pix_fmt = *SIZE, "yuv420p"
-        for frame in scene(60):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode(None))
+    x264 = {"bf": ordered, "g": "10"}
+    write_clip(path, scene(60), "libx264", rate=RATE, options=x264, container_options=options)
     data = path.read_bytes()
     if is_mp4:
         assert data.index(b"moov") < data.index(b"mdat")
@@ -330,8 +298,8 @@ def test_frames_of_a_cut_file_are_those_that_were_decoded(
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".ts"])
 @pytest.mark.parametrize("ordered", ["0", "3"], ids=["no-b-frames", "b-frames"])
 def test_a_file_damaged_at_its_end_gives_the_frames_that_one_thread_decodes(
-    tmp_path: Path, suffix: str, at: tuple[int, ...], ordered: str
-) -> None:
+    tmp_path, suffix, at, ordered
+):
     """PyAV's last call ended at the first damaged frame: what threads held behind it was lost."""
     options = {"bf": ordered, "g": "10", "qp": "20"}
     path = encode(tmp_path / f"a{suffix}", scene(60), "libx264", options=options)
@@ -356,7 +324,7 @@ def test_a_file_damaged_at_its_end_gives_the_frames_that_one_thread_decodes(
     assert untouched > 20
 
 
-def test_a_hole_in_a_transport_stream_does_not_end_it(tmp_path: Path) -> None:
+def test_a_hole_in_a_transport_stream_does_not_end_it(tmp_path):
     """Behind so many empty bytes FFmpeg asks to be called again."""
     path = encode(tmp_path / "a.ts", scene(60), "libx264")
     data = path.read_bytes()
@@ -396,18 +364,14 @@ def spoil(path: Path, at: Sequence[int]) -> None:
     path.write_bytes(bytes(data))
 
 
-def test_an_alien_hardware_decoder_is_an_error_that_lists_those_that_are_there(
-    tmp_path: Path,
-) -> None:
+def test_an_alien_hardware_decoder_is_an_error_that_lists_those_that_are_there(tmp_path):
     path = encode(tmp_path / "a.mp4", scene(3), "libx264")
     with pytest.raises(StreamError, match=r"--set hwaccel=warp: this FFmpeg has .*leave that out"):
         open_source(str(path), hwaccel="warp")
 
 
 @pytest.mark.parametrize("name", av.codec.hwaccel.hwdevices_available())
-def test_a_hardware_decoder_is_used_or_an_error_and_never_replaced(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_hardware_decoder_is_used_or_an_error_and_never_replaced(tmp_path, name):
     path = encode(tmp_path / "a.mp4", scene(30), "libx264")
     try:
         source = open_source(str(path), hwaccel=name)

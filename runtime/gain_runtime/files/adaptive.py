@@ -43,13 +43,8 @@ _REMEDY = "make the adaptive file again with gain-export --adaptive"
 class StateSpec:
     """One state tensor: feed `next_name`'s output to `name` at the next frame; starts as zeros.
 
-    Attributes
-    ----------
-    field : str
-        As the method's record calls it; what waits begins with `PENDING`.
-    shape : tuple of int
-    dtype : str
-        As NumPy calls it.
+    `field` is the name in the method's record, that of what waits begins with `PENDING`; `dtype` is
+    NumPy's name.
     """
 
     field: str
@@ -81,17 +76,8 @@ def state_layout(
 ) -> tuple[StateSpec, ...]:
     """Every state tensor of a file, in the order of its inputs.
 
-    Parameters
-    ----------
-    method : Method
-        On NumPy.
-    update_every, warmup_frames : int
-        Where frames ever wait, what waits is part of the state.
-
-    Returns
-    -------
-    tuple of StateSpec
-        The fields of the method's state, `frames`, and the fields of its evidence.
+    The fields of the method's state (on NumPy), `frames` and, where frames ever wait, the fields of
+    its evidence.
     """
     arrays: dict[str, Any] = dict(arrays_of(method.init_state()))
     arrays["frames"] = np.zeros((), dtype=np.int64)
@@ -114,24 +100,10 @@ def outputs_read(method: Method[Any], /) -> tuple[str, ...]:
 class AdaptiveArtifact:
     """A checked adaptive file.
 
-    Attributes
-    ----------
-    path : Path
-    sha256 : str
-        Of the file's bytes, hexadecimal.
-    artifact_sha256 : str
-        Of the artifact it was made from; state files belong to that one.
-    manifest : Manifest
-        The artifact's.
-    method : Method
-        What is baked into the graph, on NumPy.
-    update_every : int
-        Frames between two updates, baked into the graph.
-    warmup_frames : int
-        Frames the first update waits for, baked into the graph.
-    features_only : bool
-        Whether the file has no network, and takes what one gives.
-    state : tuple of StateSpec
+    `sha256` is that of its bytes, `artifact_sha256` that of the artifact it was made from, to which
+    state files and `manifest` belong; both hexadecimal. `method` (on NumPy), `update_every` and
+    `warmup_frames` (frames between two updates, and before the first) are fixed in the graph. With
+    `features_only` the file has no network, and takes what one gives.
     """
 
     path: Path
@@ -165,18 +137,10 @@ class AdaptiveArtifact:
 
 
 def load_adaptive(path: str | Path, /) -> AdaptiveArtifact:
-    """Read an adaptive file and check that it is whole.
+    """Read an adaptive file (`.adaptive.onnx`) and check that it is whole.
 
-    Parameters
-    ----------
-    path : str or Path
-        The `.adaptive.onnx` file.
-
-    Raises
-    ------
-    ArtifactError
-        If the file is missing, corrupt or truncated, is a plain artifact or none, or if its graph
-        does not have the inputs and outputs that its metadata ask for.
+    Raises ArtifactError if it is missing, corrupt or truncated, is a plain artifact or none, or if
+    its graph does not have the inputs and outputs that its metadata ask for.
     """
     path = Path(path)
     model, sha256 = read_model(path)
@@ -278,12 +242,6 @@ def _check_schema(entries: Mapping[str, str], path: Path) -> None:
 
 
 def is_adaptive(path: str | Path, /) -> bool:
-    """Whether a file's metadata say that adaptation is inside.
-
-    Raises
-    ------
-    ArtifactError
-        As `load_artifact`, where it is no ONNX model.
-    """
+    """Whether a file's metadata say that adaptation is inside; ArtifactError if it is no model."""
     model, _ = read_model(Path(path))
     return any(item.key.startswith(ADAPTIVE_PREFIX) for item in model.metadata_props)

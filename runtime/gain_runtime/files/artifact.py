@@ -36,20 +36,10 @@ def dtype_name(number: int, /) -> str:
 
 
 def refuse_broken_text(model: onnx.ModelProto, path: Path, /) -> None:
-    """Refuse a model with names that are no text: protobuf gives those as bytes.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-    path : Path
-        Where it was read from.
-
-    Raises
-    ------
-    ArtifactError
-        If a name or an entry of the metadata is no UTF-8.
-    """
-    for text in _texts(model):
+    """Raises ArtifactError if a name or metadata is no UTF-8: protobuf gives those as bytes."""
+    for text in _contents(model):
+        if isinstance(text, onnx.TensorProto):
+            text = text.name
         if not isinstance(text, str):
             raise ArtifactError(
                 f"{path}: expected names and metadata in UTF-8, got {text[:40]!r}; the file is "
@@ -57,28 +47,20 @@ def refuse_broken_text(model: onnx.ModelProto, path: Path, /) -> None:
             )
 
 
-def _texts(message: Message) -> Iterator[str | bytes]:
-    """Every string of a message and those in it."""
-    if isinstance(message, onnx.TensorProto):
-        # Its other fields are numbers, and asking for them would copy them.
-        yield message.name
-        return
+def _contents(message: Message) -> Iterator[str | bytes | onnx.TensorProto]:
+    """Every string and every tensor of a message and those in it; tensors stay closed.
+
+    Their fields are numbers, and asking for those would copy them.
+    """
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_STRING:
             yield from [value] if isinstance(value, str | bytes) else value
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in [value] if isinstance(value, Message) else value:
-                yield from _texts(inner)
+                yield from [inner] if isinstance(inner, onnx.TensorProto) else _contents(inner)
 
 
-_FLOAT_TYPES = frozenset(
-    {
-        onnx.TensorProto.FLOAT,
-        onnx.TensorProto.FLOAT16,
-        onnx.TensorProto.BFLOAT16,
-        onnx.TensorProto.DOUBLE,
-    }
-)
+_FLOAT_TYPES = ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,40 +125,30 @@ def load_artifact(path: str | Path, /) -> Artifact:
 
 
 def read_model(path: Path, /) -> tuple[onnx.ModelProto, str]:
-    """Read an ONNX model that is one file, and hash the file.
+    """An ONNX model that is one file, and the SHA-256 of the file's bytes, hexadecimal.
 
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    onnx.ModelProto, str
-        The model and the SHA-256 of the file's bytes, hexadecimal.
-
-    Raises
-    ------
-    ArtifactError
-        If the file is missing, unreadable, truncated, no ONNX model, or refers to data outside.
+    Raises ArtifactError if it is missing, unreadable, truncated, no ONNX model, or refers to data
+    outside.
     """
     data = _read(path)
     sha256 = hashlib.sha256(data).hexdigest()
     model = _parse(data, path)
     del data  # a large model need not lie in memory twice while its head is read
     refuse_broken_text(model, path)
-    _refuse_external_data(model, path)
+    # Weights beside a file get lost or swapped when it is moved.
+    for tensor in _contents(model):
+        if not isinstance(tensor, onnx.TensorProto):
+            continue
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+            raise ArtifactError(
+                f"{path}: expected all weights inside the file, got external data for "
+                f"{tensor.name or 'an unnamed tensor'}; export the model again as one file"
+            )
     return model, sha256
 
 
 def write_metadata(model: onnx.ModelProto, manifest: Manifest, /) -> None:
-    """Replace the `gain.*` entries of a model's metadata; other entries stay.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Changed in place.
-    manifest : Manifest
-    """
+    """Replace the `gain.*` entries of a model's metadata, in place; other entries stay."""
     for position in reversed(range(len(model.metadata_props))):
         if model.metadata_props[position].key.startswith(PREFIX):
             del model.metadata_props[position]
@@ -221,50 +193,13 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
     return model
 
 
-def _refuse_external_data(model: onnx.ModelProto, path: Path) -> None:
-    """An artifact is one file: weights beside it get lost or swapped when it is moved."""
-    for tensor in _tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
-            raise ArtifactError(
-                f"{path}: expected all weights inside the file, got external data for "
-                f"{tensor.name or 'an unnamed tensor'}; export the model again as one file"
-            )
-
-
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a model, those inside subgraphs and functions included."""
-    graphs = [model.graph]
-    nodes = [node for function in model.functions for node in function.node]
-    while graphs or nodes:
-        if graphs:
-            graph = graphs.pop()
-            nodes.extend(graph.node)
-            yield from graph.initializer
-            for sparse in graph.sparse_initializer:
-                yield sparse.values
-                yield sparse.indices
-            continue
-        for attribute in nodes.pop().attribute:
-            graphs.extend(attribute.graphs)
-            if attribute.HasField("g"):
-                graphs.append(attribute.g)
-            yield from attribute.tensors
-            if attribute.HasField("t"):
-                yield attribute.t
-
-
 def _check_graph(graph: onnx.GraphProto, manifest: Manifest, path: Path) -> None:
     """The graph has the input and outputs the manifest names, of the sizes it states."""
     size = manifest.preprocess
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
-    _check_value(
-        inputs,
-        manifest.input_name,
-        ("B", 3, size.height_px, size.width_px),
-        kind="input",
-        path=path,
-    )
+    shape = ("B", 3, size.height_px, size.width_px)
+    _check_value(inputs, manifest.input_name, shape, kind="input", path=path)
     if len(inputs) != 1:
         names = ", ".join(value.name for value in inputs)
         raise ArtifactError(
@@ -304,37 +239,19 @@ def _check_value(
         for got, want in zip(shape, expected, strict=True)
     )
     if not fits:
+        wanted, found_shape = (", ".join(map(str, sizes)) for sizes in (expected, shape))
         raise ArtifactError(
-            f"{path}: {kind} {name}: expected shape ({_joined(expected)}) as the manifest "
-            f"states, got ({_joined(shape)}); export the model again"
+            f"{path}: {kind} {name}: expected shape ({wanted}) as the manifest states, got "
+            f"({found_shape}); export the model again"
         )
-
-
-def _joined(shape: Iterable[str | int]) -> str:
-    return ", ".join(str(size) for size in shape)
 
 
 def read_head(
     graph: onnx.GraphProto, manifest: Manifest, path: Path
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Read the classifier head of a graph.
+    """Weight (K, D) and bias (K,) of the head, float32, read-only; no bias is one of zeros.
 
-    Parameters
-    ----------
-    graph : onnx.GraphProto
-    manifest : Manifest
-        Says where the head lies; not of logits only.
-    path : Path
-        For messages.
-
-    Returns
-    -------
-    weight, bias : array, (K, D) and (K,) float32, read-only
-
-    Raises
-    ------
-    ArtifactError
-        If an array is missing, of another shape, or not finite.
+    Raises ArtifactError if one is missing, of another shape than the manifest's, or not finite.
     """
     num_classes, feature_dim, head = manifest.num_classes, manifest.feature_dim, manifest.head
     assert head is not None
@@ -377,8 +294,8 @@ def _read_floats(
             "export the model again"
         )
     tensor = tensors[name]
-    if tensor.data_type not in _FLOAT_TYPES:
-        dtype = dtype_name(tensor.data_type)
+    dtype = dtype_name(tensor.data_type)
+    if dtype not in _FLOAT_TYPES:
         raise ArtifactError(
             f"{path}: head array {name}: expected floating point, got {dtype}; "
             "export the model with its head left unquantised"

@@ -157,19 +157,10 @@ class EngineHeader:
 
 
 def header_from_dict(values: object, path: Path, /) -> EngineHeader:
-    """A header from plain values, as JSON gives them.
+    """A header from plain values, as JSON gives them; `path` is for messages.
 
-    Parameters
-    ----------
-    values : object
-        Anything; only a dict of the header's fields passes.
-    path : Path
-        For messages.
-
-    Raises
-    ------
-    EngineError
-        If a field is missing, unknown, or of another type or range, or the schema is another.
+    Raises EngineError if a field is missing, unknown, or of another type or range, or the schema is
+    another.
     """
     if not isinstance(values, dict):
         raise _no_engine(path, "a header of names and values", type(values).__name__)
@@ -263,15 +254,7 @@ _VERSION_AT = slice(24, 28)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Engine:
-    """A whole engine file.
-
-    Attributes
-    ----------
-    path : Path
-    header : EngineHeader
-    plan : bytes
-        The serialised TensorRT plan.
-    """
+    """A whole engine file; `plan` is the serialised TensorRT plan."""
 
     path: Path
     header: EngineHeader
@@ -284,20 +267,10 @@ def engine_path(artifact_path: Path, /) -> Path:
 
 
 def write_engine(path: Path, header: EngineHeader, plan: bytes, /) -> None:
-    """Write an engine file whole or not at all.
+    """Write an engine file whole or not at all; `header.plan_sha256` must be the plan's.
 
-    Parameters
-    ----------
-    path : Path
-        Replaced if it exists.
-    header : EngineHeader
-        Its `plan_sha256` must be the plan's.
-    plan : bytes
-
-    Raises
-    ------
-    EngineError
-        If the header is too long or the file cannot be written; nothing is left behind then.
+    Raises EngineError if the header is too long or the file cannot be written; nothing is left
+    behind then.
     """
     assert header.plan_sha256 == hashlib.sha256(plan).hexdigest()
     text = json.dumps(asdict(header), ensure_ascii=False).encode()
@@ -336,39 +309,27 @@ def read_engine(path: str | Path, /) -> Engine:
     text, plan = data[_LENGTH_BYTES : _LENGTH_BYTES + length], data[_LENGTH_BYTES + length :]
     if len(text) < length:
         raise _no_engine(path, f"a header of {length} bytes", f"{len(text)}, it is truncated")
-    header = _parse_header(text, path)
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as err:
+        raise _no_engine(path, "a header in JSON", "something else") from err
+    header = header_from_dict(values, path)
     if hashlib.sha256(plan).hexdigest() != header.plan_sha256:
         raise _no_engine(path, "the plan its header describes", f"{len(plan)} other bytes")
     inside = plan_version(plan, header.library)
-    if inside is not None and not _same_version(header.version, inside):
+    # A wheel may add or drop the build.
+    stated = header.version.split(".")[:3]
+    if inside is not None and stated != inside.split(".")[: len(stated)]:
         raise _no_engine(path, f"a plan of {header.library} {header.version}", f"one of {inside}")
     return Engine(path=path, header=header, plan=plan)
 
 
 def plan_version(plan: bytes, library: str, /) -> str | None:
-    """The library version a plan states in its first bytes.
-
-    Parameters
-    ----------
-    plan : bytes
-    library : str
-        `tensorrt` or `tensorrt_rtx`.
-
-    Returns
-    -------
-    str or None
-        As `10.3.0.26`; None where the plan's layout is not a known one.
-    """
+    """The library version that a plan begins with, as `10.3.0.26`; None if it is not found."""
     magic = _MAGIC.get(library)
     if magic is None or not plan.startswith(magic) or len(plan) < _VERSION_AT.stop:
         return None
     return ".".join(str(byte) for byte in plan[_VERSION_AT])
-
-
-def _same_version(stated: str, inside: str) -> bool:
-    """Whether two versions agree in the parts both have; a wheel may add or drop the build."""
-    parts = stated.split(".")[:3]
-    return parts == inside.split(".")[: len(parts)]
 
 
 def _read(path: Path) -> bytes:
@@ -384,12 +345,3 @@ def _read(path: Path) -> bytes:
         raise EngineError(
             f"{path}: cannot be read ({err.strerror}); check the path and its permissions"
         ) from err
-
-
-def _parse_header(text: bytes, path: Path) -> EngineHeader:
-    """The header in the bytes."""
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as err:
-        raise _no_engine(path, "a header in JSON", "something else") from err
-    return header_from_dict(values, path)

@@ -77,23 +77,11 @@ class Picture(NamedTuple):
 
 
 def load_image(path: Path, /) -> npt.NDArray[np.uint8]:
-    """Decode a picture: orientation applied, transparency laid over white, 16 bits scaled to 8.
+    """Decode a picture as (H, W, 3) uint8 RGB, upright, 16 bits scaled to 8, alpha laid over white.
 
-    Parameters
-    ----------
-    path : Path
-        Any format Pillow reads, whatever its name; of an animated or multi-page file the first
-        picture.
-
-    Returns
-    -------
-    array, (H, W, 3) uint8 RGB
-
-    Raises
-    ------
-    StreamError
-        If the file is missing, no regular file, damaged, cut short, no picture, raw data of a
-        camera, of more than `MOST_PIXELS`, or holds floating-point pixels.
+    Any format Pillow reads, whatever the file's name; of an animated or multi-page file the first
+    picture. Raises StreamError if it is missing, no regular file, damaged, cut short, no picture,
+    raw data of a camera, of more than `MOST_PIXELS`, or of floating-point pixels.
     """
     picture = load_picture(path)
     if picture.has_more:
@@ -122,24 +110,7 @@ def load_picture(path: Path, /) -> Picture:
 
 
 def decode_image(data: bytes, /, *, shown: str) -> npt.NDArray[np.uint8]:
-    """Decode a picture in memory, as `load_image` does a file.
-
-    Parameters
-    ----------
-    data : bytes
-        The content of a picture file.
-    shown : str
-        What errors call it.
-
-    Returns
-    -------
-    array, (H, W, 3) uint8 RGB
-
-    Raises
-    ------
-    StreamError
-        If it cannot be decoded.
-    """
+    """Decode a picture in memory, as `load_image` does a file; errors call it `shown`."""
     return _decode(io.BytesIO(data), shown).pixels
 
 
@@ -259,14 +230,8 @@ LEFT_OUT = {
 class PictureList:
     """Files that are pictures by their first bytes or their names, and what was left out.
 
-    Attributes
-    ----------
-    paths : list of Path
-        The pictures.
-    left_out : Counter of str
-        Number of other files by kind.
-    closed : list of str
-        Folders that could not be listed, each with the reason.
+    `left_out` counts other files by kind; `closed` are folders that could not be listed, each with
+    the reason.
     """
 
     paths: list[Path] = field(default_factory=list)
@@ -279,22 +244,21 @@ class PictureList:
         parts += [f"the folder {closed}" for closed in self.closed]
         return ", ".join(parts)
 
-    def add(self, path: Path, /) -> None:
-        """Add a picture, or count another file; folders and hidden files are ignored."""
+
+def list_pictures(entries: Iterable[Path], closed: list[str], /) -> PictureList:
+    """The pictures among paths, in natural order (`2.jpg` before `10.jpg`).
+
+    Folders and hidden files are passed over; `closed` goes into the result.
+    """
+    found = PictureList(closed=closed)
+    for path in entries:
         if path.name.startswith(".") or path.name == CLASS_FILE:
-            return
+            continue
         kind = _kind(path)
         if kind == "picture":
-            self.paths.append(path)
+            found.paths.append(path)
         elif kind != "folder":
-            self.left_out[kind] += 1
-
-
-def list_pictures(entries: Iterable[Path], /) -> PictureList:
-    """The pictures among paths, in natural order (`2.jpg` before `10.jpg`)."""
-    found = PictureList()
-    for path in entries:
-        found.add(path)
+            found.left_out[kind] += 1
     found.paths.sort(key=_natural_key)
     return found
 
@@ -302,31 +266,14 @@ def list_pictures(entries: Iterable[Path], /) -> PictureList:
 def pictures_below(root: Path, /) -> PictureList:
     """The pictures in a folder and all folders below it, in natural order."""
     closed: list[str] = []
-    entries: list[Path] = []
-    for folder in walk(root, closed):
-        try:
-            entries += folder.iterdir()
-        except OSError as err:
-            closed.append(f"{folder} ({err.strerror})")
-    found = list_pictures(entries)
-    found.closed += closed
-    return found
+    return list_pictures(matching(f"{glob.escape(str(root))}/**", closed), closed)
 
 
 def walk(root: Path, closed: list[str], /) -> Iterator[Path]:
     """A folder and every folder below it that is not hidden, each real one once.
 
-    Links to folders are followed, so a link that leads back up would never end.
-
-    Parameters
-    ----------
-    root : Path
-    closed : list of str
-        Folders that cannot be listed are added, each with the reason.
-
-    Yields
-    ------
-    Path
+    Links to folders are followed, so a link that leads back up would never end. Folders that cannot
+    be listed are added to `closed`, each with the reason.
     """
     seen: set[tuple[int, int]] = set()
     waiting = [root]
@@ -347,21 +294,14 @@ def walk(root: Path, closed: list[str], /) -> Iterator[Path]:
 
 
 def matching(pattern: str, closed: list[str], /) -> list[Path]:
-    """Every path that a pattern matches; `**` stands for any folders, visited as `walk` does.
-
-    Parameters
-    ----------
-    pattern : str
-    closed : list of str
-        Folders that cannot be listed are added, each with the reason.
-
-    Returns
-    -------
-    list of Path
-    """
-    before, stars, after = _split(pattern)
-    if not stars:
+    """Every path that a pattern matches; `**` stands for any folders, visited as `walk` does."""
+    parts = pattern.split("/")
+    if "**" not in parts:
         return [Path(name) for name in glob.iglob(pattern)]  # noqa: PTH207 - absolute patterns
+    at = parts.index("**")
+    before, after = "/".join(parts[:at]), "/".join(parts[at + 1 :])
+    if not before and pattern.startswith("/"):
+        before = "/"
     found: dict[Path, None] = {}
     for root in [Path(name) for name in glob.iglob(before)] if before else [Path()]:  # noqa: PTH207
         if not root.is_dir():
@@ -379,16 +319,6 @@ def _natural_key(path: Path, /) -> list[tuple[int, int, str]]:
         for part in re.split(r"(\d+)", path.as_posix().casefold())
     ]
     return [*key, (2, 0, path.as_posix())]
-
-
-def _split(pattern: str) -> tuple[str, bool, str]:
-    """What is before the first `**`, whether there is one, and what is after it."""
-    parts = pattern.split("/")
-    if "**" not in parts:
-        return pattern, False, ""
-    at = parts.index("**")
-    before = "/".join(parts[:at])
-    return before or ("/" if pattern.startswith("/") else ""), True, "/".join(parts[at + 1 :])
 
 
 def _is_visible_folder(entry: os.DirEntry[str]) -> bool:

@@ -181,14 +181,8 @@ class Preprocess:
 class HeadLocation:
     """The initializers of the graph that hold the classifier head.
 
-    Attributes
-    ----------
-    weight : str
-        Name of the weight. Its trailing axes of length one (a 1x1 convolution) are dropped.
-    layout : {"KD", "DK"}
-        Whether the weight is stored as (K, D) or transposed.
-    bias : str or None
-        Name of the bias; None if the head has none.
+    The weight is stored as (K, D) or transposed; its trailing axes of length one (a 1x1
+    convolution) are dropped. `bias` is None if the head has none.
     """
 
     weight: str

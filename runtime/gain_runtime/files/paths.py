@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import secrets
@@ -15,6 +14,11 @@ from typing import Literal
 from gain_core.errors import ArtifactError, ConfigError, GainError, StreamError
 from gain_runtime.optional import require
 
+try:
+    import fcntl
+except ImportError:  # Windows: nothing keeps two processes out of one file there
+    fcntl = None  # type: ignore[assignment]
+
 __all__ = [
     "LFS_POINTER",
     "Content",
@@ -26,9 +30,11 @@ __all__ = [
     "find_models_dir",
     "is_file",
     "is_folder",
+    "lock_alone",
     "read_head",
     "regular_file",
     "resolved",
+    "sync",
     "write_atomically",
 ]
 
@@ -57,24 +63,10 @@ MISSING = (errno.ENOENT, errno.ENOTDIR)
 def file_status(
     path: str | Path, /, *, error: type[GainError] = ConfigError
 ) -> os.stat_result | None:
-    """Status of a file or folder, links followed.
+    """Status of a file or folder, links followed; None if nothing is there.
 
-    Parameters
-    ----------
-    path : str or Path
-    error : type
-        Class of the error to raise.
-
-    Returns
-    -------
-    os.stat_result or None
-        None if nothing is there.
-
-    Raises
-    ------
-    GainError
-        An `error`, if the path cannot be accessed: no permission for a folder above, a link that
-        points to itself, a name that no file system takes.
+    An `error` if the path cannot be accessed: no permission for a folder above, a link that points
+    to itself, a name that no file system takes.
     """
     try:
         return Path(path).stat()
@@ -113,17 +105,7 @@ def resolved(path: str | Path, /, *, error: type[GainError] = ConfigError) -> Pa
 
 
 def regular_file(path: Path, /) -> None:
-    """Refuse what is no regular file: reading a pipe would wait for ever.
-
-    Parameters
-    ----------
-    path : Path
-
-    Raises
-    ------
-    StreamError
-        If it is missing, cannot be accessed, or is no regular file.
-    """
+    """Raises StreamError if a file is missing, not accessible or not regular: a pipe never ends."""
     status = file_status(path, error=StreamError)
     if status is None:
         raise StreamError(f"{path}: no such file or folder")
@@ -138,24 +120,7 @@ def regular_file(path: Path, /) -> None:
 
 
 def read_head(path: Path, size: int = HEAD_BYTES, /) -> bytes:
-    """The first bytes of a regular file.
-
-    Parameters
-    ----------
-    path : Path
-    size : int
-        Number of bytes.
-
-    Returns
-    -------
-    bytes
-        Fewer than `size` if the file is shorter.
-
-    Raises
-    ------
-    StreamError
-        If it cannot be read.
-    """
+    """The first bytes of a file, or all it has; raises StreamError if it cannot be read."""
     try:
         with path.open("rb", buffering=0) as stream:
             return stream.read(size)
@@ -164,18 +129,7 @@ def read_head(path: Path, size: int = HEAD_BYTES, /) -> bytes:
 
 
 def content_of(head: bytes, /) -> Content:
-    """Kind of a file, from its content and not from its name.
-
-    Parameters
-    ----------
-    head : bytes
-        The first `HEAD_BYTES` bytes.
-
-    Returns
-    -------
-    Content
-        A camera's raw data may pass for TIFF.
-    """
+    """Kind of a file, from its first `HEAD_BYTES` bytes; a camera's raw data may pass for TIFF."""
     if head.startswith(LFS_POINTER):
         return "lfs pointer"
     if head.startswith(RAW) or head[8:10] == b"CR" or head[4:11] == b"ftypcrx":
@@ -214,13 +168,7 @@ def _why(err: BaseException) -> str:
 
 
 def check_output(path: Path, /, *, force: bool) -> None:
-    """Find out before the work whether its result can be written.
-
-    Raises
-    ------
-    ArtifactError
-        If the file exists and `force` is not given, or its folder is missing or not writable.
-    """
+    """Raises ArtifactError if a result exists, without `force`, or could not be written."""
     if is_folder(path, error=ArtifactError):
         raise ArtifactError(f"{path}: expected a file to write, got a folder; name another file")
     if exists(path, error=ArtifactError) and not force:
@@ -231,20 +179,18 @@ def check_output(path: Path, /, *, force: bool) -> None:
         raise ArtifactError(f"{path}: its folder cannot be written; allow it, or choose another")
 
 
+def lock_alone(descriptor: int, /) -> bool:
+    """Lock a file until it is closed or the process dies; False where another process has it."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def find_models_dir() -> Path:
-    """The `models/` data folder of this installation.
-
-    Returns
-    -------
-    Path
-        `gain_runtime/_models` in an installed wheel, the repository's `models/` in a source
-        checkout.
-
-    Raises
-    ------
-    ArtifactError
-        If neither is there.
-    """
+    """`gain_runtime/_models` of a wheel, or `models/` of a source checkout; else ArtifactError."""
     package = Path(__file__).resolve().parents[1]
     packaged = package / "_models"
     if packaged.is_dir():
@@ -268,20 +214,9 @@ def write_atomically(
 ) -> None:
     """Write a file so that a crash or power cut leaves either the old one or the new one.
 
-    Parameters
-    ----------
-    path : Path
-        Replaced if it exists; its folder must exist. A device or a pipe is written to.
-    data : bytes
-    mode : int, optional
-        Permissions of the file, from its first byte on; the system's default without.
-    error : type, optional
-        What is raised in place of OSError, in one line.
-
-    Raises
-    ------
-    OSError
-        If the folder is missing, full or not writable; nothing is left behind then.
+    Its folder must exist; a device or a pipe is written to. `mode` holds from the first byte on.
+    Raises OSError, or an `error` in one line in its place, if the folder is missing, full or not
+    writable; nothing is left behind then.
     """
     try:
         _write(path, data, mode)
@@ -313,34 +248,26 @@ def _write(path: Path, data: bytes, mode: int | None) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    # The rename itself. Windows cannot open folders and some network mounts cannot sync them.
+    with suppress(OSError):
+        sync(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the file system can."""
-    # Windows cannot open folders and some network mounts cannot sync them; the file is whole.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def sync(path: Path, /) -> None:
+    """Have what a file or folder holds on the disk."""
+    # Windows syncs only what may be written, and no system opens a folder for that.
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class FsspecFolder:
-    """Files below a URL; what is written is there whole or not at all.
+    """Files below a path or any URL fsspec knows (`s3://bucket/folder`), each whole or not at all.
 
-    Parameters
-    ----------
-    url : str or Path
-        A path, or any URL fsspec knows: `s3://bucket/folder`, `gs://bucket/folder`, `file:///mnt`.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If fsspec is not installed.
-    ConfigError
-        If fsspec does not know the protocol, or lacks the library for it.
+    Raises BackendUnavailableError without fsspec, ConfigError if it does not know the protocol or
+    lacks the library for it; every method raises ArtifactError where the store fails.
     """
 
     def __init__(self, url: str | Path, /) -> None:
@@ -357,29 +284,14 @@ class FsspecFolder:
         self._on_disk = "file" in self._files.protocol
 
     def read(self, name: str, /) -> bytes | None:
-        """A file's bytes; None where there is none.
-
-        Raises
-        ------
-        ArtifactError
-            If it cannot be read.
-        """
-        with self._errors(name, "read"):
-            try:
-                data: bytes = self._files.cat_file(f"{self._root}/{name}")
-            except FileNotFoundError:
-                return None
-            return data
-        raise AssertionError("unreachable")
+        """A file's bytes; None where there is none."""
+        data: bytes | None = None
+        with self._errors(name, "read"), suppress(FileNotFoundError):
+            data = self._files.cat_file(f"{self._root}/{name}")
+        return data
 
     def write(self, name: str, data: bytes, /) -> None:
-        """Write a file; folders are made.
-
-        Raises
-        ------
-        ArtifactError
-            If it cannot be written; a file that was there before is untouched then.
-        """
+        """Write a file; folders are made. A failure leaves what was there before untouched."""
         with self._errors(name, "written"):
             path = f"{self._root}/{name}"
             if self._on_disk:
@@ -389,19 +301,12 @@ class FsspecFolder:
                 self._files.pipe_file(path, data)
 
     def names(self, folder: str = "", /) -> list[str]:
-        """Names of the files directly in a folder below; none where there is no such folder.
-
-        Raises
-        ------
-        ArtifactError
-            If it cannot be listed.
-        """
-        with self._errors(folder, "listed"):
+        """Names of the files directly in a folder below; none where there is no such folder."""
+        found: list[str] = []
+        with self._errors(folder, "listed"), suppress(FileNotFoundError):
             self._files.invalidate_cache()
-            with suppress(FileNotFoundError):
-                found = self._files.ls(f"{self._root}/{folder}".rstrip("/"), detail=False)
-                return [str(path).rsplit("/", 1)[-1] for path in found]
-        return []
+            found = self._files.ls(f"{self._root}/{folder}".rstrip("/"), detail=False)
+        return [str(path).rsplit("/", 1)[-1] for path in found]
 
     def remove(self, name: str, /) -> None:
         """Delete a file, or a folder below and all in it."""

@@ -12,6 +12,7 @@ from typing import IO
 
 from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.adapter import Adapter
+from gain_runtime.files.paths import lock_alone
 from gain_runtime.frames import Closing
 
 __all__ = [
@@ -21,12 +22,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-try:
-    import fcntl
-except ImportError:  # Windows: nothing keeps two streams out of one folder there
-    fcntl = None  # type: ignore[assignment]
-
 
 KEPT = 3
 # Numbers, not times, order the snapshots: a device without a battery starts in 1970.
@@ -38,17 +33,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One snapshot file.
-
-    Attributes
-    ----------
-    path : Path
-        The state file.
-    number : int
-        Rises with every snapshot.
-    frames : int
-        Frames that its state has learned from.
-    """
+    """One snapshot file, its rising number, and the frames that its state has learned from."""
 
     path: Path
     number: int
@@ -263,13 +248,10 @@ def _locked(folder: Path) -> IO[bytes]:
             f"{folder}: no snapshot can be written there ({err.strerror}); "
             "name a folder on a writable disk"
         ) from err
-    if fcntl is not None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as err:
-            lock.close()
-            raise ArtifactError(
-                f"{folder}: another stream keeps its snapshots there; "
-                "give each stream a folder of its own"
-            ) from err
-    return lock
+    with suppress(OSError):
+        if lock_alone(lock.fileno()):
+            return lock
+    lock.close()
+    raise ArtifactError(
+        f"{folder}: another stream keeps its snapshots there; give each stream a folder of its own"
+    )

@@ -38,15 +38,7 @@ HostArrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedState:
-    """A state read from a file.
-
-    Attributes
-    ----------
-    state : dataclass of arrays
-        On the method's library and device.
-    frames : int
-        Frames that the state has learned from.
-    """
+    """A state on the method's library and device, and the frames it has learned from."""
 
     state: Any
     frames: int
@@ -93,7 +85,14 @@ class StateFile:
         ArtifactError
             If the arrays are not those of the method's state.
         """
-        return _rebuild(self.arrays, method, path=self.path)
+        fresh = method.init_state()
+        like = next(iter(arrays_of(fresh).values()))
+        xp, place = array_namespace(like), device(like)
+        moved = {name: xp.asarray(array, device=place) for name, array in self.arrays.items()}
+        try:
+            return record_from_arrays(fresh, moved)
+        except ArrayError as err:
+            raise ArtifactError(f"{self.path}: {err}") from err
 
 
 def save_state(
@@ -277,36 +276,13 @@ def _check_schema(metadata: Mapping[str, str], path: Path) -> None:
 
 
 def config_differences(saved: Mapping[str, object], expected: Mapping[str, object], /) -> str:
-    """The fields in which two configs differ, as text for messages.
-
-    Parameters
-    ----------
-    saved, expected : mapping of str to value
-        As `config_to_dict` gives them.
-
-    Returns
-    -------
-    str
-        Empty if they are the same.
-    """
+    """The fields in which two configs of `config_to_dict` differ, as text; empty for none."""
     return "; ".join(
         f"{name}: expected {expected.get(name, 'no such field')}, "
         f"got {saved.get(name, 'no such field')}"
         for name in sorted(saved.keys() | expected.keys())
         if name not in saved or name not in expected or saved[name] != expected[name]
     )
-
-
-def _rebuild(arrays: Mapping[str, npt.NDArray[Any]], method: Method[Any], *, path: Path) -> Any:
-    """The state, on the method's device."""
-    fresh = method.init_state()
-    like = next(iter(arrays_of(fresh).values()))
-    xp, place = array_namespace(like), device(like)
-    moved = {name: xp.asarray(array, device=place) for name, array in arrays.items()}
-    try:
-        return record_from_arrays(fresh, moved)
-    except ArrayError as err:
-        raise ArtifactError(f"{path}: {err}") from err
 
 
 def _digest(arrays: HostArrays) -> str:

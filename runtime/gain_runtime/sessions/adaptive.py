@@ -5,7 +5,6 @@ The state lies in two sets of buffers that change places with each pass.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,8 +23,7 @@ from gain_runtime.sessions.onnx import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
     RUN_ERRORS,
-    create_native,
-    log_placement,
+    open_native,
 )
 from gain_runtime.sessions.session import check_input
 
@@ -35,15 +33,9 @@ __all__ = [
     "AdaptiveSession",
 ]
 
-logger = logging.getLogger(__name__)
-
 
 def _check_inputs(
-    inputs: Sequence[Any],
-    artifact: AdaptiveArtifact,
-    /,
-    *,
-    fixed_batch: int | None = None,
+    inputs: Sequence[Any], artifact: AdaptiveArtifact, /, *, fixed_batch: int | None
 ) -> int:
     """Refuse a batch that the graph cannot read."""
     names = artifact.input_names
@@ -66,19 +58,11 @@ _Buffers: TypeAlias = "dict[str, onnxruntime.OrtValue]"
 
 
 class AdaptiveBinding:
-    """A loaded adaptive graph with its state.
+    """A loaded adaptive graph with its state, where the graph's provider runs.
 
     A call reads one set of the state's buffers and writes the other; `advance` lets them change
     places, so that a call that is not followed by it has changed nothing. ONNX Runtime owns the
     buffers, which therefore need no CuPy.
-
-    Parameters
-    ----------
-    native : onnxruntime.InferenceSession
-    artifact : AdaptiveArtifact
-        The file it was loaded from.
-    provider : str
-        The execution provider it runs on, which says where the buffers lie.
     """
 
     def __init__(self, native: Any, artifact: AdaptiveArtifact, provider: str, /) -> None:
@@ -94,20 +78,10 @@ class AdaptiveBinding:
         self.replace({item.field: item.zeros() for item in artifact.state})
 
     def run(self, inputs: Sequence[Floats], /, *, update: bool) -> dict[str, npt.NDArray[Any]]:
-        """Call the graph once and wait for it.
+        """Call the graph once on checked inputs, (B, ...) float32 with B >= 1, and wait for it.
 
-        Parameters
-        ----------
-        inputs : sequence of arrays, (B, ...) float32
-            One for each of the artifact's inputs, checked, with B at least 1.
-        update : bool
-            Whether the other set of buffers receives a new state; otherwise the state is not
-            written, whatever it is.
-
-        Returns
-        -------
-        dict
-            The outputs named in `PREDICTED`: NumPy arrays of their own memory.
+        With `update` the other set of buffers receives a new state, else none is written. Returns
+        the outputs named in `PREDICTED`, NumPy arrays of their own memory.
         """
         binding = self._binding(update)
         for name, array in zip(self._artifact.input_names, inputs, strict=True):
@@ -123,28 +97,11 @@ class AdaptiveBinding:
         self._current = 1 - self._current
 
     def read(self, field: str, /) -> npt.NDArray[Any]:
-        """Copy one tensor of the state to the host.
-
-        Parameters
-        ----------
-        field : str
-            As `StateSpec.field` names it.
-
-        Returns
-        -------
-        array
-            Of its own memory.
-        """
+        """Copy one tensor of the state, by its `StateSpec.field`, to the host."""
         return np.array(self._sets[self._current][field].numpy())
 
     def replace(self, arrays: Mapping[str, npt.NDArray[Any]], /) -> None:
-        """Put a state in the place of the present one.
-
-        Parameters
-        ----------
-        arrays : mapping of str to array
-            Every tensor of the state by field, on the host; copied.
-        """
+        """Put copies of these arrays, every tensor by its field, in the state's place."""
         self._bound = {}
         self._sets = (self._buffers(arrays), self._buffers(arrays))
         self._current = 0
@@ -217,7 +174,7 @@ class AdaptiveSession(Closing):
         if not isinstance(artifact, AdaptiveArtifact):
             artifact = load_adaptive(artifact)
         self._artifact = artifact
-        native = create_native(artifact.path, provider, num_threads)
+        native, self._fixed_batch = open_native(artifact.path, provider, num_threads)
         self._provider = provider
         self._frozen = False
         # The graph counts as well; asking it would wait for the device at every batch.
@@ -225,11 +182,7 @@ class AdaptiveSession(Closing):
         self._update_every = artifact.update_every
         # Frames since the last batch that the graph was given to learn from.
         self._passed = 0
-        batch = native.get_inputs()[0].shape[0]
-        self._fixed_batch: int | None = batch if isinstance(batch, int) else None
         self._bound: AdaptiveBinding | None = AdaptiveBinding(native, artifact, provider)
-        logger.info("%s: running on %s", artifact.path.name, provider)
-        log_placement(native, provider)
 
     @property
     def artifact(self) -> AdaptiveArtifact:
@@ -449,7 +402,10 @@ class AdaptiveSession(Closing):
         batch_size = _check_inputs(inputs, self._artifact, fixed_batch=self._fixed_batch)
         if batch_size == 0:
             return self._empty()
-        update = update and self._is_due(batch_size)
+        if update:
+            # Learned from, or waiting in the graph, or passed by where `update_every` was raised.
+            self._passed += batch_size
+            update = self._passed * self._artifact.update_every >= self._update_every
         try:
             values = bound.run(inputs, update=update)
         except RUN_ERRORS as err:
@@ -467,11 +423,6 @@ class AdaptiveSession(Closing):
             bound.advance()
             self._count(batch_size)
         return Prediction(**values)
-
-    def _is_due(self, count: int) -> bool:
-        """Whether a batch of so many frames may be learned from, or waits in the graph."""
-        self._passed += count
-        return self._passed * self._artifact.update_every >= self._update_every
 
     def _count(self, batch_size: int) -> None:
         """Count a batch as the graph has: it waits, or everything that waits was learned from."""

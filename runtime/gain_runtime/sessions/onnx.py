@@ -32,7 +32,7 @@ __all__ = [
     "RUN_ERRORS",
     "OnnxSession",
     "create_native",
-    "log_placement",
+    "open_native",
 ]
 
 logger = logging.getLogger(__name__)
@@ -77,27 +77,27 @@ def create_native(path: Path, provider: str, num_threads: int | None, /) -> _Nat
     """Load the graph and make sure the provider in use is the one that was asked for.
 
     ONNX Runtime lists providers that are compiled in but cannot run here, and replaces one that
-    fails by the CPU with a mere warning (microsoft/onnxruntime#27177).
-
-    Raises
-    ------
-    ConfigError
-        If `num_threads` is below 1.
-    BackendUnavailableError, EngineError
-        If the provider cannot be used, or the graph not be loaded.
+    fails by the CPU with a mere warning (microsoft/onnxruntime#27177). Raises ConfigError if
+    `num_threads` is below 1, BackendUnavailableError if the provider cannot be used, EngineError if
+    the graph cannot be loaded.
     """
     if num_threads is not None and num_threads < 1:
         raise ConfigError(f"num_threads: expected at least 1, got {num_threads}")
     available = onnxruntime.get_available_providers()
     if provider not in available:
         raise _unavailable(provider, f"this ONNX Runtime has {', '.join(available)} only")
+    providers: list[Any] = [provider]
     if provider == CUDA_PROVIDER:
         _preload_cuda()
+        # Otherwise matrix products of float32 are rounded to ten bits of mantissa.
+        providers = [(provider, {"use_tf32": "0"})]
+    if provider != CPU_PROVIDER:
+        providers.append(CPU_PROVIDER)  # second, for shape arithmetic belongs there
     try:
         session = onnxruntime.InferenceSession(
             path,
             _session_options(num_threads),
-            providers=_providers(provider),
+            providers=providers,
             enable_fallback=0,
         )
     except NATIVE_ERRORS as err:
@@ -126,13 +126,6 @@ def _session_options(num_threads: int | None) -> Any:
     return options
 
 
-def _providers(provider: str) -> list[Any]:
-    """The provider with its options; the CPU stays second, for shape arithmetic belongs there."""
-    # Otherwise matrix products of float32 are rounded to ten bits of mantissa.
-    first = (provider, {"use_tf32": "0"}) if provider == CUDA_PROVIDER else provider
-    return [first] if provider == CPU_PROVIDER else [first, CPU_PROVIDER]
-
-
 def _unavailable(provider: str, reason: str) -> BackendUnavailableError:
     """The error for a provider that cannot be used, with its remedy."""
     remedy = "choose another provider"
@@ -157,7 +150,18 @@ def _preload_cuda() -> None:
         logger.debug("preload_dlls: %s", said.getvalue().strip())
 
 
-def log_placement(session: _Native, provider: str) -> None:
+def open_native(
+    path: Path, provider: str, num_threads: int | None, /
+) -> tuple[_Native, int | None]:
+    """As `create_native`, with log lines, and the network's one batch size, or None."""
+    session = create_native(path, provider, num_threads)
+    logger.info("%s: running on %s", path.name, provider)
+    _log_placement(session, provider)
+    batch = session.get_inputs()[0].shape[0]
+    return session, batch if isinstance(batch, int) else None
+
+
+def _log_placement(session: _Native, provider: str) -> None:
     """Say how many nodes run on the provider, where ONNX Runtime can tell (1.24 on)."""
     assignment = getattr(session, "get_provider_graph_assignment_info", None)
     if assignment is None:
@@ -177,27 +181,10 @@ Floats = npt.NDArray[np.float32]
 
 
 class OnnxSession(Closing):
-    """An artifact run by ONNX Runtime, on the given provider and no other.
+    """An artifact run by ONNX Runtime, on the given provider and no other; a path is loaded first.
 
-    Parameters
-    ----------
-    artifact : Artifact, str or Path
-        A path is loaded and checked first.
-    provider : str, optional
-        ONNX Runtime's name of the execution provider.
-    num_threads : int, optional
-        Threads within one operator; None lets ONNX Runtime choose.
-
-    Raises
-    ------
-    ArtifactError
-        If the path is no artifact.
-    BackendUnavailableError
-        If the provider is not in this build of ONNX Runtime or cannot be used on this machine.
-    ConfigError
-        If `num_threads` is below 1.
-    EngineError
-        If ONNX Runtime cannot load the graph.
+    `num_threads` are those within one operator; None lets ONNX Runtime choose. Raises as
+    `load_artifact` and `create_native`.
     """
 
     def __init__(
@@ -210,51 +197,22 @@ class OnnxSession(Closing):
     ) -> None:
         if not isinstance(artifact, Artifact):
             artifact = load_artifact(artifact)
-        self._artifact = artifact
-        native = create_native(artifact.path, provider, num_threads)
-        self._session: Any = native
-        self._provider = provider
-        batch = native.get_inputs()[0].shape[0]
-        self._fixed_batch: int | None = batch if isinstance(batch, int) else None
-        logger.info("%s: running on %s", artifact.path.name, provider)
-        log_placement(native, provider)
-
-    @property
-    def artifact(self) -> Artifact:
-        """The loaded artifact."""
-        return self._artifact
-
-    @property
-    def provider(self) -> str:
-        """The execution provider really in use, as ONNX Runtime names it."""
-        return self._provider
+        self.artifact = artifact
+        # The execution provider really in use, as ONNX Runtime names it.
+        self.provider = provider
+        self._session: Any
+        self._session, self._fixed_batch = open_native(artifact.path, provider, num_threads)
 
     def infer(self, pixel_values: Floats, /) -> Features:
-        """Run the network on one batch.
+        """See `Session`; B may be 0. For a network of one batch size, batches are split and padded.
 
-        Parameters
-        ----------
-        pixel_values : array, (B, 3, height_px, width_px) float32
-            NumPy, C-contiguous; B may be 0. For a network of one batch size, batches are split
-            and padded.
-
-        Returns
-        -------
-        Features
-
-        Raises
-        ------
-        ArrayError
-            If the array has another type, shape or layout.
-        EngineError
-            If the session is closed, ONNX Runtime fails, or an output is not what the manifest
-            states.
+        Raises EngineError also where an output is not what the manifest states.
         """
         if self._session is None:
             raise EngineError(
-                f"{self._artifact.path}: the session is closed; open it again before use"
+                f"{self.artifact.path}: the session is closed; open it again before use"
             )
-        manifest = self._artifact.manifest
+        manifest = self.artifact.manifest
         count = check_input("pixel_values", pixel_values, pixel_shape(manifest.preprocess))
         if count == 0:
             return no_features(manifest)
@@ -262,26 +220,18 @@ class OnnxSession(Closing):
             outputs = self._outputs(self._session, pixel_values)
         except RUN_ERRORS as err:
             raise EngineError(
-                f"{self._artifact.path}: {self._provider} failed on a batch of {count}: "
+                f"{self.artifact.path}: {self.provider} failed on a batch of {count}: "
                 f"{one_line(err)}"
             ) from err
-        check_outputs(self._artifact.path, outputs, manifest, batch_size=count)
+        check_outputs(self.artifact.path, outputs, manifest, batch_size=count)
         return as_features(outputs)
 
     def warm_up(self, batch_size: int | None = None, /) -> None:
         """Run once on zeros, so that the first frame does not pay for lazy allocations.
 
-        Parameters
-        ----------
-        batch_size : int, optional
-            The B that will be used; None is the network's fixed one, or 1.
-
-        Raises
-        ------
-        EngineError
-            As `infer`.
+        B is `batch_size`, by default the network's fixed one, or 1; raises as `infer`.
         """
-        size = self._artifact.manifest.preprocess
+        size = self.artifact.manifest.preprocess
         count = (self._fixed_batch or 1) if batch_size is None else batch_size
         self.infer(np.zeros((count, 3, size.height_px, size.width_px), dtype=np.float32))
 
@@ -291,7 +241,7 @@ class OnnxSession(Closing):
 
     def _outputs(self, native: Any, pixel_values: Floats) -> list[Floats]:
         """The outputs of a checked batch; one that the network does not take is cut and filled."""
-        manifest, count, size = self._artifact.manifest, len(pixel_values), self._fixed_batch
+        manifest, count, size = self.artifact.manifest, len(pixel_values), self._fixed_batch
         names = [name for name, _ in manifest.outputs]
         if size is None or count == size:
             return list(native.run(names, {manifest.input_name: pixel_values}))

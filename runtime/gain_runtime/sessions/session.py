@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import numpy as np
@@ -48,14 +47,8 @@ Floats = npt.NDArray[np.float32]
 
 
 class Features(NamedTuple):
-    """The outputs of one forward pass, as new NumPy arrays.
-
-    Attributes
-    ----------
-    features : array, (B, D) float32, or None
-        Pre-logits features; None if the artifact has logits only.
-    logits : array, (B, K) float32
-    """
+    """The outputs of one pass: features (B, D), None where there are only logits, and logits (B,
+    K)."""
 
     features: Floats | None
     logits: Floats
@@ -101,12 +94,7 @@ class Session(Protocol):
 
     def __enter__(self) -> Session: ...
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *exc: object) -> None: ...
 
 
 def pixel_shape(size: Preprocess, /) -> tuple[None, int, int, int]:
@@ -115,26 +103,9 @@ def pixel_shape(size: Preprocess, /) -> tuple[None, int, int, int]:
 
 
 def check_input(name: str, array: Any, shape: tuple[int | None, ...], /) -> int:
-    """Refuse an array that a network cannot read.
+    """The batch size of an array; raises ArrayError if a network cannot read it.
 
-    Parameters
-    ----------
-    name : str
-        Name of the network's input.
-    array : object
-        Expected to be a C-contiguous float32 array of NumPy.
-    shape : tuple of int or None
-        The expected shape, B first; None is any size.
-
-    Returns
-    -------
-    int
-        The batch size.
-
-    Raises
-    ------
-    ArrayError
-        If the library, shape, dtype or layout is another.
+    It must be a C-contiguous float32 array of NumPy of this shape, B first, where None is any size.
     """
     sizes = ", ".join("B" if size is None else str(size) for size in shape)
     expected = f"a C-contiguous NumPy array ({sizes}) float32"
@@ -162,23 +133,7 @@ def check_input(name: str, array: Any, shape: tuple[int | None, ...], /) -> int:
 def check_outputs(
     path: Path, outputs: Sequence[Floats], manifest: Manifest, /, *, batch_size: int
 ) -> None:
-    """Refuse outputs whose shape or dtype is not what the manifest states.
-
-    Parameters
-    ----------
-    path : Path
-        Named in messages.
-    outputs : sequence of arrays
-        In the order of `Manifest.outputs`.
-    manifest : Manifest
-    batch_size : int
-        B.
-
-    Raises
-    ------
-    EngineError
-        If an output has another shape or dtype.
-    """
+    """Raises EngineError unless all are float32 of the sizes and order of `Manifest.outputs`."""
     for (name, width), output in zip(manifest.outputs, outputs, strict=True):
         if output.shape != (batch_size, width) or output.dtype != np.float32:
             raise EngineError(
@@ -200,15 +155,6 @@ def no_features(manifest: Manifest, /) -> Features:
 Device = Literal["cpu", "cuda", "auto", "tensorrt"]
 
 Opened = TypeVar("Opened")
-Warmed = TypeVar("Warmed", "OnnxSession", "TensorRTSession")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    """How a session is opened, on whichever device."""
-
-    num_threads: int | None
-    allow_host_code: bool
 
 
 def open_session(
@@ -252,46 +198,19 @@ def open_session(
     _check_device(device)
     if not isinstance(artifact, Artifact):
         artifact = load_artifact(artifact)
-    options = _Options(num_threads=num_threads, allow_host_code=allow_host_code)
-    if device == "tensorrt":
-        return _open_tensorrt(artifact, options)
+    open_on = partial(_open, artifact, num_threads=num_threads, allow_host_code=allow_host_code)
     if device != "auto":
-        return _open_onnx(artifact, device, options)
-    openers: dict[str, Callable[[], Session]] = {
-        "tensorrt": lambda: _tried(_open_tensorrt(artifact, options)),
-        "cuda": lambda: _tried(_open_onnx(artifact, "cuda", options)),
-        "cpu": lambda: _open_onnx(artifact, "cpu", options),
-    }
-    return first_that_opens(openers)
+        return open_on(device)
+    names = ("tensorrt", "cuda", "cpu")
+    return first_that_opens({name: partial(open_on, name, warm=name != "cpu") for name in names})
 
 
 def open_adaptive_session(
     artifact: AdaptiveArtifact, /, *, device: Device = "cpu", num_threads: int | None = None
 ) -> AdaptiveSession:
-    """Open an adaptive file on a device.
+    """Open an adaptive file, as `open_session` an artifact; `auto` goes by whether the graph loads.
 
-    Parameters
-    ----------
-    artifact : AdaptiveArtifact
-    device : {"cpu", "cuda", "auto"}, optional
-        As for `open_session`, without `tensorrt`, which runs no adaptive files; `auto` takes the
-        GPU if the graph loads on it.
-    num_threads : int, optional
-        CPU threads within one operator; None lets the library choose.
-
-    Returns
-    -------
-    AdaptiveSession
-        Close it, or use it as a context manager.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the device cannot be used.
-    ConfigError
-        If the device is unknown or `num_threads` is below 1.
-    EngineError
-        If the graph cannot be loaded.
+    Raises ConfigError for `tensorrt`, too, which runs no adaptive files.
     """
     _check_device(device)
     if device == "tensorrt":
@@ -302,25 +221,19 @@ def open_adaptive_session(
     from gain_runtime.sessions.adaptive import AdaptiveSession
     from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER
 
-    def opener(provider: str) -> Callable[[], AdaptiveSession]:
-        return lambda: AdaptiveSession(artifact, provider=provider, num_threads=num_threads)
-
-    openers = {"cuda": opener(CUDA_PROVIDER), "cpu": opener(CPU_PROVIDER)}
+    providers = {"cuda": CUDA_PROVIDER, "cpu": CPU_PROVIDER}
+    openers = {
+        name: partial(AdaptiveSession, artifact, provider=provider, num_threads=num_threads)
+        for name, provider in providers.items()
+    }
     return openers[device]() if device != "auto" else first_that_opens(openers)
 
 
 def first_that_opens(openers: Mapping[str, Callable[[], Opened]], /) -> Opened:
-    """Open on the first device that works; log the choice and why the others failed.
+    """Open the first, by device name and best first, that works; log the choice and why.
 
-    Parameters
-    ----------
-    openers : mapping of str to callable
-        By device name, best first; each opens a session. The errors of the last one are raised.
-
-    Returns
-    -------
-    session
-        Of the first opener that raises neither `BackendUnavailableError` nor `EngineError`.
+    The last one's errors are raised; those before it may raise `BackendUnavailableError` or
+    `EngineError`.
     """
     *better, last = openers
     for name in better:
@@ -336,29 +249,30 @@ def first_that_opens(openers: Mapping[str, Callable[[], Opened]], /) -> Opened:
     return session
 
 
-def _open_tensorrt(artifact: Artifact, options: _Options) -> TensorRTSession:
-    """A session on the engine beside the artifact."""
-    from gain_runtime.sessions.tensorrt import TensorRTSession
-
-    return TensorRTSession(artifact, allow_host_code=options.allow_host_code)
-
-
-def _open_onnx(artifact: Artifact, device: str, options: _Options) -> OnnxSession:
-    """A session of ONNX Runtime."""
+def _open(
+    artifact: Artifact,
+    device: str,
+    /,
+    *,
+    num_threads: int | None,
+    allow_host_code: bool,
+    warm: bool = False,
+) -> Session:
+    """A session on a device, after one forward pass where `warm`; closed where that fails."""
     # Imported late, so that command lines can show their help without ONNX Runtime.
-    from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
+    session: OnnxSession | TensorRTSession
+    if device == "tensorrt":
+        from gain_runtime.sessions.tensorrt import TensorRTSession
 
-    return OnnxSession(
-        artifact,
-        provider=CUDA_PROVIDER if device == "cuda" else CPU_PROVIDER,
-        num_threads=options.num_threads,
-    )
+        session = TensorRTSession(artifact, allow_host_code=allow_host_code)
+    else:
+        from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER, OnnxSession
 
-
-def _tried(session: Warmed) -> Warmed:
-    """The session after one forward pass; closed where that fails."""
+        provider = CUDA_PROVIDER if device == "cuda" else CPU_PROVIDER
+        session = OnnxSession(artifact, provider=provider, num_threads=num_threads)
     try:
-        session.warm_up()
+        if warm:
+            session.warm_up()
     except GainError:
         session.close()
         raise

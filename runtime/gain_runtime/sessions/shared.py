@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -154,7 +155,10 @@ class SharedSession:
         self._busy = True
         crowded = self._crowded or len(self._waiting) > 1
         end_s = time.monotonic() + (self._wait_s if crowded else 0.0)
-        while len(self._waiting) < self._streams and self._rows_waiting() < self._most_rows:
+        while (
+            len(self._waiting) < self._streams
+            and sum(request.rows for request in self._waiting) < self._most_rows
+        ):
             left_s = end_s - time.monotonic()
             if left_s <= 0.0:
                 break
@@ -169,18 +173,18 @@ class SharedSession:
         self._crowded = len(group) > 1 or bool(self._waiting)
         return group
 
-    def _rows_waiting(self) -> int:
-        """Frames in the queue; the lock is held."""
-        return sum(request.rows for request in self._waiting)
-
     def _answer(self, group: list[_Request]) -> None:
         """Give every request its rows or its error, whatever happens."""
         try:
             refused = self._answer_together(group) if len(group) > 1 else None
             for request in group:
                 if request.answer is None:
-                    self._answer_alone(request)
-            if refused is not None and not any(request.failed for request in group):
+                    try:
+                        request.answer = self._run(request.pixel_values)
+                    except GainError as err:
+                        request.answer = err  # of one stream alone, so its own
+            failed = any(isinstance(request.answer, GainError) for request in group)
+            if refused is not None and not failed:
                 logger.warning("streams cannot share a forward pass and take turns: %s", refused)
                 self._most_rows = 1
         finally:
@@ -209,13 +213,6 @@ class SharedSession:
             start = end
         return None
 
-    def _answer_alone(self, request: _Request) -> None:
-        """One pass for one stream: an error is its own."""
-        try:
-            request.answer = self._run(request.pixel_values)
-        except GainError as err:
-            request.answer = err
-
     def _run(self, pixel_values: npt.NDArray[np.float32]) -> Features:
         """One counted pass."""
         result = self._session.infer(pixel_values)
@@ -229,30 +226,14 @@ class StreamSession(Closing):
 
     def __init__(self, shared: SharedSession, /) -> None:
         self._shared: SharedSession | None = shared
-        self._artifact = shared.artifact
-        self._provider = shared.provider
-
-    @property
-    def artifact(self) -> Artifact:
-        """The artifact that all streams use."""
-        return self._artifact
-
-    @property
-    def provider(self) -> str:
-        """The execution provider really in use."""
-        return self._provider
+        self.artifact = shared.artifact
+        self.provider = shared.provider
 
     def infer(self, pixel_values: npt.NDArray[np.float32], /) -> Features:
-        """As `SharedSession.infer`.
-
-        Raises
-        ------
-        ArrayError, EngineError
-            As the session's `infer`, and where this stream has left.
-        """
+        """As `SharedSession.infer`; raises EngineError where this stream has left."""
         if self._shared is None:
             raise EngineError(
-                f"{self._artifact.path}: this stream has left the session; join it again before use"
+                f"{self.artifact.path}: this stream has left the session; join it again before use"
             )
         return self._shared.infer(pixel_values)
 
@@ -263,24 +244,17 @@ class StreamSession(Closing):
             shared.leave()
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
     """One stream's batch, and what came of it."""
 
-    __slots__ = ("answer", "pixel_values")
-
-    def __init__(self, pixel_values: npt.NDArray[np.float32]) -> None:
-        self.pixel_values = pixel_values
-        self.answer: Features | GainError | None = None
+    pixel_values: npt.NDArray[np.float32]
+    answer: Features | GainError | None = None
 
     @property
     def rows(self) -> int:
         """Frames in the batch."""
         return len(self.pixel_values)
-
-    @property
-    def failed(self) -> bool:
-        """Whether the answer is an error."""
-        return isinstance(self.answer, GainError)
 
     def fits(self, other: _Request) -> bool:
         """Whether both can go through the network at once; the session checks the rest."""

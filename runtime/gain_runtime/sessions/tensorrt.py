@@ -184,7 +184,7 @@ class TensorRTSession(Closing):
         self._log.errors.clear()
         fine = context.set_input_shape(manifest.input_name, pixel_values.shape)
         for name, array in zip(names, (pixel_values, *outputs), strict=True):
-            fine = fine and context.set_tensor_address(name, self._memory.address(array))
+            fine = fine and context.set_tensor_address(name, int(array.data.ptr))
         if not fine or not context.execute_async_v3(self._memory.stream.ptr):
             raise EngineError(
                 f"{self._artifact.path}: {self.provider} failed on a batch of "
@@ -307,18 +307,9 @@ _CUPY_PACKAGES = ("cupy", "cupy_backends")
 
 @contextmanager
 def cuda_failures(cupy: Any, where: str, /) -> Iterator[None]:
-    """What CuPy raises as ours: CUDA's errors, missing memory, kernels that do not compile.
+    """CuPy's errors (CUDA's, missing memory, kernels that do not compile) as EngineError.
 
-    Parameters
-    ----------
-    cupy : module
-    where : str
-        Begins the message.
-
-    Raises
-    ------
-    EngineError
-        In place of any exception of CuPy's own; others pass.
+    `where` begins its message. Other exceptions pass.
     """
     try:
         yield
@@ -335,10 +326,8 @@ def cuda_failures(cupy: Any, where: str, /) -> Iterator[None]:
 class CudaMemory:
     """Memory of the current CUDA device, and a stream of its own.
 
-    Raises
-    ------
-    BackendUnavailableError
-        If CuPy is not installed or finds no usable device.
+    Raises BackendUnavailableError if CuPy is not installed or finds no usable device. Its methods
+    raise an EngineError if CUDA reports a failure, which may be an earlier one.
     """
 
     def __init__(self) -> None:
@@ -355,30 +344,14 @@ class CudaMemory:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The device and the stream are the current ones.
-
-        Raises
-        ------
-        EngineError
-            If CUDA reports a failure, which may be an earlier one.
-        """
+        """The device and the stream are the current ones."""
         with cuda_failures(self._cupy, f"cuda:{self._device.id}"), self._device, self.stream:
             yield
 
     def empty(self, shape: tuple[int, ...], /) -> DeviceArray:
-        """A C-contiguous float32 array of any values, aligned as TensorRT wants it.
-
-        Raises
-        ------
-        EngineError
-            If the device has no room for it.
-        """
+        """A C-contiguous float32 array of any values, aligned as TensorRT wants it."""
         with self.in_use():
             return self._cupy.empty(shape, np.float32)
-
-    def address(self, array: DeviceArray, /) -> int:
-        """Where it lies on the device."""
-        return int(array.data.ptr)
 
     def upload(self, host: Floats, target: DeviceArray, /) -> None:
         """Queue a copy; returns once `host` may be written again."""
@@ -391,12 +364,6 @@ class CudaMemory:
         return copies
 
     def synchronize(self) -> None:
-        """Wait for everything that is queued.
-
-        Raises
-        ------
-        EngineError
-            If it failed.
-        """
+        """Wait for everything that is queued."""
         with self.in_use():
             self.stream.synchronize()

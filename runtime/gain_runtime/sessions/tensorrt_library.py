@@ -45,14 +45,7 @@ class Gpu(NamedTuple):
 def installed_library() -> str:
     """The name of the TensorRT library that is installed here; `tensorrt` goes first.
 
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    BackendUnavailableError
-        If there is none.
+    Raises BackendUnavailableError if there is none.
     """
     for name in EXTRAS:
         if importlib.util.find_spec(name) is not None:
@@ -64,53 +57,21 @@ def installed_library() -> str:
 
 
 def load_library(name: str, /) -> Any:
-    """Import a TensorRT library.
-
-    Parameters
-    ----------
-    name : {"tensorrt", "tensorrt_rtx"}
-
-    Returns
-    -------
-    module
-
-    Raises
-    ------
-    BackendUnavailableError
-        If it cannot be imported.
-    ConfigError
-        If the name is another one.
-    """
+    """Import `tensorrt` or `tensorrt_rtx`; raises ConfigError or BackendUnavailableError."""
     if name not in EXTRAS:
         raise ConfigError(f"library: expected {' or '.join(EXTRAS)}, got {name!r}")
     return require(name, extra=EXTRAS[name])
 
 
 def library_version(library: Any, /) -> str:
-    """The version a TensorRT module states, as `10.3.0`.
-
-    Parameters
-    ----------
-    library : module
-
-    Returns
-    -------
-    str
-    """
+    """The version a TensorRT module states, as `10.3.0`."""
     return str(library.__version__)
 
 
 def make_log(library: Any, /) -> Any:
-    """A logger for the library: its lines go to `logging`, the loud ones also into `tail`.
+    """A logger for the library, an ILogger of its own: its lines go to `logging`.
 
-    Parameters
-    ----------
-    library : module
-
-    Returns
-    -------
-    ILogger of that library
-        With `tail`, a deque of the last warnings and errors, one line each, and `first_error()`.
+    `tail` is a deque of the last warnings and errors, one line each; `first_error()` is a text.
     """
 
     class Log(library.ILogger):  # type: ignore[misc]
@@ -134,40 +95,21 @@ def make_log(library: Any, /) -> Any:
 
 
 def create(kind: Callable[[Any], Any], log: Any, /) -> Any:
-    """Make one of the library's first objects, a builder or a runtime.
+    """Make one of the library's first objects, a builder or a runtime, with the log of `make_log`.
 
-    Parameters
-    ----------
-    kind : class
-    log : ILogger
-        As `make_log` returns it.
-
-    Returns
-    -------
-    object
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the library cannot, as TensorRT cannot without a driver.
+    Raises BackendUnavailableError if the library cannot, as TensorRT cannot without a driver.
     """
     try:
-        made = kind(log)
+        return kind(log)
     except TypeError as err:  # what its bindings turn a null pointer into
         raise BackendUnavailableError(
             f"{kind.__module__.split('.')[-1]}: cannot start here: {log.first_error()}; install or "
             "update the NVIDIA driver, or use the device cpu"
         ) from err
-    return made
 
 
 def current_gpu() -> Gpu | None:
-    """The current CUDA device, asked through CuPy; None without CuPy, a driver or a device.
-
-    Returns
-    -------
-    Gpu or None
-    """
+    """The current CUDA device, asked through CuPy; None without CuPy, a driver or a device."""
     try:
         cupy: Any = require("cupy", extra="cuda12")
     except BackendUnavailableError:
@@ -184,19 +126,7 @@ def current_gpu() -> Gpu | None:
 
 
 def expected_header(artifact_sha256: str, library: Any, gpu: Gpu | None, /) -> dict[str, object]:
-    """What the header of a usable engine says, for `EngineHeader.difference`.
-
-    Parameters
-    ----------
-    artifact_sha256 : str
-    library : module
-    gpu : Gpu or None
-        None leaves the GPU unchecked.
-
-    Returns
-    -------
-    dict
-    """
+    """What a usable engine's header says, for `EngineHeader.difference`; without a GPU, for any."""
     expected: dict[str, object] = {
         "artifact_sha256": artifact_sha256,
         "library": library.__name__,
@@ -212,30 +142,11 @@ def expected_header(artifact_sha256: str, library: Any, gpu: Gpu | None, /) -> d
 
 
 def cache_folder() -> Path:
-    """`gain-edge/tensorrt` in the user's cache folder; XDG_CACHE_HOME is respected.
-
-    Returns
-    -------
-    Path
-        May not exist yet.
-    """
+    """`gain-edge/tensorrt` in the user's cache folder (XDG_CACHE_HOME); may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gain-edge/tensorrt"
 
 
 def cache_file(library: Any, gpu: Gpu | None, kind: str, /) -> Path:
-    """The cache of one library, version and GPU.
-
-    Parameters
-    ----------
-    library : module
-    gpu : Gpu or None
-    kind : str
-        The file's suffix, without its dot.
-
-    Returns
-    -------
-    Path
-        Its folder may not exist yet.
-    """
+    """The cache of one library, version and GPU, by its suffix without a dot; may not exist yet."""
     name = "no-gpu" if gpu is None else "".join(c if c.isalnum() else "-" for c in gpu.name)
     return cache_folder() / f"{library.__name__}-{library_version(library)}-{name}.{kind}"

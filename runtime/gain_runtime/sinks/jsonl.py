@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gain_core.errors import NumericsError, StreamError
+from gain_runtime.files.paths import lock_alone
 from gain_runtime.frames import Closing, FrameResult, Ranked
 
 __all__ = [
@@ -22,12 +23,6 @@ __all__ = [
     "utc_text",
 ]
 
-try:
-    import fcntl
-except ImportError:  # Windows: nothing keeps two runs out of one file there
-    fcntl = None  # type: ignore[assignment]
-
-
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
 # A row is a few hundred bytes: what ends in no line break for so long is no file of JSON lines.
@@ -35,17 +30,7 @@ LONGEST_ROW = 1 << 20
 
 
 def utc_text(utc_ns: int, /) -> str:
-    """A moment as ISO 8601 in UTC, to the millisecond: `2026-01-31T08:15:00.250Z`.
-
-    Parameters
-    ----------
-    utc_ns : int
-        Nanoseconds since 1970.
-
-    Returns
-    -------
-    str
-    """
+    """Nanoseconds since 1970 as ISO 8601 in UTC, to the millisecond: `2026-01-31T08:15:00.250Z`."""
     moment = datetime.fromtimestamp(utc_ns // 1_000_000_000, tz=timezone.utc)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{utc_ns // 1_000_000 % 1000:03d}Z"
 
@@ -53,21 +38,10 @@ def utc_text(utc_ns: int, /) -> str:
 def result_record(result: FrameResult, /) -> dict[str, Json]:
     """A result as JSON values; the keys are the same for every frame.
 
-    Parameters
-    ----------
-    result : FrameResult
-
-    Returns
-    -------
-    dict
-        `utc` (ISO 8601), `index`, `timestamp_ns`, `time_s` (the same in seconds), `source_id`,
-        `source` and `adapted` (lists of `index`, `label`, `prob`, best first), `strength`, `gain`,
-        `changed`, `truth` and `condition` (null where the source does not know them).
-
-    Raises
-    ------
-    NumericsError
-        If a probability, the strength or the gain is not finite: JSON has no NaN.
+    `utc` (ISO 8601), `index`, `timestamp_ns`, `time_s` (the same in seconds), `source_id`, `source`
+    and `adapted` (lists of `index`, `label`, `prob`, best first), `strength`, `gain`, `changed`,
+    `truth` and `condition` (null where the source does not know them). Raises NumericsError if a
+    probability, the strength or the gain is not finite: JSON has no NaN.
     """
     frame = result.frame
     return {
@@ -203,7 +177,10 @@ def _open(path: str | Path) -> int:
         ) from err
     try:
         if stat.S_ISREG(os.fstat(fd).st_mode):
-            _lock(fd, path)
+            if not lock_alone(fd):
+                raise StreamError(
+                    f"{path}: another run writes its rows there; name another file, or end that run"
+                )
             _cut_torn_row(fd, path)
     except StreamError:
         os.close(fd)
@@ -212,18 +189,6 @@ def _open(path: str | Path) -> int:
         os.close(fd)
         raise StreamError(f"{path}: cannot be appended to ({err.strerror})") from err
     return fd
-
-
-def _lock(fd: int, path: str | Path) -> None:
-    """Keep other runs out until the file is closed or the process dies."""
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as err:
-        raise StreamError(
-            f"{path}: another run writes its rows there; name another file, or end that run"
-        ) from err
 
 
 def _cut_torn_row(fd: int, path: str | Path) -> None:

@@ -8,8 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from gain_core import __version__
@@ -40,10 +39,7 @@ ONLINE, OFFLINE = "online", "offline"
 class MqttTarget:
     """A broker and a topic, from `mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC` (`mqtts://` for TLS).
 
-    Raises
-    ------
-    ConfigError
-        If it is no such URL or the topic is empty or holds a wildcard.
+    Raises ConfigError if it is no such URL or the topic is empty or holds a wildcard.
     """
 
     def __init__(self, url: str, /) -> None:
@@ -68,13 +64,12 @@ class MqttTarget:
         self.password = None if parts.password is None else unquote(parts.password)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Message:
+class _Message(NamedTuple):
     """What is published where."""
 
     topic: str
     payload: str
-    retain: bool = False
+    retain: bool
 
 
 class MqttPublisher(Closing):
@@ -82,27 +77,17 @@ class MqttPublisher(Closing):
 
     The broker is connected to in the background and again after every loss, so that neither one
     that is away nor one that hangs stalls a stream. `TOPIC/status` holds `online`, retained; the
-    broker itself sets it to `offline` when the connection breaks (last will).
-
-    Parameters
-    ----------
-    url : str
-        See `MqttTarget`.
-    discovery : str, optional
-        Prefix under which Home Assistant looks for devices (`homeassistant`); none is announced
-        without it.
-
-    Raises
-    ------
-    ConfigError
-        If it is no such URL.
-    BackendUnavailableError
-        If the extra is not installed.
+    broker itself sets it to `offline` when the connection breaks (last will). `discovery` is the
+    prefix under which Home Assistant looks for devices (`homeassistant`); without it none is
+    announced. Raises ConfigError if `url` is none of `MqttTarget`, BackendUnavailableError without
+    the extra.
     """
 
     def __init__(self, url: str, /, *, discovery: str | None = None) -> None:
         self.target = MqttTarget(url)
-        self.discovery = discovery
+        # Where `online` and `offline` are said.
+        self.status_topic = f"{self.target.topic}/status"
+        self._discovery = discovery
         self._client: Any = None
         # Held while a client is taken over or given up: connecting may outlast `close`.
         self._changing = threading.Lock()
@@ -114,54 +99,35 @@ class MqttPublisher(Closing):
             f"--mqtt {self.target.shown}", self._publish, queue_size=QUEUE_SIZE
         )
 
-    @property
-    def status_topic(self) -> str:
-        """Where `online` and `offline` are said."""
-        return f"{self.target.topic}/status"
-
     def publish(self, topic: str, payload: str, /, *, retain: bool = False) -> None:
-        """Leave a message for the thread; never waits.
+        """Leave a message on a topic below the target's, or on it (empty), for the thread; never
+        waits.
 
-        Parameters
-        ----------
-        topic : str
-            Below the target's topic; empty for the topic itself.
-        payload : str
-        retain : bool, optional
-            Whether the broker keeps it for those who subscribe later.
+        With `retain` the broker keeps it for those who subscribe later.
         """
         full = f"{self.target.topic}/{topic}" if topic else self.target.topic
         self._leave(full, payload, retain=retain)
 
     def announce(self, stream: str | None, /) -> None:
-        """Tell Home Assistant of a stream, if that is wanted.
-
-        Parameters
-        ----------
-        stream : str or None
-            Its name; None where there is only one.
-        """
-        if self.discovery is not None:
-            for topic, config in _announcements(self, stream, self.discovery):
+        """Tell Home Assistant of a stream (None where there is only one), if that is wanted."""
+        if self._discovery is not None:
+            for topic, config in _announcements(self, stream, self._discovery):
                 self._leave(topic, json.dumps(config), retain=True)
 
     def forget(self, stream: str, /) -> None:
         """Take back what is retained of a stream that was removed."""
         base = f"{self.target.topic}/{stream}/"
         topics = [topic for topic in self._retained if topic.startswith(base)]
-        if self.discovery is not None:
-            topics += [topic for topic, _ in _announcements(self, stream, self.discovery)]
+        if self._discovery is not None:
+            topics += [topic for topic, _ in _announcements(self, stream, self._discovery)]
         for topic in topics:
             self._retained.pop(topic, None)
-            self._background.write(_Message(topic=topic, payload="", retain=True))
+            self._background.write(_Message(topic, "", retain=True))
 
     def close(self) -> None:
         """Publish what waits if that is quick; may be called twice.
 
-        Raises
-        ------
-        StreamError
-            If the connection fails while it is ended; it is given up.
+        Raises StreamError if the connection fails while it is ended; it is given up.
         """
         self._background.close()
         with self._changing:
@@ -181,7 +147,7 @@ class MqttPublisher(Closing):
         """Leave a message for the thread, and keep what is retained."""
         if retain:
             self._retained[topic] = payload
-        self._background.write(_Message(topic=topic, payload=payload, retain=retain))
+        self._background.write(_Message(topic, payload, retain))
 
     def _publish(self, message: _Message) -> None:
         """Thread: send one message and wait until it is on the wire."""
@@ -230,13 +196,8 @@ class MqttPublisher(Closing):
 class MqttSink(Closing):
     """Publishes the JSON record of every result, and a retained state now and then.
 
-    Parameters
-    ----------
-    publisher : MqttPublisher
-    stream : str or None
-        Name of the stream, a level of the topics; None where there is only one.
-    owned : bool, optional
-        Whether closing this closes the publisher.
+    The name of the stream is a level of the topics; None where there is only one. With `owned`,
+    closing this closes the publisher.
     """
 
     def __init__(
@@ -250,13 +211,7 @@ class MqttSink(Closing):
         publisher.announce(stream)
 
     def write(self, result: FrameResult, /) -> None:
-        """Queue a result for the thread.
-
-        Raises
-        ------
-        NumericsError
-            If a probability, the strength or the gain is not finite.
-        """
+        """Queue a result for the thread; raises as `result_record`."""
         self._publisher.publish(self._base, json.dumps(result_record(result), allow_nan=False))
         now_s, best = time.monotonic(), (result.adapted_top[0].index, result.changed)
         if best != self._last or now_s >= self._next_state_s:
@@ -266,13 +221,7 @@ class MqttSink(Closing):
             )
 
     def close(self) -> None:
-        """Publish what waits if that is quick; may be called twice.
-
-        Raises
-        ------
-        StreamError
-            As `MqttPublisher.close`, where it is owned.
-        """
+        """Close the publisher, where it is owned; may be called twice."""
         if self._owned:
             self._publisher.close()
 
@@ -304,48 +253,30 @@ def _announcements(
         "manufacturer": "gain-edge",
         "sw_version": __version__,
     }
-    entities = (
-        ("class", "Class", "{{ value_json.class }}", {"icon": "mdi:shape"}),
-        (
-            "probability",
-            "Probability",
-            "{{ (100 * value_json.probability) | round(1) }}",
-            {"unit_of_measurement": "%", "state_class": "measurement"},
-        ),
-        (
-            "strength",
-            "Strength of adaptation",
-            "{{ (100 * value_json.strength) | round(1) }}",
-            {"unit_of_measurement": "%", "state_class": "measurement"},
-        ),
+    percent = {"unit_of_measurement": "%", "state_class": "measurement"}
+    connected = "{{ 'ON' if value == 'connected' else 'OFF' }}"
+    probability = "{{ (100 * value_json.probability) | round(1) }}"
+    strength = "{{ (100 * value_json.strength) | round(1) }}"
+    entities: tuple[tuple[str, str, str, dict[str, str]], ...] = (
+        ("binary_sensor/signal", "Signal", connected, {"device_class": "connectivity"}),
+        ("sensor/class", "Class", "{{ value_json.class }}", {"icon": "mdi:shape"}),
+        ("sensor/probability", "Probability", probability, percent),
+        ("sensor/strength", "Strength of adaptation", strength, percent),
     )
-    signal = {
-        "name": "Signal",
-        "unique_id": f"{node}_signal",
-        "state_topic": f"{base}/signal",
-        "value_template": "{{ 'ON' if value == 'connected' else 'OFF' }}",
-        "device_class": "connectivity",
-        "availability_topic": publisher.status_topic,
-        "device": device,
-    }
-    return [
-        (f"{prefix}/binary_sensor/{node}/signal/config", signal),
-        *(
-            (
-                f"{prefix}/sensor/{node}/{key}/config",
-                {
-                    "name": name,
-                    "unique_id": f"{node}_{key}",
-                    "state_topic": f"{base}/state",
-                    "value_template": template,
-                    "availability_topic": publisher.status_topic,
-                    "device": device,
-                    **more,
-                },
-            )
-            for key, name, template, more in entities
-        ),
-    ]
+    announced: list[tuple[str, Mapping[str, Any]]] = []
+    for entity, name, template, more in entities:
+        kind, key = entity.split("/")
+        config = {
+            "name": name,
+            "unique_id": f"{node}_{key}",
+            "state_topic": f"{base}/{'signal' if key == 'signal' else 'state'}",
+            "value_template": template,
+            "availability_topic": publisher.status_topic,
+            "device": device,
+            **more,
+        }
+        announced.append((f"{prefix}/{kind}/{node}/{key}/config", config))
+    return announced
 
 
 def _end(client: Any) -> None:

@@ -33,24 +33,11 @@ QUALITY = 90
 
 
 class ChangedSink:
-    """Writes each frame whose class adaptation changed as a JPEG, and keeps the newest ones.
+    """Writes each frame whose class adaptation changed as a JPEG, and keeps the newest `most`.
 
     Numbers in file names continue over runs. `changed.tsv` has one line per picture: file name,
-    frame index, class of the source and adapted class.
-
-    Parameters
-    ----------
-    folder : str or Path
-        Created if it is missing.
-    most : int, optional
-        Most pictures to keep.
-
-    Raises
-    ------
-    ConfigError
-        If `most` is below 1.
-    StreamError
-        If the folder cannot be used.
+    frame index, class of the source and adapted class. The folder is created if it is missing;
+    raises StreamError if it cannot be used, ConfigError if `most` is below 1.
     """
 
     def __init__(self, folder: str | Path, /, *, most: int = 1000) -> None:
@@ -66,16 +53,13 @@ class ChangedSink:
                 f"{folder}: no pictures can be kept there ({err.strerror}); name another folder"
             ) from err
         self._numbers = sorted(int(match[1]) for match in matches if match is not None)
-        self._lines = _read_lines(self._folder / "changed.tsv")
+        self._lines: list[str] = []
+        with suppress(OSError):  # there is none before the first run
+            text = (self._folder / "changed.tsv").read_text("utf-8", "replace")
+            self._lines = text.splitlines()
 
     def write(self, result: FrameResult, /) -> None:
-        """Keep the frame, if adaptation changed its class.
-
-        Raises
-        ------
-        StreamError
-            If the folder cannot be written.
-        """
+        """Keep the frame, if adaptation changed its class; StreamError if it cannot be written."""
         if not result.changed:
             return
         number = self._numbers[-1] + 1 if self._numbers else 1
@@ -101,14 +85,6 @@ class ChangedSink:
 
     def close(self) -> None:
         """Does nothing: no file is kept open."""
-
-
-def _read_lines(path: Path) -> list[str]:
-    """The list of an earlier run; none where there is none."""
-    try:
-        return path.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
 
 
 DisplayAction = Literal["quit", "freeze", "reset", "save"]
@@ -165,7 +141,10 @@ class DisplaySink(Closing):
     def write(self, result: FrameResult, /) -> None:
         """Show one result and handle the keys pressed since the last."""
         if self._works is None:
-            self._works = self._try_window()
+            reason = _no_window_reason()
+            self._works = reason is None
+            if reason is not None:
+                self._give_up(reason)
         if not self._works:
             return
         frame = cv2.cvtColor(self._render(result), cv2.COLOR_RGB2BGR)
@@ -203,12 +182,6 @@ class DisplaySink(Closing):
                 return bool(cv2.getWindowProperty(self._title, cv2.WND_PROP_VISIBLE) >= 1.0)
         except cv2.error:
             return False
-
-    def _try_window(self) -> bool:
-        reason = _no_window_reason()
-        if reason is not None:
-            self._give_up(reason)
-        return reason is None
 
     def _give_up(self, reason: str) -> None:
         self._works = False

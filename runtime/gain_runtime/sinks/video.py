@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from av.video.reformatter import ColorRange, Colorspace
 
 from gain_core.errors import ArrayError, StreamError, one_line
-from gain_runtime.files.paths import is_folder
+from gain_runtime.files.paths import is_folder, sync
 from gain_runtime.frames import Closing, FrameResult, rate_or_none
 from gain_runtime.sources.decoder import VideoDecoder
 
@@ -53,24 +52,11 @@ INDEX_FIRST = {"movflags": "+faststart"}
 
 
 class AvWriter(Closing):
-    """Encodes RGB frames of one size.
+    """Encodes RGB frames of one size (width, height in px, both even); an absolute path.
 
-    Parameters
-    ----------
-    path : Path
-        Absolute; its suffix chooses the container.
-    encoder : str
-        FFmpeg's name of it.
-    rate_hz : float
-        Usual frame rate. AVI knows no other: there, times are rounded to it, gaps stay gaps, and
-        of two frames in one period the first is kept.
-    size : (int, int)
-        Width and height in px, both even.
-
-    Raises
-    ------
-    StreamError
-        If the encoder is not there or refuses.
+    Its suffix chooses the container. `rate_hz` is the usual frame rate. AVI knows no other: there,
+    times are rounded to it, gaps stay gaps, and of two frames in one period the first is kept.
+    Raises StreamError if the encoder (FFmpeg's name) is not there or refuses.
     """
 
     def __init__(
@@ -114,23 +100,10 @@ class AvWriter(Closing):
             ) from err
 
     def write(self, image: npt.NDArray[np.uint8], position_s: float, /) -> bool:
-        """Append one frame.
+        """Append a frame, (H, W, 3) uint8 RGB, shown at `position_s` from the start of the video.
 
-        Parameters
-        ----------
-        image : array, (H, W, 3) uint8 RGB
-        position_s : float
-            When it is shown, from the start of the video.
-
-        Returns
-        -------
-        bool
-            False where its period was taken already (AVI).
-
-        Raises
-        ------
-        StreamError
-            If it cannot be encoded or written.
+        False where its period was taken already (AVI); raises StreamError if it cannot be encoded
+        or written.
         """
         at = round(Fraction(position_s).limit_denominator(1_000_000) / self._unit)
         if at <= self._last and self._path.suffix.lower() == ".avi":
@@ -149,10 +122,7 @@ class AvWriter(Closing):
     def close(self) -> None:
         """Write what the encoder still holds and close; may be called twice.
 
-        Raises
-        ------
-        StreamError
-            If that fails; the file is closed all the same.
+        Raises StreamError if that fails; the file is closed all the same.
         """
         if self._container is None:
             return
@@ -330,7 +300,7 @@ class VideoSink(Closing):
             self._writer.close()
             if not self._broken:
                 self._verify()
-                _sync(self._partial)
+                sync(self._partial)  # before it takes its final name
                 self._partial.replace(self._path)
         except OSError as err:
             if self._broken:
@@ -456,12 +426,3 @@ def _letterbox(image: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArr
         image, (inner_w, inner_h), interpolation=cv2.INTER_AREA if shrink else cv2.INTER_LINEAR
     )
     return canvas
-
-
-def _sync(path: Path) -> None:
-    """Have the file's content on the disk before it takes its final name."""
-    fd = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -12,7 +12,7 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from gain_core.errors import ConfigError, GainError, StreamError
 from gain_runtime.frames import Closing, FrameResult
@@ -38,17 +38,9 @@ Item = TypeVar("Item")
 class BackgroundSink(Closing, Generic[Item]):
     """Hands results, or anything else, to a callable in a thread of its own; `write` never waits.
 
-    A delivery that fails is tried again after a pause that doubles from one second to sixty.
-    Meanwhile the queue keeps the newest results and drops the others.
-
-    Parameters
-    ----------
-    name : str
-        What messages call it; without credentials.
-    deliver : callable
-        Sends one result; raises GainError or OSError where it fails.
-    queue_size : int, optional
-        Results that wait at most.
+    A delivery that fails, by a GainError or OSError, is tried again after a pause that doubles from
+    one second to sixty. Meanwhile the queue keeps the newest results and drops the others. Messages
+    call it `name`, which holds no credentials.
     """
 
     def __init__(
@@ -59,21 +51,17 @@ class BackgroundSink(Closing, Generic[Item]):
         self._waiting: deque[Item] = deque(maxlen=queue_size)
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._dropped = 0
+        # Results that were never delivered so far.
+        self.dropped = 0
         self._delivering = False
         self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
         self._thread.start()
-
-    @property
-    def dropped(self) -> int:
-        """Results that were never delivered so far."""
-        return self._dropped
 
     def write(self, result: Item, /) -> None:
         """Leave a result for the thread."""
         with self._changed:
             if len(self._waiting) == self._waiting.maxlen:
-                self._dropped += 1
+                self.dropped += 1
             self._waiting.append(result)
             self._changed.notify()
 
@@ -84,14 +72,14 @@ class BackgroundSink(Closing, Generic[Item]):
             self._changed.notify()
         self._thread.join(CLOSE_S)
         with self._changed:
-            self._dropped += len(self._waiting)
+            self.dropped += len(self._waiting)
             self._waiting.clear()
             delivering = self._delivering
         if delivering:
             logger.warning("%s: one result was still being delivered", self._name)
-        if self._dropped:
-            logger.warning("%s: %d results were not delivered", self._name, self._dropped)
-            self._dropped = 0
+        if self.dropped:
+            logger.warning("%s: %d results were not delivered", self._name, self.dropped)
+            self.dropped = 0
 
     def _run(self) -> None:
         """Thread: deliver in order until closed and empty, or closed and failing."""
@@ -124,7 +112,7 @@ class BackgroundSink(Closing, Generic[Item]):
         with self._changed:
             self._delivering = False
             if len(self._waiting) == self._waiting.maxlen:
-                self._dropped += 1
+                self.dropped += 1
             else:
                 self._waiting.appendleft(result)
 
@@ -147,22 +135,22 @@ Record: TypeAlias = Mapping[str, Any]
 class Webhook(Closing):
     """Posts JSON records in the background, and tries again while the server is away.
 
-    Parameters
-    ----------
-    url : str
-        `http://` or `https://`; a user and password in it are sent by basic authentication. Only
-        its host is ever shown: the path of a chat service's hook is its password.
-    flag : str, optional
-        What messages call it.
-
-    Raises
-    ------
-    ConfigError
-        If it is no such URL.
+    Raises ConfigError unless `url` is `http://` or `https://`; a user and password in it are sent
+    by basic authentication. Only its host is ever shown: the path of a chat service's hook is its
+    password. Messages call it `flag`.
     """
 
     def __init__(self, url: str, /, *, flag: str = "--set webhook") -> None:
-        parts = _checked(url, flag)
+        try:
+            parts = urlsplit(url)
+            _ = parts.port
+            known = parts.scheme in ("http", "https") and parts.hostname is not None
+        except ValueError:
+            known = False
+        if not known or not url.isascii() or any(character.isspace() for character in url):
+            raise ConfigError(
+                f"{flag}: expected http://HOST/... or https://, got {redact_to_host(url)!r}"
+            )
         self._headers = {"Content-Type": "application/json", "User-Agent": "gain-edge"}
         host = parts.netloc.rpartition("@")[2]
         self._url = urlunsplit(parts._replace(netloc=host))
@@ -177,7 +165,8 @@ class Webhook(Closing):
         ):
             self._opener.add_handler(handler)
         if parts.username is not None:
-            self._headers["Authorization"] = _basic(parts.username, parts.password or "")
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
         self._background = BackgroundSink[Record](f"{flag} {redact_to_host(url)}", self._post)
 
     def post(self, record: Record, /) -> None:
@@ -204,57 +193,16 @@ class Webhook(Closing):
             raise StreamError(f"cannot be reached ({err.reason})") from err
 
 
-class WebhookSink(Closing):
-    """Posts the JSON record of every result whose class differs from the one before.
-
-    Parameters
-    ----------
-    url : str
-        As for `Webhook`.
-
-    Raises
-    ------
-    ConfigError
-        If it is no such URL.
-    """
+class WebhookSink(Webhook):
+    """Posts the JSON record of every result whose class differs from the one before."""
 
     def __init__(self, url: str, /) -> None:
-        self._webhook = Webhook(url)
+        super().__init__(url)
         self._last: int | None = None
 
     def write(self, result: FrameResult, /) -> None:
-        """Queue a result for the thread, if its class differs from the one before.
-
-        Raises
-        ------
-        NumericsError
-            If a probability, the strength or the gain is not finite.
-        """
+        """Queue a result whose class differs from the one before; raises as `result_record`."""
         best = result.adapted_top[0].index
         if best != self._last:
             self._last = best
-            self._webhook.post(result_record(result))
-
-    def close(self) -> None:
-        """Post what waits if that is quick; may be called twice."""
-        self._webhook.close()
-
-
-def _checked(url: str, flag: str) -> SplitResult:
-    """The parts of a URL, if it is one that can be posted to."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-        known = parts.scheme in ("http", "https") and parts.hostname is not None
-    except ValueError:
-        known = False
-    if not known or not url.isascii() or any(character.isspace() for character in url):
-        raise ConfigError(
-            f"{flag}: expected http://HOST/... or https://, got {redact_to_host(url)!r}"
-        )
-    return parts
-
-
-def _basic(user: str, password: str) -> str:
-    """The header of basic authentication."""
-    return "Basic " + b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+            self.post(result_record(result))

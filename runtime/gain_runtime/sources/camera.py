@@ -8,11 +8,11 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -22,13 +22,11 @@ from gain_core.errors import ConfigError, StreamError
 from gain_runtime.files.paths import file_status
 from gain_runtime.frames import Closing, Frame, SourceInfo, rate_or_none
 from gain_runtime.sources.decoder import in_thread
-from gain_runtime.sources.uri import redact
+from gain_runtime.sources.reader import Guarded
 
 __all__ = [
     "CameraRequest",
     "CameraSource",
-    "Capture",
-    "CaptureFactory",
     "Grabbed",
     "GuardedCapture",
     "quiet_opencv",
@@ -39,30 +37,8 @@ logger = logging.getLogger(__name__)
 SILENT = 0
 
 
-class Capture(Protocol):
-    """The part of `cv2.VideoCapture` that is used here."""
-
-    def isOpened(self) -> bool: ...  # noqa: N802
-
-    def grab(self) -> bool: ...
-
-    def retrieve(self) -> tuple[bool, Any]: ...
-
-    def get(self, prop: int, /) -> float: ...
-
-    def set(self, prop: int, value: float, /) -> bool: ...
-
-    def release(self) -> None: ...
-
-
-CaptureFactory: TypeAlias = Callable[[int | str, int, Sequence[int]], Capture]
-
-
 class Grabbed(NamedTuple):
-    """One decoded frame.
-
-    `image` is (H, W, 3) uint8 RGB, `stamp_ns` the monotonic clock right after the grab returned.
-    """
+    """One frame, (H, W, 3) uint8 RGB, and the monotonic clock in ns right after its grab."""
 
     image: npt.NDArray[np.uint8]
     stamp_ns: int
@@ -86,41 +62,23 @@ def quiet_opencv() -> Iterator[None]:
         log.setLogLevel(previous)
 
 
-def _open_capture(target: int | str, backend: int, settings: Sequence[int]) -> Capture:
-    """Open `cv2.VideoCapture`; whether that worked is for the caller to ask."""
-    if isinstance(target, str):
-        _check_encodable(target)
-    with quiet_opencv():
-        capture: Capture = cv2.VideoCapture(target, backend, list(settings))
-    return capture
-
-
-def _check_encodable(path: str, /) -> None:
-    """Refuse a file name that is not UTF-8: OpenCV crashes the process on it."""
+def _open_capture(target: str, backend: int) -> cv2.VideoCapture:
+    """OpenCV's capture; whether it opened is for the caller to ask."""
     try:
-        path.encode()
+        # OpenCV crashes the process on a name that is not UTF-8.
+        target.encode()
     except UnicodeEncodeError as err:
-        raise StreamError(f"{path!a}: expected a UTF-8 file name; rename the file") from err
+        raise StreamError(f"{target!a}: expected a UTF-8 file name; rename the file") from err
+    with quiet_opencv():
+        return cv2.VideoCapture(int(target) if target.isdigit() else target, backend)
 
 
-class GuardedCapture:
-    """A capture that one thread reads and any thread may close.
+class GuardedCapture(Guarded):
+    """A capture that one thread reads and any thread may close."""
 
-    Releasing a capture during a grab crashes the process, and a grab can block for seconds. So
-    `close` releases it only if no grab is running; otherwise the reading thread does, as soon as
-    its grab returns.
-    """
-
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: cv2.VideoCapture) -> None:
+        super().__init__()
         self._capture = capture
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._released = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closing.is_set()
 
     def get(self, prop: int, /) -> float:
         """Value of a property, NaN once closed."""
@@ -129,21 +87,14 @@ class GuardedCapture:
 
     def read(self) -> Grabbed | None:
         """Next frame; None where there is none, it cannot be decoded, or this is closed."""
-        with self._lock:
-            grabbed = None if self._released or self.closed else self._read()
-        if self.closed:
-            self._release_if_idle()
-            return None
-        return grabbed
+        return self._use(self._read)
 
     def pause(self, seconds: float) -> None:
         """Wait, but no longer than until `close`."""
         self._closing.wait(seconds)
 
-    def close(self) -> None:
-        """Release the capture, now or when the running grab returns; may be called twice."""
-        self._closing.set()
-        self._release_if_idle()
+    def _release(self) -> None:
+        self._capture.release()
 
     def _read(self) -> Grabbed | None:
         if not self._capture.grab():
@@ -153,15 +104,6 @@ class GuardedCapture:
         if not ok or image is None or image.size == 0 or image.dtype != np.uint8:
             return None
         return Grabbed(_to_rgb(image), stamp_ns)
-
-    def _release_if_idle(self) -> None:
-        if self._lock.acquire(blocking=False):
-            try:
-                if not self._released:
-                    self._released = True
-                    self._capture.release()
-            finally:
-                self._lock.release()
 
 
 def _codec_name(fourcc: float, /) -> str:
@@ -192,29 +134,14 @@ DEFAULT_WARM_UP = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CameraRequest:
-    """What to ask a camera for; it grants what it can.
+    """What to ask a camera for; it grants what it can, and None leaves the driver's default.
 
-    Attributes
-    ----------
-    width_px, height_px : int or None
-        Given together; None leaves the driver's default. Local cameras only, as are the next two.
-    rate_hz : float or None
-        None leaves the driver's default.
-    pixel_format : str or None
-        Four-character code, asked for before the size: most webcams give their full size and
-        rate in MJPG only.
-    num_warm_up : int or None
-        Frames discarded before the first one is yielded, while exposure and white balance
-        settle; dark frames would enter the running statistics. None means 10 for cameras and
-        pipelines and 0 for network streams.
-    num_tries : int
-        Failed reads in a row after which the signal counts as lost; fewer if they take more than
-        10 s together.
-
-    Raises
-    ------
-    ConfigError
-        If a value is out of its range, or only one of width and height is given.
+    Size (both or none), rate and pixel format are for local cameras only. The format, a
+    four-character code, is asked for before the size: most webcams give their full size and rate in
+    MJPG only. `num_warm_up` frames are discarded before the first one is yielded, while exposure
+    and white balance settle: dark frames would enter the running statistics. None means 10. After
+    `num_tries` failed reads in a row the signal counts as lost; after fewer if they take more than
+    10 s together. Raises ConfigError if a value is out of its range.
     """
 
     width_px: int | None = None
@@ -244,25 +171,11 @@ class CameraRequest:
 class CameraSource(Closing):
     """A live source: frames as they come, stamped with the monotonic clock after each grab.
 
-    One frame is read while opening, to learn the true size; it is not yielded. A read that fails
-    is tried again after a short pause, each failure counted in `skipped`.
-
-    Parameters
-    ----------
-    target : str
-        Device index in digits, device path or GStreamer pipeline.
-    shown : str or None
-        What messages call it; None makes it from the target, without credentials.
-    is_pipeline : bool
-        Whether `target` is a GStreamer pipeline.
-    request : CameraRequest
-    capture : callable
-        Opens the capture; `cv2.VideoCapture` unless replaced.
-
-    Raises
-    ------
-    StreamError
-        If it cannot be opened or gives no frame; while iterating, if the signal is lost.
+    `target` is a device index in digits, a device path or, with `is_pipeline`, a GStreamer
+    pipeline; messages call it `shown`, without credentials. One frame is read while opening, to
+    learn the true size; it is not yielded. A read that fails is tried again after a short pause,
+    each failure counted in `skipped`. Raises StreamError if it cannot be opened or gives no frame
+    and, while iterating, if the signal is lost.
     """
 
     def __init__(
@@ -270,39 +183,26 @@ class CameraSource(Closing):
         target: str,
         /,
         *,
-        shown: str | None = None,
+        shown: str,
         is_pipeline: bool = False,
         request: CameraRequest | None = None,
-        capture: CaptureFactory = _open_capture,
     ) -> None:
         self._request = request or CameraRequest()
         self._is_pipeline = is_pipeline
-        name = redact(target) if not target.isdigit() else f"camera {target}"
-        self._source_id = name if shown is None else shown
+        self._source_id = shown
         # Pipelines may wait for a camera on the network: a signal shall end that wait.
-        opened = in_thread(lambda: self._open(target, capture), closed=threading.Event())
+        opened = in_thread(lambda: self._open(target), closed=threading.Event())
         if not is_pipeline:
             self._ask(opened)
         self._capture = GuardedCapture(opened)
-        self._skipped = 0
+        # Failed reads so far.
+        self.skipped = 0
         self._num_read = 0
-        self._info = self._learn_info()
-
-    @property
-    def info(self) -> SourceInfo:
-        """Size of the first frame and the rate the driver claims."""
-        return self._info
-
-    @property
-    def skipped(self) -> int:
-        """Failed reads so far."""
-        return self._skipped
+        self.info = self._learn_info()
 
     def __iter__(self) -> Iterator[Frame]:
         num_warm_up = self._request.num_warm_up
-        if num_warm_up is None:
-            num_warm_up = DEFAULT_WARM_UP
-        index = -num_warm_up
+        index = -(DEFAULT_WARM_UP if num_warm_up is None else num_warm_up)
         while (grabbed := self._next()) is not None:
             if index >= 0:
                 yield Frame(
@@ -317,19 +217,16 @@ class CameraSource(Closing):
         """Release the device; may be called twice and from another thread."""
         self._capture.close()
 
-    def _open(self, target: str, factory: CaptureFactory) -> Capture:
-        if self._is_pipeline:
-            opened = factory(target, cv2.CAP_GSTREAMER, ())
-        else:
-            backend = cv2.CAP_V4L2 if sys.platform.startswith("linux") else cv2.CAP_ANY
-            opened = factory(int(target) if target.isdigit() else target, backend, ())
+    def _open(self, target: str) -> cv2.VideoCapture:
+        backend = cv2.CAP_V4L2 if sys.platform.startswith("linux") else cv2.CAP_ANY
+        opened = _open_capture(target, cv2.CAP_GSTREAMER if self._is_pipeline else backend)
         if opened.isOpened():
             return opened
         opened.release()
         reason = _pipeline_hint() if self._is_pipeline else _device_hint(target)
         raise StreamError(f"{self._source_id}: cannot be opened; {reason}")
 
-    def _ask(self, opened: Capture) -> None:
+    def _ask(self, opened: cv2.VideoCapture) -> None:
         """Request pixel format, then size, then rate: drivers grant the later by the earlier."""
         request = self._request
         if request.pixel_format is not None:
@@ -341,7 +238,7 @@ class CameraSource(Closing):
             opened.set(cv2.CAP_PROP_FPS, request.rate_hz)
 
     def _learn_info(self) -> SourceInfo:
-        """Read one frame and log what was granted."""
+        """Read one frame, for its size, and log what was granted."""
         try:
             first = self._next()
         except StreamError:
@@ -389,7 +286,7 @@ class CameraSource(Closing):
             if self._capture.closed:
                 return None
             failed += 1
-            self._skipped += 1
+            self.skipped += 1
             self._capture.pause(RETRY_PAUSE_S)
         raise StreamError(
             f"{self._source_id}: signal lost after {self._num_read} frames "

@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import socket
 import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import av
 import numpy as np
 import numpy.typing as npt
 from av.sidedata.sidedata import Type as SideDataType
 
-from gain_core.errors import StreamError
-from gain_runtime.frames import Closing
-from gain_runtime.sources.av_errors import reason_of, remedy_for
-from gain_runtime.sources.reader import ByteReader
+from gain_core.errors import StreamError, one_line
+from gain_runtime.files.images import MOST_PIXELS
+from gain_runtime.sources.reader import POLL_S, Guarded, PipeReader
 
 __all__ = [
-    "MOST_PIXELS",
+    "NO_DASH",
     "Decoded",
     "Limits",
     "VideoDecoder",
     "in_thread",
+    "reads_dash",
 ]
 
 logger = logging.getLogger(__name__)
 
-# As large as the largest picture that is read; a header may claim 65535 x 65535.
-MOST_PIXELS = 178_956_970
 # Wider or taller pixels than that are a mistake in the header, not a picture.
 MOST_STRETCH = 4.0
 # A camera that runs on one of many streams needs no thread for each core.
 MOST_LIVE_THREADS = 4
-# How often a wait looks whether it was closed; signals end it at once.
-POLL_S = 0.1
 # Only frames that are marked interlaced are touched, and every frame stays one frame. yadif gives
 # the same bits in every FFmpeg since 5.1; bwdif, as near to the truth, does not.
 DEINTERLACE = "mode=send_frame:parity=auto:deint=interlaced"
@@ -74,39 +74,23 @@ class Decoded(NamedTuple):
     stamp_ns: int
 
 
-class VideoDecoder(Closing):
+class VideoDecoder(Guarded):
     """The frames of a file, a pipe or a network stream, one after another.
 
-    One thread reads, any thread may close: `close` waits for no read, the container is let go by
-    whoever is in it. The container's rotation, mirroring, pixel shape, colour matrix and range are
-    applied. Frames marked interlaced are deinterlaced (yadif, one frame for each); frames may
-    change their size.
+    The container's rotation, mirroring, pixel shape, colour matrix and range are applied. Frames
+    marked interlaced are deinterlaced (yadif, one frame for each); frames may change their size.
 
-    Parameters
-    ----------
-    source : str or ByteReader
-        Absolute path, URL, or what gives the bytes (not owned).
-    shown : str
-        What messages call it, without credentials.
-    live : bool
-        Decode without reading ahead; a source that ends is then still an end, and a failing one
-        an error.
-    limits : Limits
-    options : mapping of str to str
-        FFmpeg's, for its protocol and demuxer.
-    hwaccel : str or None
-        One of FFmpeg's hardware decoders (`cuda`, `vaapi`, `videotoolbox`); never replaced.
-
-    Raises
-    ------
-    StreamError
-        If it cannot be opened, holds no video, or the hardware decoder cannot be used; its text
-        says why.
+    `source` is an absolute path, a URL, or what gives the bytes (not owned); messages call it
+    `shown`, without credentials. A `live` one is decoded without reading ahead; if it ends that is
+    still an end, and if it fails an error. `options` are FFmpeg's, for its protocol and demuxer;
+    `hwaccel` is one of its hardware decoders (`cuda`, `vaapi`, `videotoolbox`), never replaced.
+    Raises StreamError that says why if it cannot be opened, holds no video, or the hardware decoder
+    cannot be used.
     """
 
     def __init__(
         self,
-        source: str | ByteReader,
+        source: str | PipeReader,
         /,
         *,
         shown: str,
@@ -115,79 +99,46 @@ class VideoDecoder(Closing):
         options: Mapping[str, str] | None = None,
         hwaccel: str | None = None,
     ) -> None:
+        super().__init__()
         self._source = source
         self._shown = shown
         self._live = live
         self._limits = limits or Limits()
         self._options = dict(options or {})
         self._hwaccel = hwaccel
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
         self._container: Any = None
         self._stream: Any = None
         self._graph: Any = None
         self._graph_key: tuple[object, ...] | None = None
         self._interlaced = False
-        self._damaged = 0
+        # Pieces of data so far from which no frame could be decoded.
+        self.damaged = 0
+        # What decodes: the codec's name, and the hardware where it takes part.
+        self.decoder = ""
+        # What the container claims, None where it does not; the rate may be a time base.
+        self.rate_hz: float | None = None
+        self.num_frames: int | None = None
+        self.duration_s: float | None = None
         self._num_decoded = 0
         self._keyframes: deque[Any] = deque(maxlen=MOST_LATE)
         self._whole_keyframe: Any = None
-        self._decoder = ""
         self._first: Decoded | None = None
         self._frames = self._read_on()
         try:
-            in_thread(self._open, closed=self._closing)
+            in_thread(lambda: self._use(self._open), closed=self._closing)
         except BaseException:
             self.close()
             raise
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closing.is_set()
-
-    @property
-    def damaged(self) -> int:
-        """Pieces of data so far from which no frame could be decoded."""
-        return self._damaged
-
-    @property
-    def decoder(self) -> str:
-        """What decodes: the codec's name, and the hardware where it takes part."""
-        return self._decoder
-
-    @property
-    def rate_hz(self) -> float | None:
-        """Average frame rate that the container claims; may be a time base, see `rate_or_none`."""
-        return self._rate_hz
-
-    @property
-    def num_frames(self) -> int | None:
-        """Frames that the container claims, None where it does not."""
-        return self._num_frames
-
-    @property
-    def duration_s(self) -> float | None:
-        """Length that the container claims, None where it does not."""
-        return self._duration_s
-
     def read(self) -> Decoded | None:
         """Next frame; None at the end and once closed.
 
-        Raises
-        ------
-        StreamError
-            If a live source fails, or no data comes for `limits.read_s`.
+        Raises StreamError if a live source fails, or no data comes for `limits.read_s`.
         """
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        with self._lock:
-            decoded = None if self.closed else next(self._frames, None)
-        if self.closed:
-            self._release_if_idle()
-            return None
-        return decoded
+        return self._use(lambda: next(self._frames, None))
 
     def count_packets(self) -> int:
         """Frames in the file by its packets, where its header does not tell; nothing can be read
@@ -196,40 +147,28 @@ class VideoDecoder(Closing):
             self._container.seek(0)
             return sum(1 for packet in self._container.demux(self._stream) if packet.size)
 
-    def close(self) -> None:
-        """Let go of the container, now or when the running read returns; may be called twice."""
-        self._closing.set()
-        self._release_if_idle()
-
-    def _release_if_idle(self) -> None:
-        if self._lock.acquire(blocking=False):
-            try:
-                container, self._container = self._container, None
-                self._graph = self._stream = None
-                self._frames.close()
-                if container is not None:
-                    container.close()
-            finally:
-                self._lock.release()
+    def _release(self) -> None:
+        container, self._container = self._container, None
+        self._graph = self._stream = None
+        self._frames.close()
+        if container is not None:
+            container.close()
 
     def _open(self) -> None:
         """Open the container, learn what it says, and decode its first frame."""
         started = time.monotonic()
-        with self._lock:
-            try:
-                self._container = self._open_container()
-                self._learn()
-                self._first = next(self._frames, None)
-            except av.error.FFmpegError as err:
-                is_url = isinstance(self._source, str) and "://" in self._source
-                what = "cannot be opened" if is_url else "expected a video, but it cannot be opened"
-                # Interrupted in the middle of an answer, RTSP says that the answer is invalid.
-                waited_s = time.monotonic() - started
-                cause = TimeoutError() if waited_s >= self._limits.open_s else err
-                limit_s = self._limits.open_s
-                raise self._failure(cause, what, waited_s=limit_s, opening=True) from err
-        if self.closed:
-            self._release_if_idle()
+        try:
+            self._container = self._open_container()
+            self._learn()
+            self._first = next(self._frames, None)
+        except av.error.FFmpegError as err:
+            is_url = isinstance(self._source, str) and "://" in self._source
+            what = "cannot be opened" if is_url else "expected a video, but it cannot be opened"
+            # Interrupted in the middle of an answer, RTSP says that the answer is invalid.
+            waited_s = time.monotonic() - started
+            cause = TimeoutError() if waited_s >= self._limits.open_s else err
+            limit_s = self._limits.open_s
+            raise self._failure(cause, what, waited_s=limit_s, opening=True) from err
 
     def _open_container(self) -> Any:
         hwaccel = None
@@ -268,16 +207,16 @@ class VideoDecoder(Closing):
         context.thread_type = "SLICE" if self._live else "AUTO"
         if self._live:
             context.thread_count = min(os.cpu_count() or 1, MOST_LIVE_THREADS)
-        self._decoder = context.name
+        self.decoder = context.name
         if self._hwaccel is not None:
             if not context.is_hwaccel:
                 raise StreamError(
                     f"{self._shown}: --set hwaccel={self._hwaccel} has no decoder for "
                     f"{context.name}; leave it out to decode on the CPU"
                 )
-            self._decoder = f"{context.name} on {self._hwaccel}"
+            self.decoder = f"{context.name} on {self._hwaccel}"
         rate = stream.average_rate or stream.guessed_rate
-        self._rate_hz = None if rate is None else float(rate)
+        self.rate_hz = None if rate is None else float(rate)
         self._start_s = float((stream.start_time or 0) * (stream.time_base or 0))
         lengths = [
             float(length * unit)
@@ -287,13 +226,13 @@ class VideoDecoder(Closing):
             )
             if length is not None and unit is not None and length > 0
         ]
-        self._num_frames = stream.frames if 0 < stream.frames < 2**31 else None
+        self.num_frames = stream.frames if 0 < stream.frames < 2**31 else None
         # Of an mp4, the shorter one knows what an edit list leaves out; of others, both may be
         # estimates from the bytes that are there.
         self._is_transport = self._container.format.name == "mpegts"
-        if "mp4" not in self._container.format.name and self._num_frames and self._rate_hz:
-            lengths = [self._num_frames / self._rate_hz]
-        self._duration_s = min(lengths, default=None)
+        if "mp4" not in self._container.format.name and self.num_frames and self.rate_hz:
+            lengths = [self.num_frames / self.rate_hz]
+        self.duration_s = min(lengths, default=None)
 
     def _read_on(self) -> Generator[Decoded, None, None]:
         """Every frame of the container."""
@@ -356,7 +295,7 @@ class VideoDecoder(Closing):
             return []
         except (av.error.FFmpegError, ValueError, MemoryError) as err:
             logger.debug("%s: a piece of data cannot be decoded (%s)", self._shown, err)
-            self._damaged += 1
+            self.damaged += 1
             return []
         for frame in frames:
             while frame.key_frame and self._keyframes:
@@ -372,7 +311,7 @@ class VideoDecoder(Closing):
             finished = self._filtered(frame)
         except (av.error.FFmpegError, ValueError, MemoryError) as err:
             logger.debug("%s: a frame cannot be converted (%s)", self._shown, err)
-            self._damaged += 1
+            self.damaged += 1
             self._graph = self._graph_key = None
             return
         for item in finished:
@@ -437,48 +376,30 @@ class VideoDecoder(Closing):
     ) -> StreamError:
         """The error of this source, in words."""
         url = self._source if isinstance(self._source, str) else ""
-        reason = reason_of(err, url=url, waited_s=waited_s, opening=opening)
-        remedy = remedy_for(err, url=url)
+        reason = _reason(err, url=url, waited_s=waited_s, opening=opening)
+        remedy = _remedy(err, url=url)
         return StreamError(f"{self._shown}: {what}: {reason}" + (f"; {remedy}" if remedy else ""))
 
 
 def in_thread(work: Callable[[], T], /, *, closed: threading.Event) -> T:
     """Do what may block in a thread, so that a signal or `closed` ends the wait at once.
 
-    Parameters
-    ----------
-    work : callable
-        Goes on by itself where the wait was ended.
-    closed : threading.Event
-
-    Returns
-    -------
-    What `work` returns.
-
-    Raises
-    ------
-    StreamError
-        If `closed` was set first; else whatever `work` raises.
+    It goes on by itself then. Raises StreamError if `closed` was set first; else whatever `work`
+    raises.
     """
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-    done = threading.Event()
+    outcome: Future[T] = Future()
 
     def run() -> None:
         try:
-            outcome.append(work())
+            outcome.set_result(work())
         except BaseException as err:  # noqa: BLE001 - handed over to the one who waits
-            failure.append(err)
-        finally:
-            done.set()
+            outcome.set_exception(err)
 
     threading.Thread(target=run, name="opening", daemon=True).start()
-    while not done.wait(POLL_S):
+    while not wait([outcome], POLL_S).done:
         if closed.is_set():
             raise StreamError("closed while opening")
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    return outcome.result()
 
 
 def _hardware(name: str, shown: str) -> Any:
@@ -532,3 +453,90 @@ def _turns(matrix: tuple[int, ...] | None) -> tuple[list[tuple[str, str | None]]
     if d < 0:
         turns.append(("vflip", None))
     return turns, False
+
+
+# PyAV's wheels are without libxml2.
+NO_DASH = (
+    "a DASH manifest (.mpd), which the FFmpeg inside this PyAV cannot read; take the HLS playlist "
+    "(.m3u8) of the same video, or: ffmpeg -i IN.mpd -c copy OUT.mkv"
+)
+CREDENTIALS = "put them into the URL: SCHEME://USER:PASSWORD@HOST/..."
+
+
+def _reason(
+    err: BaseException, /, *, url: str = "", waited_s: float | None = None, opening: bool = False
+) -> str:
+    """Why PyAV could not open or read something, in one clause without the URL's credentials.
+
+    The host of `url`, empty for what is none, is looked up again where the error may mean that its
+    name is unknown. `waited_s` is how long data was waited for; `opening` says that no frame had
+    come yet.
+    """
+    host, port = _host(url)
+    if isinstance(err, (av.error.ExitError, TimeoutError)):
+        # FFmpeg was told to stop waiting.
+        return "no data in time" if waited_s is None else f"no data for {waited_s:g} s"
+    for kind, reason in (
+        (av.error.HTTPUnauthorizedError, "the server wants other credentials (401 Unauthorized)"),
+        (av.error.HTTPForbiddenError, "the server refuses these credentials (403 Forbidden)"),
+        (av.error.HTTPNotFoundError, "the server knows no such address (404 Not Found)"),
+        (av.error.HTTPServerError, "the server failed (5xx)"),
+        ((av.error.HTTPClientError, av.error.HTTPError), "the server refused the request (4xx)"),
+        (ConnectionRefusedError, f"connection refused by {host}:{port}"),
+        (ConnectionError, "the connection was broken off"),
+        (av.error.ProtocolNotFoundError, "the FFmpeg inside this PyAV does not have that protocol"),
+        (av.error.DemuxerNotFoundError, "no format known here"),
+        (av.error.DecoderNotFoundError, "no decoder for it here"),
+        (PermissionError, "permission denied"),
+        (EOFError, "it ends before the first frame"),
+        (av.error.InvalidDataError, "what came is no video that can be decoded"),
+    ):
+        if isinstance(err, kind):
+            return reason
+    number = getattr(err, "errno", None)
+    if number in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN):
+        return f"no route to {host}"
+    if number == errno.EIO and host:
+        try:
+            socket.getaddrinfo(host, None)
+        except (OSError, UnicodeError):
+            return f"no host is called {host} (DNS)"
+        # A web page of unknown length, such as a login, ends like a broken connection.
+        return f"the other side {'sent no video and ' if opening else ''}hung up"
+    return str(getattr(err, "strerror", None) or one_line(err))
+
+
+def _remedy(err: BaseException, /, *, url: str = "") -> str:
+    """What to do about it, or an empty text."""
+    if isinstance(err, (av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError)):
+        return CREDENTIALS
+    if isinstance(err, av.error.HTTPNotFoundError):
+        return "check the path of the URL"
+    if isinstance(err, ConnectionRefusedError):
+        return "check the port, and that the camera or server runs"
+    if isinstance(err, av.error.ProtocolNotFoundError):
+        return "let another program fetch it: ffmpeg -i URL -c copy -f mpegts - | gain-stream - ..."
+    if isinstance(err, (av.error.ExitError, TimeoutError)) and url:
+        return "check that the camera is on and reachable"
+    if url.partition("?")[0].endswith(".mpd") and not reads_dash():
+        return f"it may be {NO_DASH}"
+    return ""
+
+
+def reads_dash() -> bool:
+    """Whether this PyAV reads DASH manifests."""
+    try:
+        av.format.ContainerFormat("dash", "r")
+    except ValueError:
+        return False
+    return True
+
+
+def _host(url: str) -> tuple[str, int | str]:
+    """Host and port of a URL."""
+    defaults = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443, "rtmp": 1935}
+    try:
+        parts = urlsplit(url)
+        return parts.hostname or "", parts.port or defaults.get(parts.scheme.lower()) or "?"
+    except ValueError:
+        return "", "?"

@@ -43,14 +43,10 @@ COLUMNS = ("index", "wnid", "name")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassList:
-    """Names and identifiers of classes.
+    """Names and WordNet ids of classes.
 
-    Attributes
-    ----------
-    names : mapping of int to str
-        Name by class index; need not be contiguous (a subset of ImageNet's 1,000).
-    wnids : mapping of str to int
-        Index by WordNet id; empty where there are none.
+    `names` by class index need not be contiguous (a subset of ImageNet's 1,000); `wnids` is empty
+    where there are none.
     """
 
     names: Mapping[int, str]
@@ -71,23 +67,15 @@ class ClassList:
 
 
 def class_list_from_names(names: Sequence[str], /) -> ClassList:
-    """Class list whose indices are positions.
-
-    Parameters
-    ----------
-    names : sequence of K str
-        An artifact's labels, for example.
-    """
+    """Class list whose indices are positions, as those of an artifact's labels."""
     return ClassList(names=dict(enumerate(names)))
 
 
 def read_class_list(path: Path, /) -> ClassList:
     """Read `classes.tsv`: tab-separated, with the columns `index`, `wnid` and `name`.
 
-    Raises
-    ------
-    ArtifactError
-        If the file is missing, not UTF-8, lacks a column, or repeats an index or a WordNet id.
+    Raises ArtifactError if it is missing, not UTF-8, lacks a column, or repeats an index or a
+    WordNet id.
     """
     names: dict[int, str] = {}
     wnids: dict[str, int] = {}
@@ -134,25 +122,12 @@ NOMINAL_RATE_HZ = 30.0
 class ImageSource(Closing):
     """Photos in the order given, each of its own size.
 
-    A photo that cannot be read is skipped with one warning and counted; it leaves a gap in
-    `index`. Of an animated or multi-page file the first picture is used, which is said once.
-    `timestamp_ns` is nominal, see `NOMINAL_RATE_HZ`.
-
-    Parameters
-    ----------
-    paths : sequence of Path
-    source_id : str
-        What to call the whole; a frame's own `source_id` is its path below `root`.
-    root : Path
-    classes : ClassList or None
-        With it, `truth` is the class whose WordNet id the file name begins with
-        (`n01440764_tench.jpg`), else the class the file's folder is named after (WordNet id or
-        name), else None.
-
-    Raises
-    ------
-    StreamError
-        If there are no paths or not one of them can be read.
+    A photo that cannot be read is skipped with one warning and counted; it leaves a gap in `index`.
+    Of an animated or multi-page file the first picture is used, which is said once. `timestamp_ns`
+    is nominal, see `NOMINAL_RATE_HZ`. A frame's own `source_id` is its path below `root`. With
+    `classes`, `truth` is the class whose WordNet id the file name begins with
+    (`n01440764_tench.jpg`), else the class the file's folder is named after (WordNet id or name),
+    else None. Raises StreamError if there are no paths or not one can be read.
     """
 
     def __init__(
@@ -167,7 +142,8 @@ class ImageSource(Closing):
         self._paths = list(paths)
         self._root = root
         self._classes = classes
-        self._skipped = 0
+        # Photos that could not be read so far.
+        self.skipped = 0
         self._index = -1
         self._closed = False
         self._with_more = 0
@@ -175,10 +151,11 @@ class ImageSource(Closing):
         if self._first is None:
             raise StreamError(
                 f"{source_id}: expected at least one readable image, got none "
-                f"({self._skipped} unreadable)"
+                f"({self.skipped} unreadable)"
             )
         height_px, width_px = self._first.pixels.shape[:2]
-        self._info = SourceInfo(
+        # The size is that of the first readable photo; the number counts unreadable ones, too.
+        self.info = SourceInfo(
             source_id=source_id,
             width_px=width_px,
             height_px=height_px,
@@ -189,32 +166,23 @@ class ImageSource(Closing):
             class_names=None if classes is None else classes.dense_names(),
         )
 
-    @property
-    def info(self) -> SourceInfo:
-        """Size of the first readable photo; `num_frames` counts the unreadable ones too."""
-        return self._info
-
-    @property
-    def skipped(self) -> int:
-        """Photos that could not be read so far."""
-        return self._skipped
-
     def __iter__(self) -> Iterator[Frame]:
         picture, self._first = self._first, None
         while picture is not None:
             path = self._paths[self._index]
+            shown = path.relative_to(self._root) if path.is_relative_to(self._root) else path
             yield Frame(
                 image=picture.pixels,
                 index=self._index,
                 timestamp_ns=round(self._index * 1e9 / NOMINAL_RATE_HZ),
-                source_id=_relative(path, self._root),
+                source_id=shown.as_posix(),
                 truth=None if self._classes is None else _truth(path, self._classes),
             )
             picture = self._next()
         if self._with_more > 1 and not self._closed:
             logger.warning(
                 "%s: %d files are animated or of several pages; of each the first picture is used",
-                *(self._info.source_id, self._with_more),
+                *(self.info.source_id, self._with_more),
             )
 
     def close(self) -> None:
@@ -231,7 +199,7 @@ class ImageSource(Closing):
             except StreamError as err:
                 if len(self._paths) == 1:
                     raise
-                self._skipped += 1
+                self.skipped += 1
                 logger.warning("skipped: %s", err)
                 continue
             if picture.has_more:
@@ -252,27 +220,13 @@ def open_folder(
     own_classes: bool = True,
     shuffle_seed: int | None = None,
 ) -> ImageSource:
-    """Open the photos of a folder, in natural order (`2.jpg` before `10.jpg`).
+    """Open the photos of a folder, in natural order (`2.jpg` before `10.jpg`) or a seed's.
 
-    Parameters
-    ----------
-    folder : Path
-        What its files are is told by their names and, where those say nothing, by their first
-        bytes; hidden files are passed over, what else is left out is said.
-    classes : ClassList or None
-        With a class list, the photos in sub-folders named after a class are taken too, as in an
-        ImageFolder tree.
-    own_classes : bool
-        Whether the folder's own `classes.tsv` is used where there is one and `classes` is None.
-    shuffle_seed : int or None
-        With it, the photos come in an order drawn from it instead.
-
-    Raises
-    ------
-    StreamError
-        If the folder cannot be listed or holds no readable image.
-    ArtifactError
-        If its `classes.tsv` is malformed.
+    What its files are is told by their names and, where those say nothing, by their first bytes;
+    hidden files are passed over, what else is left out is said. With a class list (`classes` or,
+    with `own_classes`, the folder's own `classes.tsv`), the photos in sub-folders named after a
+    class are taken too, as in an ImageFolder tree. Raises StreamError if the folder cannot be
+    listed or holds no readable image, ArtifactError if its `classes.tsv` is malformed.
     """
     closed: list[str] = []
     if classes is None and own_classes:
@@ -288,8 +242,7 @@ def open_folder(
                 entries += child.iterdir()
             except OSError as err:
                 closed.append(f"{child} ({err.strerror})")
-    found = list_pictures(entries)
-    found.closed += closed
+    found = list_pictures(entries, closed)
     if not found.paths:
         hint = (
             f"it has {len(folders)} sub-folders: name their class list, or pass the glob "
@@ -304,7 +257,7 @@ def open_folder(
             + f"; {hint}"
         )
     _say_left_out(str(folder), found)
-    paths = _in_order(found, shuffle_seed)
+    paths = _in_order(found.paths, shuffle_seed)
     source = ImageSource(paths, source_id=folder.name or str(folder), root=folder, classes=classes)
     if classes is not None and all(_truth(path, classes) is None for path in paths):
         logger.warning("%s: no file or folder name matches a class, so truth is unknown", folder)
@@ -321,30 +274,14 @@ def open_glob(
 ) -> ImageSource:
     """Open the photos a pattern matches (`**` descends, into each real folder once).
 
-    Parameters
-    ----------
-    pattern : str
-    classes : ClassList or None
-    own_classes : bool
-        Whether `classes.tsv` beside the first photo is used where there is one and `classes` is
-        None.
-    shuffle_seed : int or None
-        With it, the photos come in an order drawn from it instead.
-
-    Raises
-    ------
-    StreamError
-        If it matches no readable image.
-    ArtifactError
-        If that `classes.tsv` is malformed.
+    As `open_folder` otherwise; its own class list is the `classes.tsv` beside the first photo.
     """
     closed: list[str] = []
     try:
         matches = matching(pattern, closed)
     except OSError as err:
         raise StreamError(f"{pattern}: cannot be searched ({err.strerror})") from err
-    found = list_pictures(matches)
-    found.closed += closed
+    found = list_pictures(matches, closed)
     if not found.paths:
         left_out = found.complaint()
         raise StreamError(
@@ -352,10 +289,12 @@ def open_glob(
             + (f" ({left_out})" if left_out else "")
         )
     _say_left_out(pattern, found)
-    paths = _in_order(found, shuffle_seed)
+    paths = _in_order(found.paths, shuffle_seed)
     if classes is None and own_classes:
         classes = _classes_in(paths[0].parent)
-    return ImageSource(paths, source_id=pattern, root=_fixed_part(pattern), classes=classes)
+    # The folder above the first glob character.
+    root = Path(*takewhile(lambda part: not has_magic(part), Path(pattern).parts))
+    return ImageSource(paths, source_id=pattern, root=root, classes=classes)
 
 
 def open_images(
@@ -366,41 +305,17 @@ def open_images(
     own_classes: bool = True,
     shuffle_seed: int | None = None,
 ) -> ImageSource:
-    """Open photos that were named one by one, in the order given.
-
-    Parameters
-    ----------
-    paths : sequence of Path
-        At least one.
-    classes : ClassList or None
-    own_classes : bool
-        Whether `classes.tsv` beside the first photo is used where there is one and `classes` is
-        None.
-    shuffle_seed : int or None
-        With it, the photos come in an order drawn from it instead.
-
-    Raises
-    ------
-    StreamError
-        If one is missing or none can be read.
-    ArtifactError
-        If that `classes.tsv` is malformed.
-    """
+    """Open at least one photo, named one by one, in the order given; otherwise as `open_glob`."""
     for path in paths:
         if file_status(path, error=StreamError) is None:
             raise StreamError(f"{path}: no such file or folder")
     if classes is None and own_classes:
         classes = _classes_in(paths[0].parent)
+    name, root = f"{len(paths)} photos", Path()
     if len(paths) == 1:
         name, root = paths[0].name, paths[0].parent
-    else:
-        name, root = f"{len(paths)} photos", Path()
-    return ImageSource(
-        _in_order(PictureList(list(paths)), shuffle_seed),
-        source_id=name,
-        root=root,
-        classes=classes,
-    )
+    paths = _in_order(paths, shuffle_seed)
+    return ImageSource(paths, source_id=name, root=root, classes=classes)
 
 
 def _classes_in(folder: Path) -> ClassList | None:
@@ -423,21 +338,12 @@ def _say_left_out(where: str, found: PictureList) -> None:
         logger.warning("%s: %d pictures; left out: %s", where, len(found.paths), left_out)
 
 
-def _in_order(found: PictureList, shuffle_seed: int | None) -> list[Path]:
+def _in_order(paths: Sequence[Path], shuffle_seed: int | None) -> Sequence[Path]:
     """The paths as they are, or in an order drawn from a seed."""
     if shuffle_seed is None:
-        return found.paths
-    order = np.random.default_rng(shuffle_seed).permutation(len(found.paths))
-    return [found.paths[position] for position in order]
-
-
-def _fixed_part(pattern: str) -> Path:
-    """Folder above the first glob character."""
-    return Path(*takewhile(lambda part: not has_magic(part), Path(pattern).parts))
-
-
-def _relative(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
+        return paths
+    order = np.random.default_rng(shuffle_seed).permutation(len(paths))
+    return [paths[position] for position in order]
 
 
 def _truth(path: Path, classes: ClassList) -> int | None:

@@ -92,7 +92,11 @@ def open_source(
     """
     parsed = parse_uri(uri)
     if parsed.kind == "test":
-        return _open_test(parsed, schemes or {}, seed=seed)
+        factories = {"pattern": open_pattern, **(schemes or {})}
+        if parsed.target not in factories:
+            known = ", ".join(f"test://{name}" for name in sorted(factories))
+            raise ConfigError(f"{parsed.shown}: unknown test source; expected one of {known}")
+        return factories[parsed.target](dict(parsed.params), seed)
     if hwaccel is not None and parsed.kind in ("camera", "pipeline", "glob"):
         raise _no_video(hwaccel, parsed)
     if parsed.kind == "network" and _is_recording(parsed.target):
@@ -136,10 +140,7 @@ def _no_video(hwaccel: str, parsed: SourceUri) -> ConfigError:
 def is_picture(path: Path, /) -> bool:
     """Whether a file is a picture: by its first bytes, and where they say nothing by its name.
 
-    Raises
-    ------
-    StreamError
-        If the system does not tell.
+    Raises StreamError if the system does not tell.
     """
     status = file_status(path, error=StreamError)
     if status is None or not stat.S_ISREG(status.st_mode):
@@ -173,14 +174,6 @@ def _open_live(
     if patience_s > 0.0:
         return ReconnectingSource(open_once, patience_s=patience_s, watch=watch, shown=parsed.shown)
     return open_once()
-
-
-def _open_test(uri: SourceUri, schemes: Mapping[str, SourceFactory], *, seed: int) -> FrameSource:
-    factories = {"pattern": open_pattern, **schemes}
-    if uri.target not in factories:
-        known = ", ".join(f"test://{name}" for name in sorted(factories))
-        raise ConfigError(f"{uri.shown}: unknown test source; expected one of {known}")
-    return factories[uri.target](dict(uri.params), seed)
 
 
 def _is_recording(url: str) -> bool:

@@ -22,13 +22,10 @@ __all__ = [
 
 
 class DrawnSource(Closing):
-    """Frames 0 to N - 1, until it is closed.
+    """Frames 0 to `num_frames` - 1, until it is closed."""
 
-    Parameters
-    ----------
-    num_frames : int
-        N.
-    """
+    # A drawn frame cannot fail to decode.
+    skipped = 0
 
     def __init__(self, num_frames: int, /) -> None:
         self._num_frames = num_frames
@@ -42,11 +39,6 @@ class DrawnSource(Closing):
     @abstractmethod
     def frame(self, index: int, /) -> Frame:
         """Draw one frame; it depends on the source's parameters and its index only."""
-
-    @property
-    def skipped(self) -> int:
-        """Always 0: a drawn frame cannot fail to decode."""
-        return 0
 
     def __iter__(self) -> Iterator[Frame]:
         for index in range(self._num_frames):
@@ -64,13 +56,7 @@ NAME = "test://pattern"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternParams:
-    """Parameters of the URI: size in px, number of frames and rate in Hz.
-
-    Raises
-    ------
-    ConfigError
-        If a value is out of its range.
-    """
+    """Parameters of the URI: size in px, number of frames, rate in Hz; ConfigError out of range."""
 
     width: int = 640
     height: int = 480
@@ -92,13 +78,8 @@ class PatternParams:
 class PatternSource(DrawnSource):
     """Drifting colour waves with a white square that travels across them.
 
-    Frame `index` depends on the parameters, the seed and the index only.
-
-    Parameters
-    ----------
-    params : PatternParams
-    seed : int
-        Chooses the waves and the square's path.
+    Frame `index` depends on the parameters, the seed (for the waves and the square's path) and the
+    index only.
     """
 
     def __init__(self, params: PatternParams | None = None, /, *, seed: int = 0) -> None:
@@ -159,17 +140,5 @@ class PatternSource(DrawnSource):
 
 
 def open_pattern(params: Mapping[str, str], seed: int) -> PatternSource:
-    """Open `test://pattern?width=..&height=..&frames=..&rate=..`.
-
-    Parameters
-    ----------
-    params : mapping of str to str
-        The URI's parameters, see `PatternParams`.
-    seed : int
-
-    Raises
-    ------
-    ConfigError
-        If a parameter is unknown or out of range.
-    """
+    """Open `test://pattern?width=..&height=..&frames=..&rate=..`; ConfigError for others."""
     return PatternSource(record_from_params(PatternParams, params, owner=NAME), seed=seed)

@@ -13,7 +13,7 @@ from gain_runtime.files.images import decode_image
 from gain_runtime.files.paths import HEAD_BYTES, content_of
 from gain_runtime.frames import Closing, Frame, SourceInfo
 from gain_runtime.sources.images import NOMINAL_RATE_HZ
-from gain_runtime.sources.reader import ByteReader, PipeReader
+from gain_runtime.sources.reader import PipeReader
 from gain_runtime.sources.video import VideoSource
 
 __all__ = [
@@ -37,42 +37,24 @@ HINT = (
 
 
 class JpegSplitter:
-    """Cuts a stream of bytes into JPEGs by their own structure (thumbnails stay inside).
+    """Cuts a stream of bytes into JPEGs by their own structure (thumbnails stay inside)."""
 
-    Parameters
-    ----------
-    stream : ByteReader
-    shown : str
-        What messages call it.
-    """
-
-    def __init__(self, stream: ByteReader, /, *, shown: str = "stdin") -> None:
-        self._stream = stream
-        self._shown = shown
+    def __init__(self, pipe: PipeReader, /) -> None:
+        self._pipe = pipe
         self._buffer = bytearray()
         self._at = 0
-        self._lost = 0
-
-    @property
-    def lost(self) -> int:
-        """Stretches of bytes so far that belong to no whole picture."""
-        return self._lost
+        # Stretches of bytes so far that belong to no whole picture.
+        self.lost = 0
 
     def next(self) -> bytes | None:
-        """The next whole picture; None at the end of the stream.
-
-        Raises
-        ------
-        StreamError
-            If one would be larger than 64 MiB.
-        """
+        """The next whole picture; None at the end. StreamError if one would exceed 64 MiB."""
         damaged = False
         while self._find_start(counted=damaged):
             if self._skip_picture():
                 picture = bytes(self._buffer[: self._at])
                 del self._buffer[: self._at]
                 return picture
-            self._lost += not damaged
+            self.lost += not damaged
             damaged = True
             # Look for the next start after this one.
             del self._buffer[: len(START)]
@@ -86,9 +68,9 @@ class JpegSplitter:
             dropped |= len(self._buffer) > 1
             del self._buffer[:-1]
             if not self._fill():
-                self._lost += not counted and (dropped or len(self._buffer) > 0)
+                self.lost += not counted and (dropped or len(self._buffer) > 0)
                 return False
-        self._lost += not counted and (dropped or found > 0)
+        self.lost += not counted and (dropped or found > 0)
         del self._buffer[:found]
         self._at = len(START)
         return True
@@ -138,57 +120,40 @@ class JpegSplitter:
         """Read a chunk; False at the end."""
         if len(self._buffer) > MOST_BYTES:
             raise StreamError(
-                f"{self._shown}: expected JPEGs one after another, got one of over {MOST_BYTES} "
-                f"bytes; {HINT}"
+                f"{self._pipe.shown}: expected JPEGs one after another, got one of over "
+                f"{MOST_BYTES} bytes; {HINT}"
             )
-        chunk = self._stream.read(CHUNK_BYTES)
-        self._buffer += chunk or b""
+        chunk = self._pipe.read(CHUNK_BYTES)
+        self._buffer += chunk
         return bool(chunk)
 
 
 class PipeSource(Closing):
-    """Every picture of a pipe, in order: whoever writes to it waits.
+    """Every picture of a pipe, in order: whoever writes to it waits. Owns the pipe.
 
-    `timestamp_ns` is nominal, as for photos.
-
-    Parameters
-    ----------
-    stream : ByteReader
-        Not owned, except a `PipeReader`.
-    shown : str
-        What messages call it.
-
-    Raises
-    ------
-    StreamError
-        If it ends before the first readable picture.
+    `timestamp_ns` is nominal, as for photos. Raises StreamError if the pipe ends before the first
+    readable picture.
     """
 
-    def __init__(self, stream: ByteReader, /, *, shown: str = "stdin") -> None:
-        self._stream = stream
-        self._shown = shown
-        self._splitter = JpegSplitter(stream, shown=shown)
+    def __init__(self, pipe: PipeReader, /) -> None:
+        self._pipe = pipe
+        self._splitter = JpegSplitter(pipe)
         self._unreadable = 0
         self._index = -1
         self._closed = False
         self._first = self._next()
         if self._first is None:
             self.close()
-            raise StreamError(f"{shown}: expected JPEGs one after another, got none; {HINT}")
+            raise StreamError(f"{pipe.shown}: expected JPEGs one after another, got none; {HINT}")
         height_px, width_px = self._first.shape[:2]
-        self._info = SourceInfo(
-            source_id=shown,
+        self.info = SourceInfo(
+            source_id=pipe.shown,
             width_px=width_px,
             height_px=height_px,
             rate_hz=NOMINAL_RATE_HZ,
             num_frames=None,
             live=False,
         )
-
-    @property
-    def info(self) -> SourceInfo:
-        """Size of the first picture."""
-        return self._info
 
     @property
     def skipped(self) -> int:
@@ -202,22 +167,21 @@ class PipeSource(Closing):
                 image=image,
                 index=self._index,
                 timestamp_ns=round(self._index * 1e9 / NOMINAL_RATE_HZ),
-                source_id=self._info.source_id,
+                source_id=self.info.source_id,
             )
             image = self._next()
 
     def close(self) -> None:
         """End the iteration; a read that waits for the pipe ends with it."""
         self._closed = True
-        if isinstance(self._stream, PipeReader):
-            self._stream.close()
+        self._pipe.close()
 
     def _next(self) -> npt.NDArray[np.uint8] | None:
         """The next readable picture, orientation applied; None at the end."""
         while not self._closed and (data := self._splitter.next()) is not None:
             self._index += 1
             try:
-                return decode_image(data, shown=f"{self._shown}, picture {self._index}")
+                return decode_image(data, shown=f"{self._pipe.shown}, picture {self._index}")
             except StreamError as err:
                 self._unreadable += 1
                 if self._unreadable == 1:
@@ -226,19 +190,9 @@ class PipeSource(Closing):
 
 
 def open_pipe(pipe: PipeReader, /, *, hwaccel: str | None = None) -> PipeSource | VideoSource:
-    """Open a pipe by its first bytes: a video's container, else JPEGs.
+    """Open a pipe, and own it, by its first bytes: a video's container, else JPEGs.
 
-    Parameters
-    ----------
-    pipe : PipeReader
-        Owned.
-    hwaccel : str or None
-        See `VideoDecoder`.
-
-    Raises
-    ------
-    StreamError
-        If neither can be read from it.
+    Raises StreamError if neither can be read from it.
     """
     head = pipe.peek(HEAD_BYTES)
     if not head:
@@ -246,4 +200,4 @@ def open_pipe(pipe: PipeReader, /, *, hwaccel: str | None = None) -> PipeSource 
         raise StreamError(f"{pipe.shown}: expected JPEGs or a video, got nothing; {HINT}")
     if content_of(head) == "video" or head.startswith(RAW_VIDEO):
         return VideoSource(pipe, hwaccel=hwaccel)
-    return PipeSource(pipe, shown=pipe.shown)
+    return PipeSource(pipe)

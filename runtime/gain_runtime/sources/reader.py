@@ -7,18 +7,19 @@ import os
 import select
 import stat
 import threading
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, TypeVar, get_args
 
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.frames import Closing, Frame, FrameSource
 
 __all__ = [
-    "ByteReader",
     "FrameReader",
+    "Guarded",
     "PipeReader",
     "Policy",
     "ReadStatus",
@@ -26,53 +27,73 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Longest time until a read notices that it was closed.
-POLL_MS = 100
+T = TypeVar("T")
+
+# Every wait ends after this long to look whether it is still wanted, so nothing can hang on a lost
+# signal between threads; notifications and data make the ordinary case immediate.
+POLL_S = 0.1
 
 
-class ByteReader(Protocol):
-    """An unbuffered binary stream: `read` returns what there is, nothing at the end."""
+class Guarded(Closing):
+    """What one thread at a time uses and any thread may close, which waits for no use to end.
 
-    def read(self, size: int, /) -> bytes | None: ...
+    Letting go of a device or a file that is in use may crash the process, and a use can block for
+    seconds: the thread in it lets go of it then, as soon as it is done.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._released = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
+    def close(self) -> None:
+        """Let go of it, now or when the running use ends; may be called twice."""
+        self._closing.set()
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._released:
+                    self._released = True
+                    self._release()
+            finally:
+                self._lock.release()
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of it; called once."""
+
+    def _use(self, work: Callable[[], T]) -> T | None:
+        """What `work` gives; None once closed."""
+        try:
+            with self._lock:
+                result = None if self.closed else work()
+        finally:
+            if self.closed:
+                self.close()
+        return None if self.closed else result
 
 
-class PipeReader(Closing):
-    """Reads a file descriptor, whose first bytes can be looked at before.
+class PipeReader(Guarded):
+    """Reads a file descriptor, whose first bytes can be looked at before; closes it if `owned`.
 
-    Parameters
-    ----------
-    fd : int
-    shown : str
-        What messages call it.
-    owned : bool
-        Whether `close` closes the descriptor.
+    Raises StreamError if it cannot be read.
     """
 
     def __init__(self, fd: int, /, *, shown: str, owned: bool = False) -> None:
+        super().__init__()
         self._fd = fd
         self._owned = owned
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
         self._ahead = b""
         self.shown = shown
 
     @classmethod
     def open(cls, path: Path, /) -> PipeReader:
-        """Open a named pipe without waiting for a writer.
-
-        Parameters
-        ----------
-        path : Path
-
-        Returns
-        -------
-        PipeReader
-
-        Raises
-        ------
-        StreamError
-            If it cannot be opened.
-        """
+        """Open a named pipe without waiting for a writer; raises StreamError if it cannot be
+        opened."""
         try:
             fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         except OSError as err:
@@ -80,68 +101,25 @@ class PipeReader(Closing):
         return cls(fd, shown=str(path), owned=True)
 
     def peek(self, size: int, /) -> bytes:
-        """Look at the first bytes without taking them.
-
-        Parameters
-        ----------
-        size : int
-            Number of bytes.
-
-        Returns
-        -------
-        bytes
-            Fewer than `size` only at the end of the pipe.
-
-        Raises
-        ------
-        StreamError
-            If the descriptor cannot be read.
-        """
+        """Look at the first bytes without taking them; fewer than `size` only at the end."""
         while len(self._ahead) < size and (more := self._next(size - len(self._ahead))):
             self._ahead += more
         return self._ahead[:size]
 
     def read(self, size: int, /) -> bytes:
-        """Take the next bytes, as many as there are.
-
-        Parameters
-        ----------
-        size : int
-            Most bytes to take.
-
-        Returns
-        -------
-        bytes
-            At least one; none at the end of the pipe and after `close`.
-
-        Raises
-        ------
-        StreamError
-            If the descriptor cannot be read.
-        """
+        """Take the next bytes, one to `size`, as they come; none at the end or once closed."""
         if self._ahead:
             piece, self._ahead = self._ahead[:size], self._ahead[size:]
             return piece
         return self._next(size)
 
-    def close(self) -> None:
-        """End a read that waits; may be called twice and from another thread."""
-        self._closing.set()
-        if self._owned and self._lock.acquire(blocking=False):
-            try:
-                self._owned = False
-                os.close(self._fd)
-            finally:
-                self._lock.release()
+    def _release(self) -> None:
+        if self._owned:
+            os.close(self._fd)
 
     def _next(self, size: int) -> bytes:
         """Wait for bytes of the descriptor."""
-        with self._lock:
-            piece = b"" if self._closing.is_set() else self._wait_and_read(size)
-        if self._closing.is_set():
-            self.close()
-            return b""
-        return piece
+        return self._use(lambda: self._wait_and_read(size)) or b""
 
     def _wait_and_read(self, size: int) -> bytes:
         try:
@@ -150,8 +128,8 @@ class PipeReader(Closing):
                 return os.read(self._fd, size)
             poll = select.poll()
             poll.register(self._fd, select.POLLIN | select.POLLHUP)
-            while not self._closing.is_set():
-                if poll.poll(POLL_MS):
+            while not self.closed:
+                if poll.poll(1e3 * POLL_S):
                     try:
                         return os.read(self._fd, size)
                     except BlockingIOError:
@@ -163,9 +141,6 @@ class PipeReader(Closing):
 
 Policy = Literal["block", "drop_oldest"]
 
-# Every wait ends after this long to look at the stop event, so nothing can hang on a lost signal
-# between threads; notifications make the ordinary case immediate.
-POLL_S = 0.1
 # A stop shall take less than two seconds, also where a camera hangs.
 JOIN_S = 0.5
 

@@ -8,11 +8,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Literal
 
 from gain_core.errors import GainError, StreamError
-from gain_runtime.frames import Closing, Frame, FrameSource, SourceInfo
+from gain_runtime.frames import Closing, Frame, FrameSource
+from gain_runtime.sources.reader import POLL_S
 
 __all__ = [
     "Connection",
@@ -25,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-# Longest time until a stop is noticed.
-POLL_S = 0.1
 
 
 class SignalLostError(StreamError):
@@ -37,20 +37,12 @@ class SignalLostError(StreamError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Whether a source gives frames at present.
+    """Whether a source gives frames at present, and since when in seconds since 1970.
 
-    Attributes
-    ----------
-    state : {"connecting", "connected", "reconnecting", "closed"}
-        `connecting` before the first connection only; `closed` while no source is wanted.
-    since_s : float
-        Since when, in seconds since 1970.
-    reason : str or None
-        Why the last try failed or the signal was lost, without credentials.
-    attempt : int
-        Tries since the signal was lost or the stream began or failed; 0 while connected.
-    next_try_s : float or None
-        When the next try begins, in seconds since 1970; None during a try and while connected.
+    `connecting` is before the first connection only, `closed` while no source is wanted. `reason`
+    says, without credentials, why the last try failed or the signal was lost. `attempt` counts
+    tries since the signal was lost or the stream began or failed, 0 while connected; the next
+    begins at `next_try_s` (since 1970), None during one and while connected.
     """
 
     state: Literal["connecting", "connected", "reconnecting", "closed"] = "connecting"
@@ -64,14 +56,9 @@ class Connection:
 class ConnectionWatch:
     """What the owner of a stream wants to know and to decide.
 
-    Attributes
-    ----------
-    changed : callable
-        Receives every change of the connection, from any thread.
-    stopping : callable
-        Whether to give up waiting now.
-    waits_at_start : bool
-        Whether a source that cannot be opened the first time is waited for, as after a loss.
+    `changed` receives every change of the connection, from any thread; `stopping` says whether to
+    give up waiting now; with `waits_at_start` a source that cannot be opened the first time is
+    waited for, as after a loss.
     """
 
     changed: Callable[[Connection], None] = lambda connection: None
@@ -82,25 +69,12 @@ class ConnectionWatch:
 class ReconnectingSource(Closing):
     """Frames of a live source across interruptions; `index` goes on counting.
 
-    The pauses between two tries double from half a second to thirty. A try that hangs in a driver
-    is left behind when the stream ends, so that it does not delay the end.
-
-    Parameters
-    ----------
-    open_source : callable
-        Opens the source; called once at once, and again after each loss.
-    patience_s : float
-        Seconds without a frame after which the signal counts as lost for good; may be infinite.
-    watch : ConnectionWatch, optional
-    shown : str, optional
-        What messages call it before it was opened; without credentials.
-
-    Raises
-    ------
-    GainError
-        Whatever `open_source` raises the first time, unless `watch.waits_at_start`.
-    SignalLostError
-        If it is not there within `patience_s`, or `watch.stopping` says so first.
+    `open_source` is called once at once, and again after each loss; the pauses between two tries
+    double from half a second to thirty. A try that hangs in a driver is left behind when the stream
+    ends, so that it does not delay the end. Messages call it `shown`, without credentials, before
+    it was opened. Whatever `open_source` raises the first time is raised, unless
+    `watch.waits_at_start`; raises SignalLostError if no frame comes for `patience_s` (may be
+    infinite), or `watch.stopping` says so before it was opened.
     """
 
     def __init__(
@@ -121,34 +95,20 @@ class ReconnectingSource(Closing):
         self._source: FrameSource | None = None
         self._skipped_before = 0
         self._next_index = 0
-        self._reconnects = 0
-        self._connection = Connection()
-        first = self._first()
-        self._source = first
-        self._info = first.info
+        # Times the signal came back.
+        self.reconnects = 0
+        self.connection = Connection()
+        self._source = first = self._first()
+        # Of the first connection.
+        self.info = first.info
         self._shown = first.info.source_id
         self._tell(state="connected", reason=None, attempt=0, next_try_s=None)
-
-    @property
-    def info(self) -> SourceInfo:
-        """Of the first connection."""
-        return self._info
 
     @property
     def skipped(self) -> int:
         """Failed reads so far, over all connections."""
         source = self._source
         return self._skipped_before + (0 if source is None else source.skipped)
-
-    @property
-    def reconnects(self) -> int:
-        """Times the signal came back."""
-        return self._reconnects
-
-    @property
-    def connection(self) -> Connection:
-        """How it stands at present."""
-        return self._connection
 
     def __iter__(self) -> Iterator[Frame]:
         while not self._ends():
@@ -198,7 +158,11 @@ class ReconnectingSource(Closing):
         for_s = "" if math.isinf(self._patience_s) else f" for {self._patience_s:g} s"
         logger.warning("%s: %s; trying again%s", self._shown, reason, for_s)
         self._tell(state="reconnecting", reason=reason, attempt=0, since_s=time.time())
-        self._let_go()
+        with self._lock:
+            source, self._source = self._source, None
+            if source is not None:
+                self._skipped_before += source.skipped
+                source.close()
         found = self._keep_trying(reason)
         if found is not None:
             self._take(found)
@@ -206,7 +170,7 @@ class ReconnectingSource(Closing):
     def _keep_trying(self, reason: str) -> FrameSource | None:
         """Try with pauses that double; None once nobody waits any more."""
         lost_s, pause_s = time.monotonic(), FIRST_PAUSE_S
-        attempt = self._connection.attempt
+        attempt = self.connection.attempt
         while not self._ends():
             left_s = self._patience_s - (time.monotonic() - lost_s)
             if left_s <= 0.0:
@@ -239,24 +203,31 @@ class ReconnectingSource(Closing):
 
     def _try_open(self) -> FrameSource | None:
         """One try, in a thread of its own; None where it outlasts the stream."""
-        attempt = _Attempt(self._open_source)
-        while not attempt.done.wait(POLL_S):
-            if self._ends():
-                attempt.give_up()
+        attempt: Future[FrameSource] = Future()
+
+        def run() -> None:
+            try:
+                found = self._open_source()
+            except BaseException as err:  # noqa: BLE001 - handed over to whoever waits
+                if attempt.set_running_or_notify_cancel():
+                    attempt.set_exception(err)
+            else:
+                if attempt.set_running_or_notify_cancel():
+                    attempt.set_result(found)
+                else:
+                    found.close()
+
+        # What it logs belongs to the stream that asks.
+        name = f"{threading.current_thread().name.split('/')[0]}/open"
+        threading.Thread(target=run, name=name, daemon=True).start()
+        while not wait([attempt], POLL_S).done:
+            if self._ends() and attempt.cancel():
                 return None
         return attempt.result()
 
     def _reason(self, err: GainError) -> str:
         """What went wrong, without the name of the source, which is known where it is read."""
         return str(err).removeprefix(f"{self._shown}: ")
-
-    def _let_go(self) -> None:
-        """Close the connection that was lost."""
-        with self._lock:
-            source, self._source = self._source, None
-            if source is not None:
-                self._skipped_before += source.skipped
-                source.close()
 
     def _take(self, source: FrameSource) -> None:
         """Go on with a new connection, unless this was closed meanwhile."""
@@ -265,53 +236,11 @@ class ReconnectingSource(Closing):
             if self._closing.is_set():
                 source.close()
                 return
-        self._reconnects += 1
+        self.reconnects += 1
         self._tell(state="connected", reason=None, attempt=0, next_try_s=None, since_s=time.time())
-        logger.warning("%s: the signal is back", self._info.source_id)
+        logger.warning("%s: the signal is back", self.info.source_id)
 
     def _tell(self, **changes: object) -> None:
         """Note how the connection stands, and say so."""
-        self._connection = dataclasses.replace(self._connection, **changes)  # type: ignore[arg-type]
-        self._watch.changed(self._connection)
-
-
-class _Attempt:
-    """One call of an opener that may hang in a driver."""
-
-    def __init__(self, open_source: Callable[[], FrameSource]) -> None:
-        self._open_source = open_source
-        self._lock = threading.Lock()
-        self._given_up = False
-        self._found: FrameSource | None = None
-        self._error: BaseException | None = None
-        self.done = threading.Event()
-        # What it logs belongs to the stream that asks.
-        name = f"{threading.current_thread().name.split('/')[0]}/open"
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def _run(self) -> None:
-        """Thread: open, and close again what nobody waits for any more."""
-        try:
-            found = self._open_source()
-        except BaseException as err:  # noqa: BLE001 - handed over to whoever asked
-            self._error = err
-        else:
-            with self._lock:
-                self._found = found
-                if self._given_up:
-                    found.close()
-        self.done.set()
-
-    def give_up(self) -> None:
-        """Nobody waits any more."""
-        with self._lock:
-            self._given_up = True
-            if self._found is not None:
-                self._found.close()
-
-    def result(self) -> FrameSource:
-        """What was opened, or why nothing was."""
-        if self._error is not None:
-            raise self._error
-        assert self._found is not None
-        return self._found
+        self.connection = dataclasses.replace(self.connection, **changes)  # type: ignore[arg-type]
+        self._watch.changed(self.connection)

@@ -17,7 +17,6 @@ __all__ = [
     "CsiParams",
     "SourceKind",
     "SourceUri",
-    "csi_pipeline",
     "has_magic",
     "parse_uri",
     "record_from_params",
@@ -30,10 +29,7 @@ __all__ = [
 class CsiParams:
     """Parameters of a `csi://` URI: size in px, rate in Hz, `flip-method` of `nvvidconv`.
 
-    Raises
-    ------
-    ConfigError
-        If a value is out of its range.
+    Raises ConfigError for a value out of its range.
     """
 
     width: int = 1280
@@ -51,28 +47,6 @@ class CsiParams:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ConfigError(f"csi://: {name}: expected {low} to {high}, got {value}")
-
-
-def csi_pipeline(sensor: int, params: CsiParams, /) -> str:
-    """The GStreamer pipeline that hands OpenCV the newest frame, BGR.
-
-    Parameters
-    ----------
-    sensor : int
-        Number of the connector.
-    params : CsiParams
-
-    Returns
-    -------
-    str
-    """
-    return (
-        f"nvarguscamerasrc sensor-id={sensor} ! "
-        f"video/x-raw(memory:NVMM), width=(int){params.width}, height=(int){params.height}, "
-        f"framerate=(fraction){params.rate}/1 ! nvvidconv flip-method={params.flip} ! "
-        "video/x-raw, format=(string)BGRx ! videoconvert ! video/x-raw, format=(string)BGR ! "
-        "appsink drop=true max-buffers=1 sync=false"
-    )
 
 
 SourceKind = Literal["camera", "network", "pipeline", "pipe", "path", "glob", "test"]
@@ -130,19 +104,11 @@ Record = TypeVar("Record")
 class SourceUri:
     """A parsed source URI.
 
-    Attributes
-    ----------
-    kind : str
-        `camera` (a local device), `network` (a live stream or a recording behind a URL),
-        `pipeline` (GStreamer's), `pipe` (standard input), `path` (a file or folder), `glob` or
-        `test` (frames made by code).
-    target : str
-        What to open: the path, pattern, device path or index, the full URL, or the name after
-        `test://`. May hold credentials; never print it.
-    shown : str
-        The URI with credentials removed, for messages and `source_id`.
-    params : mapping of str to str
-        The query of a `test://` URI; empty otherwise.
+    `kind` is `camera` (a local device), `network` (a live stream or a recording behind a URL),
+    `pipeline` (GStreamer's), `pipe` (standard input), `path` (a file or folder), `glob` or `test`
+    (frames made by code). `target` is what to open: the path, pattern, device path or index, the
+    full URL, or the name after `test://`; it may hold credentials, never print it. `shown` is the
+    URI without them, for messages and `source_id`. `params` is the query of a `test://` URI.
     """
 
     kind: SourceKind
@@ -239,20 +205,10 @@ def has_magic(text: str, /) -> bool:
 
 
 def parse_uri(uri: str, /) -> SourceUri:
-    """Tell what kind of source a URI names.
+    """Tell what kind of source a URI names; the disk only tells a glob and a device from a file.
 
-    The disk is looked at only to tell a glob and a device from a file.
-
-    Parameters
-    ----------
-    uri : str
-        A path that exists is a path even if it holds glob characters; a file named like a
-        camera index is reached as `./0`.
-
-    Raises
-    ------
-    ConfigError
-        If the URI is empty, of an unknown scheme or malformed.
+    A path that exists is a path even if it holds glob characters; a file named like a camera index
+    is reached as `./0`. Raises ConfigError if the URI is empty, of an unknown scheme or malformed.
     """
     text = uri.strip()
     if "\0" in text:
@@ -266,7 +222,7 @@ def parse_uri(uri: str, /) -> SourceUri:
         return _parse_scheme(match.group(1).lower(), text)
     if text.isascii() and text.isdigit():
         return SourceUri(kind="camera", target=str(int(text)), shown=f"camera {int(text)}")
-    if LINK in text and not _exists(text):
+    if LINK in text and not os.path.lexists(text):
         if not text.rpartition(LINK)[2].startswith("appsink"):
             raise ConfigError(
                 f"{redact(text)}: expected a pipeline that ends in appsink; "
@@ -275,14 +231,9 @@ def parse_uri(uri: str, /) -> SourceUri:
         return SourceUri(kind="pipeline", target=text, shown=redact(text))
     if _is_device(text):
         return SourceUri(kind="camera", target=text, shown=text)
-    if has_magic(text) and not _exists(text):
+    if has_magic(text) and not os.path.lexists(text):
         return SourceUri(kind="glob", target=text, shown=text)
     return SourceUri(kind="path", target=text, shown=text)
-
-
-def _exists(text: str) -> bool:
-    """Whether a path exists; one that no file system takes does not."""
-    return os.path.lexists(text)
 
 
 def _is_device(text: str) -> bool:
@@ -302,7 +253,14 @@ def _parse_csi(rest: str, shown: str) -> SourceUri:
     if not (sensor.isascii() and sensor.isdigit() and len(sensor) <= 3):
         raise ConfigError(f"{shown}: expected csi://NUMBER such as csi://0?width=1280&height=720")
     params = record_from_params(CsiParams, _params(query, shown), owner=f"csi://{sensor}")
-    target = csi_pipeline(int(sensor), params)
+    # It hands OpenCV the newest frame, BGR.
+    target = (
+        f"nvarguscamerasrc sensor-id={int(sensor)} ! "
+        f"video/x-raw(memory:NVMM), width=(int){params.width}, height=(int){params.height}, "
+        f"framerate=(fraction){params.rate}/1 ! nvvidconv flip-method={params.flip} ! "
+        "video/x-raw, format=(string)BGRx ! videoconvert ! video/x-raw, format=(string)BGR ! "
+        "appsink drop=true max-buffers=1 sync=false"
+    )
     return SourceUri(kind="pipeline", target=target, shown=f"csi://{int(sensor)}")
 
 
@@ -310,7 +268,13 @@ def _parse_scheme(scheme: str, text: str) -> SourceUri:
     """Parse `scheme://...`."""
     shown = redact(text)
     if scheme in NETWORK_SCHEMES:
-        if _host(text) is None and scheme not in HOSTLESS_SCHEMES:
+        try:
+            parts = urlsplit(text)
+            _ = parts.port  # raises where it is no number
+            known = parts.hostname is not None
+        except ValueError:
+            known = False
+        if not known and scheme not in HOSTLESS_SCHEMES:
             raise ConfigError(f"{shown}: expected {scheme}://HOST/..., got no valid host or port")
         return SourceUri(kind="network", target=text, shown=shown)
     rest = text[len(scheme) + 3 :]
@@ -333,16 +297,6 @@ def _parse_scheme(scheme: str, text: str) -> SourceUri:
     raise ConfigError(f"{shown}: unknown scheme {scheme}://; expected {GRAMMAR}")
 
 
-def _host(text: str) -> str | None:
-    """Host of a URL, or None where there is none or the port is no number."""
-    try:
-        parts = urlsplit(text)
-        _ = parts.port
-    except ValueError:
-        return None
-    return parts.hostname
-
-
 def _params(query: str, shown: str) -> dict[str, str]:
     """Parse a query whose keys must be unique."""
     if not query:
@@ -361,24 +315,10 @@ def _params(query: str, shown: str) -> dict[str, str]:
 
 
 def record_from_params(record: type[Record], params: Mapping[str, str], /, *, owner: str) -> Record:
-    """Fill a dataclass from URI parameters, each converted to the type of its field's default.
+    """Fill a dataclass from URI parameters; its fields' defaults are int, float, bool or str.
 
-    Parameters
-    ----------
-    record : type
-        A dataclass whose fields all have defaults of type int, float, bool or str.
-    params : mapping of str to str
-    owner : str
-        What the parameters belong to, for messages (`test://pattern`).
-
-    Returns
-    -------
-    An instance of `record`.
-
-    Raises
-    ------
-    ConfigError
-        If a parameter is unknown or not of its field's type; whatever `record` itself raises.
+    Raises ConfigError, begun by `owner` (`test://pattern`), if a parameter is unknown or not of its
+    field's type; whatever `record` itself raises.
     """
     defaults: dict[str, Any] = {
         entry.name: entry.default

@@ -12,8 +12,7 @@ from pathlib import Path
 from gain_core.errors import StreamError
 from gain_runtime.files.paths import LFS_POINTER, read_head, regular_file
 from gain_runtime.frames import Closing, Frame, SourceInfo, rate_or_none
-from gain_runtime.sources.av_errors import NO_DASH, reads_dash
-from gain_runtime.sources.decoder import Decoded, Limits, VideoDecoder
+from gain_runtime.sources.decoder import NO_DASH, Decoded, Limits, VideoDecoder, reads_dash
 from gain_runtime.sources.reader import PipeReader
 from gain_runtime.sources.uri import SCHEME, redact
 
@@ -37,21 +36,11 @@ URL_LIMITS = Limits(open_s=10.0, read_s=10.0)
 class VideoSource(Closing):
     """Every frame of a recording, upright, with square pixels, deinterlaced, in order.
 
-    Data that cannot be decoded is skipped and counted, leaving a gap in `index`. A recording
-    that ends before the length its header promises gives the frames before the cut and one
-    warning; the missing ones are added to `skipped`.
-
-    Parameters
-    ----------
-    location : str, Path or PipeReader
-        File, the URL of a recording, or a pipe (owned).
-    hwaccel : str or None
-        See `VideoDecoder`.
-
-    Raises
-    ------
-    StreamError
-        If it is missing, empty or no video, or if not one frame can be decoded.
+    `location` is a file, the URL of a recording, or a pipe (owned); `hwaccel` as for
+    `VideoDecoder`. Data that cannot be decoded is skipped and counted, leaving a gap in `index`. A
+    recording that ends before the length its header promises gives the frames before the cut and
+    one warning; the missing ones are added to `skipped`. Raises StreamError if it is missing, empty
+    or no video, or if not one frame can be decoded.
     """
 
     def __init__(self, location: str | Path | PipeReader, /, *, hwaccel: str | None = None) -> None:
@@ -91,7 +80,8 @@ class VideoSource(Closing):
         if num_frames is None and rate_hz is not None and self._decoder.duration_s is not None:
             num_frames = round(self._decoder.duration_s * rate_hz) or None
         height_px, width_px = self._first.image.shape[:2]
-        self._info = SourceInfo(
+        # What the container says. Without a believable rate, the time stamps tell.
+        self.info = SourceInfo(
             source_id=self._source_id,
             width_px=width_px,
             height_px=height_px,
@@ -100,14 +90,6 @@ class VideoSource(Closing):
             live=False,
             detail=self._decoder.decoder,
         )
-
-    @property
-    def info(self) -> SourceInfo:
-        """What the container says; `num_frames` is its promise, not a count.
-
-        `rate_hz` is None where no believable rate is claimed: the time stamps tell.
-        """
-        return self._info
 
     @property
     def skipped(self) -> int:
@@ -143,12 +125,12 @@ class VideoSource(Closing):
         elif math.isinf(self._last_ms):
             self._last_ms = 0.0
         else:
-            self._last_ms += 1e3 / (self._info.rate_hz or DEFAULT_RATE_HZ)
+            self._last_ms += 1e3 / (self.info.rate_hz or DEFAULT_RATE_HZ)
         return self._last_ms
 
     def _report_end(self) -> None:
         """Say how much is missing at the end, and count it."""
-        length_s, rate_hz = self._decoder.duration_s, self._info.rate_hz
+        length_s, rate_hz = self._decoder.duration_s, self.info.rate_hz
         if length_s is None or self._pipe is not None:
             return
         period_s = 1.0 / (rate_hz or DEFAULT_RATE_HZ)
@@ -165,7 +147,7 @@ class VideoSource(Closing):
                 "%s: ended %.1f s early%s: cut short or damaged; what came before is used",
                 self._source_id,
                 missing_s,
-                f" (about {self._missing} of {self._info.num_frames} frames missing)"
+                f" (about {self._missing} of {self.info.num_frames} frames missing)"
                 if self._missing
                 else "",
             )
@@ -233,22 +215,10 @@ RTSP_OPTIONS = {"rtsp_flags": "prefer_tcp"}
 class NetworkSource(Closing):
     """Frames of a live stream as they come, stamped with the monotonic clock when they came.
 
-    Data that cannot be decoded is counted in `skipped`.
-
-    Parameters
-    ----------
-    url : str
-    shown : str or None
-        What messages call it; None makes it from the URL, without credentials.
-    hwaccel : str or None
-        See `VideoDecoder`.
-    limits : Limits
-
-    Raises
-    ------
-    StreamError
-        If it cannot be opened or gives no frame; while iterating, if the signal is lost. The text
-        after `shown` says why: refused, 401, 404, no such host, no data for N s, no video.
+    Data that cannot be decoded is counted in `skipped`; `hwaccel` as for `VideoDecoder`. Raises
+    StreamError if it cannot be opened or gives no frame; while iterating, if the signal is lost.
+    The text after `shown` (else the URL without credentials) says why: refused, 401, 404, no such
+    host, no data for N s, no video.
     """
 
     def __init__(
@@ -277,7 +247,7 @@ class NetworkSource(Closing):
             )
         self._num_read = 0
         height_px, width_px = self._first.image.shape[:2]
-        self._info = SourceInfo(
+        self.info = SourceInfo(
             source_id=self._source_id,
             width_px=width_px,
             height_px=height_px,
@@ -286,11 +256,6 @@ class NetworkSource(Closing):
             live=True,
             detail=self._decoder.decoder,
         )
-
-    @property
-    def info(self) -> SourceInfo:
-        """Size of the first frame and the rate that the stream claims."""
-        return self._info
 
     @property
     def skipped(self) -> int:
