@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import av
 import numpy as np
 import numpy.typing as npt
+from av.sidedata.sidedata import SideDataContainer
 from av.sidedata.sidedata import Type as SideDataType
 
 from gain_core.errors import StreamError, one_line
@@ -431,7 +432,8 @@ def _drain(graph: Any) -> list[Any]:
 
 def _display_matrix(frame: Any) -> tuple[int, ...] | None:
     """How the container wants the frame turned and mirrored: a, b, c, d as signs."""
-    data = frame.side_data.get(SideDataType.DISPLAYMATRIX)
+    # `frame.side_data` would hold the frame that holds it, until the garbage is collected.
+    data = SideDataContainer(frame).get(SideDataType.DISPLAYMATRIX)  # type: ignore[call-arg]
     if data is None or len(bytes(data)) < 36:
         return None
     values = struct.unpack("=9i", bytes(data)[:36])
