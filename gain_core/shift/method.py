@@ -107,7 +107,7 @@ class ShiftState:
     variance : array, ()
         Derived: of one entry of the shift.
     trust, confirmed : array, ()
-        Derived: the shares of shift and scale, and of the prior, that predictions take.
+        Derived: the shares of the shift, and of scale and prior, that predictions take.
     """
 
     draws: Array
@@ -243,7 +243,7 @@ class Shift:
         source, adapts = log_softmax(logits, xp=xp), state.confirmed > 0
         proposal = evaluator = source
         if not is_numpy_namespace(xp) or adapts:
-            shift, log_scale = state.trust * state.shift, state.trust * state.log_scale
+            shift, log_scale = state.trust * state.shift, state.confirmed * state.log_scale
             prior = state.confirmed * state.log_prior
             moved = self._moved(self._centered(source, xp=xp), shift, log_scale, xp=xp)
             spread = xp.sqrt(1.0 + (math.pi / 4.0) * state.variance)

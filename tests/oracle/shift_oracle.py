@@ -57,7 +57,7 @@ class ShiftOracle:
 
     def predict(self, logits: npt.ArrayLike) -> OracleStep:
         """The prediction of every row of a batch; the state does not change."""
-        shift, log_scale = self.trust * self.shift, self.trust * self.log_scale
+        shift, log_scale = self.trust * self.shift, self.confirmed * self.log_scale
         log_prior, rows = self.confirmed * self.log_prior, []
         for row in np.asarray(logits, dtype=np.float64):
             log_s = log_softmax(row)
