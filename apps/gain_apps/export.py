@@ -218,17 +218,9 @@ def _add_preprocessing_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
+    """Run the command on `argv`, or on the process's arguments.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Defaults to the process's arguments.
-
-    Returns
-    -------
-    int
-        0 written, 1 refused (one line says why), 130 interrupted; 2 is argparse's own.
+    Returns 0 written, 1 refused (one line says why), 130 interrupted; 2 is argparse's own.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     args = parse_arguments(build_parser(), given)

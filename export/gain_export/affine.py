@@ -64,18 +64,9 @@ class StopError(Exception):
 
 
 class Rules:
-    """The rules, and the bias that they gather on the way.
+    """The rules, and the bias, (K,) float64, that they gather on the way.
 
-    Parameters
-    ----------
-    graph : Graph
-    values : mapping
-        Computed values of one run, for their shapes and types.
-    num_classes : int
-
-    Attributes
-    ----------
-    bias : array, (K,) float64
+    `values` are the computed values of one run, for their shapes and types.
     """
 
     def __init__(self, graph: Graph, values: Values, /, *, num_classes: int) -> None:
@@ -87,10 +78,7 @@ class Rules:
     def before(self, node: onnx.NodeProto, term: Term) -> list[Term]:
         """What the inputs of a node add to the logits, where its output adds `term`.
 
-        Raises
-        ------
-        StopError
-            If the node is not affine in them; the bias is as it was.
+        Raises StopError if the node is not affine in them; the bias is as it was.
         """
         rule = getattr(self, AFFINE.get(node.op_type, ""), None)
         if rule is None or node.domain:

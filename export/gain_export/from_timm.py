@@ -44,7 +44,6 @@ from gain_export.verify import Reference
 from gain_export.write import (
     Classifier,
     ExportReport,
-    Facts,
     OnStep,
     Steps,
     choose_images,
@@ -74,21 +73,8 @@ _TIMEOUT_S = 5.0
 def create_pretrained(tag: str, /, **settings: Any) -> Any:
     """Create a timm model with its published weights, from the local cache or the hub.
 
-    Parameters
-    ----------
-    tag : str
-        Full timm tag.
-    settings
-        Passed to `timm.create_model`.
-
-    Returns
-    -------
-    timm model
-
-    Raises
-    ------
-    ArtifactError
-        If the weights are neither cached nor to be had; what was tried is named.
+    `settings` go to `timm.create_model`. Raises ArtifactError if the weights are neither cached nor
+    to be had; what was tried is named.
     """
     chosen: bool = hub_constants.HF_HUB_OFFLINE
     unreachable = None if chosen else _why_unreachable()
@@ -192,33 +178,12 @@ def build(
     img_size: tuple[int, int] | None = None,
     ema: bool | None = None,
 ) -> Source:
-    """Create the model and put its weights in.
+    """Create the model and put its weights in: the alias's, a checkpoint's or random ones.
 
-    Parameters
-    ----------
-    alias : Alias
-        Its `model` alone for a plain timm tag.
-    weights : Path, optional
-        A local checkpoint, matched by name. It sets K unless `num_classes` does.
-    random_seed : int, optional
-        Random weights instead of any others.
-    num_classes : int, optional
-        K, where it is not that of the published weights.
-    img_size : (height, width) in px, optional
-        The position embedding is resampled to it once, here.
-    ema : bool, optional
-        Which of a checkpoint's two sets of weights to take; see `read_checkpoint`.
-
-    Returns
-    -------
-    Source
-
-    Raises
-    ------
-    ArtifactError
-        If weights are missing, corrupt or do not fit.
-    ConfigError
-        If timm has no such model, or K is asked for that only other weights have.
+    A checkpoint sets K unless `num_classes` does; `ema` as in `read_checkpoint`. The position
+    embedding is resampled to `img_size`, (height, width) in px, once, here. Raises ArtifactError if
+    weights are missing, corrupt or do not fit, and ConfigError if timm has no such model, it has no
+    classifier, or K is asked for that only other weights have.
     """
     tag = _resolve_tag(alias.model)
     config = timm.get_pretrained_cfg(tag)
@@ -369,7 +334,10 @@ def export_timm(
     """
     output = Path(output)
     overrides = preprocess or PreprocessOverrides()
-    _check_settings(opset, weights=weights, random_seed=random_seed)
+    if not MIN_OPSET <= opset <= MAX_OPSET:
+        raise ConfigError(f"opset: expected {MIN_OPSET} to {MAX_OPSET}, got {opset}")
+    if weights is not None and random_seed is not None:
+        raise ConfigError("--weights and --set random-weights: give one of them")
     if ema is not None and weights is None:
         raise ConfigError("--set ema: chooses weights of a checkpoint; add --weights FILE")
     check_output(output, force=force)
@@ -404,39 +372,27 @@ def export_timm(
         rewrite_input(model, form, spec)
         known: Values = {model.graph.output[0].name: expected}
         model, fixed_batch = freed(model, form.batch, pixel_values, known)
-    return write_classifier(
-        Classifier(
-            model=model,
-            logits=model.graph.output[0].name,
-            num_classes=expected.shape[1],
-            activation="none",
-            fixed_batch=fixed_batch,
-        ),
-        Facts(
-            source=source.name,
-            weights_sha256=source.weights_sha256,
-            labels=names,
-            preprocess=spec,
-            tools=_TOOLS,
-            notes=(*source.notes, *(f"changed: {change}" for change in changes)),
-        ),
-        output=output,
-        reference=Reference(
-            name=f"timm {version('timm')} on torch {torch.__version__}",
-            pixel_values=pixel_values,
-            output=expected,
-        ),
-        images=images,
-        steps=steps,
+    classifier = Classifier(
+        model=model,
+        logits=model.graph.output[0].name,
+        num_classes=expected.shape[1],
+        activation="none",
+        fixed_batch=fixed_batch,
+        source=source.name,
+        weights_sha256=source.weights_sha256,
+        labels=names,
+        preprocess=spec,
+        tools=_TOOLS,
+        notes=(*source.notes, *(f"changed: {change}" for change in changes)),
     )
-
-
-def _check_settings(opset: int, *, weights: str | Path | None, random_seed: int | None) -> None:
-    """Contradictions that need no model to be seen."""
-    if not MIN_OPSET <= opset <= MAX_OPSET:
-        raise ConfigError(f"opset: expected {MIN_OPSET} to {MAX_OPSET}, got {opset}")
-    if weights is not None and random_seed is not None:
-        raise ConfigError("--weights and --set random-weights: give one of them")
+    reference = Reference(
+        name=f"timm {version('timm')} on torch {torch.__version__}",
+        pixel_values=pixel_values,
+        images=len(images.images),
+        image_source=images.source,
+        output=expected,
+    )
+    return write_classifier(classifier, reference, output=output, steps=steps)
 
 
 def _run(model: Any, pixel_values: Floats, *, height_px: int, width_px: int) -> Floats:

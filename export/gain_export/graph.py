@@ -57,13 +57,7 @@ def evaluate(model: onnx.ModelProto, /) -> npt.NDArray[np.generic] | None:
 
 
 class Graph:
-    """An index over a graph's nodes and constants; the graph must not change meanwhile.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Read only.
-    """
+    """An index over a graph's nodes and constants; the graph must not change meanwhile."""
 
     def __init__(self, model: onnx.ModelProto, /) -> None:
         self.model = model
@@ -102,10 +96,7 @@ class Graph:
         return name in self._computed
 
     def constant(self, name: str) -> npt.NDArray[np.generic] | None:
-        """A value that does not depend on the input, as an array; None if it does depend.
-
-        None, too, where ONNX Runtime cannot compute it or hand it out.
-        """
+        """A value that does not depend on the input; None if it does, or cannot be computed."""
         if name not in self._constants:
             self._constants[name] = self._evaluated(name)
         return self._constants[name]

@@ -40,21 +40,9 @@ def freed(
 ) -> tuple[onnx.ModelProto, int | None]:
     """The graph for any batch size where one more run proves that it is one, else as it is.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        On `pixel_values`; not changed.
-    fixed_batch : int or None
-        The batch size it was traced with; None where it takes any.
-    pixel_values : array, (N, 3, H, W) float32
-    outputs : dict of str to array
-        What the original gives for these images, by the name of the graph's output.
-
-    Returns
-    -------
-    onnx.ModelProto
-    int or None
-        The only batch size that it takes.
+    `fixed_batch` is the size the model, on `pixel_values`, was traced with, None where it takes
+    any; `outputs` are what the original gives for these images, (N, 3, H, W) float32, by the name
+    of the graph's output. Returns the graph and the only batch size that it takes.
     """
     if fixed_batch is None:
         return model, None
@@ -95,17 +83,9 @@ def _free_batch(
 ) -> None:
     """Take the traced batch size out of reshapes and of constants that are put beside images.
 
-    Only where the first axis of a reshape's result grows with the batch and all others stay is
-    the outcome right; the caller runs it on other batch sizes and compares.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Changed in place.
-    batch_size : int
-        What it was traced with.
-    values : mapping
-        The values of `_batch_values`, from one run at that size.
+    In place. `values` are those of `_batch_values`, from one run at that size. Only where the first
+    axis of a reshape's result grows with the batch and all others stay is the outcome right; the
+    caller runs it on other batch sizes and compares.
     """
     graph = Graph(model)
     for node in graph.nodes:
@@ -179,18 +159,8 @@ _TINY = np.float32(np.finfo(np.float32).tiny)
 def attach_head(model: onnx.ModelProto, head: Head, /) -> HeadLocation:
     """End a graph in `logits = features @ weight.T + bias` and drop everything else it computed.
 
-    One form for every head, whatever the exporter made of it: the runtime reads it, and what it
-    reads is what the graph computes.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Changed in place; its outputs become `features` and `logits`.
-    head : Head
-
-    Returns
-    -------
-    HeadLocation
+    In place. One form for every head, whatever the exporter made of it: the runtime reads it, and
+    what it reads is what the graph computes.
     """
     writer = _Writer(model)
     flat = [_vector(writer, part) for part in head.parts]
@@ -214,15 +184,8 @@ def attach_logits(
 ) -> None:
     """End a graph in a value as it computes it, as `logits` (B, K) float32, without features.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Changed in place; its only output becomes `logits`.
-    value : str
-        With one row per image and K numbers in it, of any floating-point type.
-    num_classes : int
-    logarithm : bool, optional
-        Whether the value holds probabilities, whose logarithm are the logits.
+    In place. The value has K numbers per image, of any floating-point type; with `logarithm` they
+    are probabilities, whose logarithm are the logits.
     """
     writer = _Writer(model)
     logits = writer.add("Cast", value, to=TensorProto.FLOAT)

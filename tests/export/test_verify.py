@@ -34,9 +34,14 @@ def check(artifact, change, activation="none"):
     with OnnxSession(artifact) as session:
         logits = session.infer(pixel_values).logits
     reference = Reference(
-        name="the original", pixel_values=pixel_values, output=change(logits), activation=activation
+        name="the original",
+        pixel_values=pixel_values,
+        images=12,
+        image_source="synthetic",
+        output=change(logits),
+        activation=activation,
     )
-    return verify(artifact, reference, images=12, image_source="synthetic")
+    return verify(artifact, reference)
 
 
 def test_identical_networks_pass(artifact):

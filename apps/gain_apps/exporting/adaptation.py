@@ -36,12 +36,8 @@ _SIGNS = "test://signs"
 def check_calibration(location: str | None) -> None:
     """Refuse what holds no clean images, before anything is exported.
 
-    Raises
-    ------
-    ArtifactError
-        If it is a folder that is missing, or in which fewer than two images can be read.
-    ConfigError
-        If it is a test source other than `test://signs`, or a parameter of that is wrong.
+    Raises ArtifactError if it is a folder that is missing, or in which fewer than two images can be
+    read, and ConfigError if it is a test source other than `test://signs`, or a parameter is wrong.
     """
     if location is None:
         return
@@ -65,19 +61,7 @@ def check_calibration(location: str | None) -> None:
 def calibration_folder(location: str | None) -> Iterator[Path | None]:
     """The images as a folder; rendered ones lie in it for as long as this is open.
 
-    Parameters
-    ----------
-    location : str or None
-        A folder, `test://signs`, or None for no images.
-
-    Yields
-    ------
-    Path or None
-
-    Raises
-    ------
-    ArtifactError
-        If the rendered images cannot be written.
+    Raises ArtifactError if the rendered images cannot be written.
     """
     if location is None or not location.startswith("test://"):
         yield None if location is None else Path(location)
@@ -135,14 +119,9 @@ def add_adaptive_arguments(group: argparse._ArgumentGroup) -> None:
 def check_adaptive_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot be written, before anything is exported.
 
-    Raises
-    ------
-    ArtifactError
-        If the adaptive file or the repository's model exists and --force is not given, or is
-        something else.
-    ConfigError
-        If a flag needs --adaptive, --triton or an adaptive file, is out of its range or names no
-        preset.
+    Raises ArtifactError if the adaptive file or the repository's model exists and --force is not
+    given, or is something else; ConfigError if a flag needs --adaptive, --triton or an adaptive
+    file, is out of its range or names no preset.
     """
     if args.triton is not None:
         _check_triton(args)
@@ -163,39 +142,21 @@ def check_adaptive_arguments(args: argparse.Namespace) -> None:
 
 
 def check_adaptive_source(args: argparse.Namespace) -> None:
-    """Refuse an artifact that cannot be made adaptive, before anything is done with it.
-
-    Raises
-    ------
-    ArtifactError
-        As `gain_export.adaptive.check_adaptable`.
-    """
+    """Refuse an artifact that cannot be made adaptive, before anything is done with it."""
     from gain_export.adaptive import check_adaptable
 
     check_adaptable(args.target, **_settings(args))
 
 
 def write_adaptive(args: argparse.Namespace, artifact_path: Path, /) -> AdaptiveReport:
-    """Write the adaptive file beside an artifact.
-
-    Raises
-    ------
-    ArtifactError, ConfigError
-        As `gain_export.adaptive.add_adaptation`.
-    """
+    """Write the adaptive file beside an artifact; raises as `add_adaptation`."""
     from gain_export.adaptive import add_adaptation
 
     return add_adaptation(artifact_path, _target(artifact_path), **_settings(args))
 
 
 def write_triton_model(args: argparse.Namespace, adaptive: AdaptiveReport | None, /) -> Path | None:
-    """Write the model that is wanted for Triton, of the adaptive file that was written or named.
-
-    Raises
-    ------
-    ArtifactError
-        As `gain_export.adaptive.write_triton`.
-    """
+    """Write the model for Triton if wanted, of the adaptive file that was written or named."""
     if args.triton is None:
         return None
     from gain_export.adaptive import write_triton

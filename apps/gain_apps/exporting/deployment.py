@@ -55,12 +55,8 @@ def add_precision_arguments(group: argparse._ArgumentGroup) -> None:
 def check_precision_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot be written, before anything is exported.
 
-    Raises
-    ------
-    ArtifactError
-        If the file exists and --force is not given, or is a folder.
-    ConfigError
-        If a flag needs another one.
+    Raises ArtifactError if the file exists and --force is not given, or is a folder, and
+    ConfigError if a flag needs another one.
     """
     if args.allow_drift is not None and args.precision in (None, "fp32") and not args.engine:
         raise ConfigError(
@@ -89,13 +85,7 @@ def check_precision_arguments(args: argparse.Namespace) -> None:
 
 
 def check_precision_source(args: argparse.Namespace) -> None:
-    """Refuse an artifact that cannot be lowered, before anything is done with it.
-
-    Raises
-    ------
-    ArtifactError
-        As `gain_export.precision.check_float32`, and `float32_artifact` for fp32.
-    """
+    """Refuse an artifact that cannot be lowered, before anything is done with it."""
     from gain_export.precision import check_float32, float32_artifact
 
     if args.precision == "fp32":
@@ -126,11 +116,6 @@ def write_precision(
     """Write an artifact in lower precision beside it, on the images that --calibrate stands for.
 
     With --engine the file that is there is taken if it still fits; fp32 is the artifact itself.
-
-    Raises
-    ------
-    ArtifactError, ConfigError, EngineError, ParityError
-        As `gain_export.precision.convert_precision`, `existing_precision`, `float32_artifact`.
     """
     from gain_export.precision import (
         convert_precision,
@@ -213,12 +198,8 @@ def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
 def check_engine_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot be built, before anything is exported.
 
-    Raises
-    ------
-    BackendUnavailableError
-        If no TensorRT library is installed.
-    ConfigError
-        If a flag needs --engine or is out of range.
+    Raises BackendUnavailableError if no TensorRT library is installed, and ConfigError if a flag
+    needs --engine or is out of range.
     """
     if not args.engine:
         for name in _NEEDS_ENGINE:
@@ -237,11 +218,6 @@ def check_engine_settings(args: argparse.Namespace) -> None:
     """Refuse what the library cannot build, before the work that comes before the build.
 
     Where an engine lies already nothing is refused: if it fits, none is built.
-
-    Raises
-    ------
-    BackendUnavailableError, ConfigError, EngineError
-        As `gain_export.engine.check_engine_options`.
     """
     if not args.engine or args.build is False or (_lies_there(args) and not args.force):
         return
@@ -267,11 +243,6 @@ def write_engine(
     """Build or check the engine beside an artifact.
 
     It is verified on the images of --verify-images, else on those that --calibrate stands for.
-
-    Raises
-    ------
-    ArtifactError, BackendUnavailableError, ConfigError, EngineError, ParityError
-        As `gain_export.engine.build_engine`.
     """
     from gain_export.engine import build_engine, check_engine
 

@@ -51,18 +51,8 @@ _CHECKED_BYTES = 2**30
 class AdaptiveReport:
     """An adaptive file that was written.
 
-    Attributes
-    ----------
-    path : Path
-    size_bytes, opset, ir_version : int
-    num_nodes : int
-        Nodes of the step, the branches of its conditionals not counted.
-    state_bytes : int
-        Size of all state tensors together.
-    update_every, warmup_frames : int
-        As fixed in the file.
-    features_only : bool
-        Whether the network was left out.
+    `num_nodes` leaves out the branches of the step's conditionals; `state_bytes` is the size of all
+    state tensors together; `features_only`: the network was left out.
     """
 
     path: Path
@@ -81,18 +71,7 @@ class AdaptiveReport:
 
 
 def adaptive_path(artifact_path: str | Path, /) -> Path:
-    """The default path of an artifact's adaptive file.
-
-    Parameters
-    ----------
-    artifact_path : str or Path
-        `NAME.gain.onnx` or `NAME.onnx`.
-
-    Returns
-    -------
-    Path
-        `NAME.adaptive.onnx` in the same folder.
-    """
+    """The default path of an artifact's adaptive file: `NAME.adaptive.onnx` beside it."""
     path = Path(artifact_path)
     name = path.name.removesuffix(".onnx").removesuffix(".gain")
     return path.with_name(f"{name}.adaptive.onnx")
@@ -196,18 +175,7 @@ def check_adaptable(
     warmup_frames: int = WARMUP_FRAMES,
     features_only: bool = False,
 ) -> None:
-    """Refuse what `add_adaptation` would refuse of an artifact and its settings; writes nothing.
-
-    Parameters
-    ----------
-    artifact_path, config, update_every, warmup_frames, features_only
-        As of `add_adaptation`.
-
-    Raises
-    ------
-    ArtifactError, ConfigError
-        As `add_adaptation`.
-    """
+    """Refuse what `add_adaptation` would refuse of an artifact and its settings; writes nothing."""
     _reserved(
         _plan(
             artifact_path,
@@ -220,19 +188,7 @@ def check_adaptable(
 
 
 def check_waiting(name: str, frames: int, /) -> None:
-    """Refuse a wait that an adaptive file's state does not hold.
-
-    Parameters
-    ----------
-    name : str
-        The parameter or flag; begins the message.
-    frames : int
-
-    Raises
-    ------
-    ConfigError
-        If it is out of range.
-    """
+    """Raise ConfigError, beginning with `name`, for a wait that a file's state does not hold."""
     if not 1 <= frames <= MAX_WAITING:
         raise ConfigError(
             f"{name}: expected 1 to {MAX_WAITING} frames, which wait in the file's state, "

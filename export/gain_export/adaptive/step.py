@@ -36,13 +36,9 @@ xp: Any = namespace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredHead:
-    """The head's weight as the graph stores it, in one of ONNX's floating types.
+    """The head's weight as it is stored, of any float type: (K, D), or (D, K) if `transposed`.
 
-    Attributes
-    ----------
-    tensor : onnx.TensorProto
-        (K, D), or (D, K) with `transposed`; further axes of length one are dropped.
-    transposed : bool
+    Further axes of length one are dropped.
     """
 
     tensor: onnx.TensorProto

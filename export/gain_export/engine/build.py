@@ -165,16 +165,7 @@ def build_engine(
 def check_engine_options(options: EngineOptions, /) -> None:
     """Refuse options that no engine can be built with here, before there is a network.
 
-    Parameters
-    ----------
-    options : EngineOptions
-
-    Raises
-    ------
-    BackendUnavailableError, ConfigError
-        As `build_engine`.
-    EngineError
-        If the library's process fails.
+    Raises as `build_engine`, and EngineError if the library's process fails.
     """
     _run({"options": asdict(options)}, "engine", lambda step: None)
 

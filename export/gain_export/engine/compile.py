@@ -210,25 +210,10 @@ def _parser_error(error: Any) -> str:
 def set_target(
     library: Any, config: Any, options: EngineOptions, /, *, gpu: Gpu | None
 ) -> tuple[int, ...]:
-    """Choose the GPUs to build for.
+    """Choose the GPUs to build for; returns their compute capabilities, ascending.
 
-    Parameters
-    ----------
-    library : module
-    config : IBuilderConfig
-    options : EngineOptions
-    gpu : Gpu or None
-        The one here, None where none can be asked.
-
-    Returns
-    -------
-    tuple of int
-        Their compute capabilities, ascending.
-
-    Raises
-    ------
-    ConfigError
-        If no GPU is known, or the library does not build for the one that is wanted.
+    `gpu` is the one here, None where none can be asked. Raises ConfigError if no GPU is known, or
+    the library does not build for the one that is wanted.
     """
     here = None if gpu is None else gpu.compute_capability
     wanted = tuple(sorted(set(options.compute_capabilities))) or ((here,) if here else ())
@@ -311,23 +296,9 @@ def _set_limits(library: Any, config: Any, options: EngineOptions, gpu: Gpu | No
 
 
 def set_compatibility(library: Any, config: Any, options: EngineOptions, /) -> tuple[str, ...]:
-    """Widen where the plan runs.
+    """Widen where the plan runs, as the options ask; ConfigError if the library cannot.
 
-    Parameters
-    ----------
-    library : module
-    config : IBuilderConfig
-    options : EngineOptions
-
-    Returns
-    -------
-    tuple of str
-        The level of hardware compatibility, which is not among the builder's flags.
-
-    Raises
-    ------
-    ConfigError
-        If the library has no such compatibility.
+    Returns the level of hardware compatibility, which is not among the builder's flags.
     """
     if options.version_compatible:
         if not hasattr(library.BuilderFlag, "VERSION_COMPATIBLE"):
@@ -405,13 +376,7 @@ _SECONDS_BETWEEN_STEPS = 0.1
 
 
 def say(stream: TextIO, record: dict[str, Any], /) -> None:
-    """Write one line and send it off.
-
-    Parameters
-    ----------
-    stream : file
-    record : dict
-    """
+    """Write one line and send it off."""
     stream.write(json.dumps(record) + "\n")
     stream.flush()
 
@@ -419,11 +384,8 @@ def say(stream: TextIO, record: dict[str, Any], /) -> None:
 def main() -> int:
     """Build what standard input asks for; without a file, only check the options.
 
-    Returns
-    -------
-    int
-        0 built or checked, and the last line holds the header or says so; 1 refused, and it holds
-        the error.
+    Returns 0 if built or checked, and the last line holds the header or says so; 1 if refused, and
+    it holds the error.
     """
     request = json.load(sys.stdin)
     options = request["options"]

@@ -44,22 +44,9 @@ class _UnverifiableError(Exception):
 
 
 def prepare_check(folder: str | Path | None, /, *, allow_drift: bool) -> EngineCheck:
-    """Read the images of a folder, or draw some without one.
+    """Read the images of a folder, or draw some without one; raises as `choose_images`.
 
-    Parameters
-    ----------
-    folder : str, Path or None
-    allow_drift : bool
-        Record what misses the bar, or an engine that does not run, and refuse neither.
-
-    Returns
-    -------
-    EngineCheck
-
-    Raises
-    ------
-    ArtifactError
-        If there is no such folder, or no readable photograph in it.
+    `allow_drift` records what misses the bar, or an engine that does not run, and refuses neither.
     """
     images = choose_images(None if folder is None else Path(folder))
     return EngineCheck(images, drawn=folder is None, allow_drift=allow_drift)
@@ -70,30 +57,12 @@ def verify_engine(
 ) -> Record:
     """Run an engine at its smallest and its largest batch and compare it with float32.
 
-    The reference is the float32 artifact that the file was lowered from, where that lies beside
-    it unchanged, else the file itself; ONNX Runtime runs it on the CPU.
-
-    Parameters
-    ----------
-    onnx_path : Path
-        What the engine was built of.
-    engine_file : Path
-        May lie elsewhere.
-    check : EngineCheck
-    built_here : bool
-        The plan comes from this process, and code that it brings may run on the host.
-
-    Returns
-    -------
-    dict
-        As `EngineHeader.verification`.
-
-    Raises
-    ------
-    EngineError
-        If there is a GPU that the engine is for, and the engine does not run on it.
-    ParityError
-        If the engine misses the bar of its precision, or its outputs are not finite.
+    The reference is the float32 artifact that the file was lowered from, where that lies beside it
+    unchanged, else the file itself; ONNX Runtime runs it on the CPU. The engine may lie elsewhere
+    than the file it was built of; of a plan that was `built_here` code that it brings may run on
+    the host. Returns the record for `EngineHeader.verification`. Raises EngineError if there is a
+    GPU that the engine is for and it does not run on it, and ParityError if it misses the bar of
+    its precision, or its outputs are not finite.
     """
     header = read_engine(engine_file).header
     batches = sorted({header.profile[0], header.profile[-1]})

@@ -49,40 +49,20 @@ _EMULATED = "emulated: float32 on values rounded to bf16"
 class PrecisionReport:
     """An artifact in lower precision that was written, and how far it is from float32.
 
-    Attributes
-    ----------
-    path : Path
-    sha256 : str
-        Of the file's bytes, hexadecimal.
-    precision : {"fp32", "fp16", "bf16", "int8"}
-        fp32 is the artifact itself: there was nothing to lower.
-    size_bytes, float32_bytes : int
-        Of this file and of the artifact it was made from.
-    image_source : str
-        What it was verified on; empty for fp32.
-    images_drawn : bool
-        Whether those images were drawn here, because no photographs were given.
-    emulated : bool
-        Whether the verification ran it in float32 on rounded values, see `emulate`.
-    drift : Drift or None
-        None where it could not be run here and was accepted all the same, and for fp32.
-    accepted : tuple of str
-        What missed the bar and was accepted by --allow-drift.
-    written : bool
-        Whether this call wrote it; False where the one there was taken.
+    With fp32 it is the artifact itself: there was nothing to lower.
     """
 
     path: Path
-    sha256: str
+    sha256: str  # of the file's bytes, hexadecimal
     precision: Precision | Literal["fp32"]
     size_bytes: int
-    float32_bytes: int
-    image_source: str
-    images_drawn: bool
-    emulated: bool
-    drift: Drift | None
-    accepted: tuple[str, ...]
-    written: bool
+    float32_bytes: int  # of the artifact it was made from
+    image_source: str = ""  # what it was verified on
+    images_drawn: bool = False  # here, because no photographs were given
+    emulated: bool = False  # verified in float32 on rounded values
+    drift: Drift | None = None  # None, too, where it could not be run here and was accepted
+    accepted: tuple[str, ...] = ()  # what missed the bar, accepted by --allow-drift
+    written: bool = False  # by this call, or the one there was taken
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain values for JSON."""
@@ -90,19 +70,7 @@ class PrecisionReport:
 
 
 def precision_path(artifact_path: str | Path, precision: Precision, /) -> Path:
-    """Where an artifact's copy in lower precision goes.
-
-    Parameters
-    ----------
-    artifact_path : str or Path
-        `NAME.gain.onnx` or `NAME.onnx`.
-    precision : str
-
-    Returns
-    -------
-    Path
-        `NAME.PRECISION.gain.onnx` in the same folder.
-    """
+    """Where an artifact's copy in lower precision goes: `NAME.PRECISION.gain.onnx` beside it."""
     path = Path(artifact_path)
     name = path.name.removesuffix(".onnx").removesuffix(".gain")
     return path.with_name(f"{name}.{precision}.gain.onnx")
@@ -121,38 +89,15 @@ def convert_precision(
 ) -> PrecisionReport:
     """Write an artifact's network in lower precision beside it; the artifact is not changed.
 
-    Parameters
-    ----------
-    artifact_path : str or Path
-        In float32.
-    precision : {"fp16", "bf16", "int8"}
-    calibration_images : str or Path, optional
-        Folder of images; `int8` needs it.
-    calibration : {"minmax", "percentile"}, optional
-        How int8 ranges come from them, see `measure_ranges`. Without it minmax, and percentile
-        where that misses the bar; the nearer of the two where both do.
-    verify_images : str or Path, optional
-        Folder to verify on; the calibration images without it, drawn ones without both.
-    allow_drift : bool, optional
-        Write the file although it misses the bar, or although it cannot be run on this machine.
-    force : bool, optional
-        Replace an existing file.
+    `int8` needs a folder of `calibration_images`; without `calibration` its ranges are minmax, and
+    percentile where that misses the bar, or the nearer of the two where both do. It is verified on
+    `verify_images`, else on the calibration images, else on drawn ones. `allow_drift` writes a file
+    that misses the bar, or cannot be run on this machine; `force` replaces an existing one.
 
-    Returns
-    -------
-    PrecisionReport
-
-    Raises
-    ------
-    ArtifactError
-        If a file or folder cannot be read or written, nothing in the graph can be lowered, or
-        the artifact is in lower precision or adaptive already.
-    ConfigError
-        If the precision is unknown, or int8 has no calibration images.
-    EngineError
-        If ONNX Runtime cannot run the result, or the float32 network.
-    ParityError
-        If it misses its bar. Nothing is written in any of these cases.
+    Nothing is written where it raises: ArtifactError if a file or folder cannot be read or written,
+    nothing in the graph can be lowered, or the artifact is in lower precision or adaptive already;
+    ConfigError if the precision is unknown, or int8 has no images; EngineError if ONNX Runtime
+    cannot run the result, or the float32 network; ParityError if it misses its bar.
     """
     source = Path(artifact_path)
     output = _checked_output(source, precision, calibration_images, force=force)
@@ -232,17 +177,7 @@ def _checked_output(
 
 
 def check_float32(artifact_path: str | Path, /) -> None:
-    """Refuse what `convert_precision` would refuse of an artifact at sight; writes nothing.
-
-    Parameters
-    ----------
-    artifact_path : str or Path
-
-    Raises
-    ------
-    ArtifactError
-        If it is missing or damaged, in lower precision or adaptive already.
-    """
+    """Refuse what `convert_precision` would refuse of an artifact at sight; writes nothing."""
     _read_float32(Path(artifact_path))
 
 
@@ -403,28 +338,11 @@ def existing_precision(
 ) -> PrecisionReport:
     """The file in lower precision that lies beside an artifact, if it is what is asked for.
 
-    Parameters
-    ----------
-    artifact_path : str or Path
-        In float32.
-    precision : {"fp16", "bf16", "int8"}
-    calibration_images, calibration, verify_images, allow_drift
-        As of `convert_precision`; of folders the names are compared, and only where they are given.
-
-    Returns
-    -------
-    PrecisionReport
-        With what the file records; nothing is run.
-
-    Raises
-    ------
-    ArtifactError
-        If one of the files is missing or damaged, or the one in lower precision was made of
-        another artifact, in another precision, or on other images; the message names the field.
-    EngineError
-        If it was never verified, and `allow_drift` is not given.
-    ParityError
-        If it misses its bar, and `allow_drift` is not given.
+    Takes the settings of `convert_precision`: of folders the names are compared, and only where
+    they are given. Nothing is run. Raises ArtifactError if a file is missing or damaged, or was
+    made of another artifact, in another precision or on other images, with the field that differs;
+    and without `allow_drift` EngineError if it was never verified, ParityError if it misses its
+    bar.
     """
     reference = load_artifact(artifact_path)
     found = load_artifact(precision_path(artifact_path, precision))
@@ -451,7 +369,6 @@ def existing_precision(
         emulated="arithmetic" in numbers,
         drift=drift,
         accepted=accepted,
-        written=False,
     )
 
 
@@ -490,22 +407,7 @@ def _recorded_drift(
 
 
 def float32_artifact(artifact_path: str | Path, /) -> PrecisionReport:
-    """An artifact as it is, if it is in float32.
-
-    Parameters
-    ----------
-    artifact_path : str or Path
-
-    Returns
-    -------
-    PrecisionReport
-        Of the artifact itself.
-
-    Raises
-    ------
-    ArtifactError
-        If it is missing or damaged, or in lower precision.
-    """
+    """An artifact as it is; ArtifactError if it is damaged, missing or not in float32."""
     artifact = load_artifact(artifact_path)
     _refuse_lowered(artifact)
     if precision_of(read_model(artifact.path)[0]) != "fp32":
@@ -520,10 +422,4 @@ def float32_artifact(artifact_path: str | Path, /) -> PrecisionReport:
         precision="fp32",
         size_bytes=size_bytes,
         float32_bytes=size_bytes,
-        image_source="",
-        images_drawn=False,
-        emulated=False,
-        drift=None,
-        accepted=(),
-        written=False,
     )

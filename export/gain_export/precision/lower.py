@@ -75,17 +75,9 @@ _LOW_TYPES = {
 
 
 def precision_of(model: onnx.ModelProto, /) -> str | None:
-    """What the lower-precision pass recorded, or fp32 where it did nothing and all is float32.
+    """One of `PRECISIONS`: what the pass recorded, or fp32 where it did nothing and all is float32.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-
-    Returns
-    -------
-    str or None
-        One of `PRECISIONS`; None for a file that is no artifact, and for an artifact whose own
-        source was in lower precision.
+    None for a file that is no artifact, or whose own source was in lower precision.
     """
     metadata = {item.key: item.value for item in model.metadata_props}
     if PREFIX + "schema" not in metadata:
@@ -104,17 +96,7 @@ def precision_of(model: onnx.ModelProto, /) -> str | None:
 def emulated(model: onnx.ModelProto, low_type: int, /) -> onnx.ModelProto:
     """A copy whose nodes compute in float32, with every value of `low_type` rounded to it.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        As `lower` leaves it; not changed.
-    low_type : int
-        `TensorProto.BFLOAT16` or `TensorProto.FLOAT16`.
-
-    Returns
-    -------
-    onnx.ModelProto
-        With the same inputs, outputs, constants and metadata.
+    Of a model as `lower` leaves it; inputs, outputs, constants and metadata are the same.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -182,29 +164,14 @@ _NOT_IN_BFLOAT16 = frozenset({"Conv"})
 
 
 def lower(model: onnx.ModelProto, low_type: int, /) -> int:
-    """Move a float32 graph's MatMul, Gemm and Conv into a 16-bit type.
+    """Move a float32 graph's MatMul, Gemm and Conv into FLOAT16 or BFLOAT16, in place.
 
     LayerNormalization and its decomposed form, Softmax, reductions, residual sums, inputs and
-    outputs stay float32. A value is cast at most once in either direction, and no cast follows
-    another. A constant that is used in low precision only is stored in it, under its own name.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Changed in place; opset, format version and metadata stay.
-    low_type : int
-        `TensorProto.FLOAT16` or `TensorProto.BFLOAT16`. At the opsets devices read, Conv has no
-        bfloat16 form and stays float32.
-
-    Returns
-    -------
-    int
-        How many matrix products are in low precision now.
-
-    Raises
-    ------
-    ArtifactError
-        If there is none that could be lowered.
+    outputs stay float32, and so does Conv in bfloat16, which has no such form at the opsets devices
+    read. A value is cast at most once in either direction, and no cast follows another. A constant
+    that is used in low precision only is stored in it, under its own name. Opset, format version
+    and metadata stay. Returns how many products are in low precision now; raises ArtifactError if
+    there is none.
     """
     hoist_constants(model)
     chosen = _choose(model, low_type)
@@ -220,19 +187,9 @@ def lower(model: onnx.ModelProto, low_type: int, /) -> int:
 
 
 def lowered_values(model: onnx.ModelProto, low_type: int, /) -> list[str]:
-    """Name the computed values that `lower` would hold in low precision, inputs of products too.
+    """Sorted names of the computed values that `lower` would hold low, inputs of products too.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        In float32; its Constant nodes become initializers, in place.
-    low_type : int
-        As for `lower`.
-
-    Returns
-    -------
-    list of str
-        Sorted.
+    The float32 Constant nodes of the model become initializers, in place.
     """
     hoist_constants(model)
     computed = _float_values(model) - {tensor.name for tensor in model.graph.initializer}
