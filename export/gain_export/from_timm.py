@@ -193,23 +193,28 @@ def build(
         settings["img_size"] = img_size
     name, preprocess = f"timm/{tag}", preprocess_of(tag)
     notes: list[str] = []
+    in_order = False
+    if random_seed is None and weights is None and alias.weights_package is not None:
+        weights, in_order = package_file(alias), alias.weights_match == "order"
+        preprocess |= alias.preprocess()
     if random_seed is not None:
-        model = _random(tag, random_seed, num_classes=num_classes, settings=settings)
+        if num_classes is not None:
+            settings["num_classes"] = num_classes
+        # torch's own generator is left as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(random_seed)
+            model = timm.create_model(tag, pretrained=False, **settings)
         name += f" (random weights, seed {random_seed})"
     elif weights is not None:
-        model, notes = _from_file(tag, weights, num_classes=num_classes, settings=settings, ema=ema)
+        checkpoint = read_checkpoint(weights, ema=ema)
+        # They state K unless the user does.
+        num_classes = num_classes or count_classes(checkpoint.state, config.classifier)
+        if num_classes is not None:
+            settings["num_classes"] = num_classes
+        model = timm.create_model(tag, pretrained=False, **settings)
+        changes = fill(model, checkpoint.state, path=weights, in_order=in_order)
+        notes = [f"weights: {note}" for note in (*checkpoint.notes, *changes)]
         name += f" ({weights.name})"
-    elif alias.weights_package is not None:
-        path = package_file(alias)
-        model, notes = _from_file(
-            tag,
-            path,
-            num_classes=num_classes,
-            settings=settings,
-            in_order=alias.weights_match == "order",
-        )
-        name += f" ({path.name})"
-        preprocess |= alias.preprocess()
     else:
         if num_classes not in (None, config.num_classes):
             raise ConfigError(
@@ -232,35 +237,6 @@ def build(
         is_imagenet="in1k" in tag.partition(".")[2],
         notes=tuple(notes),
     )
-
-
-def _random(tag: str, seed: int, *, num_classes: int | None, settings: dict[str, Any]) -> Any:
-    """The model with weights drawn from a seed; torch's own generator is left as it was."""
-    if num_classes is not None:
-        settings = {**settings, "num_classes": num_classes}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return timm.create_model(tag, pretrained=False, **settings)
-
-
-def _from_file(
-    tag: str,
-    path: Path,
-    *,
-    num_classes: int | None,
-    settings: dict[str, Any],
-    in_order: bool = False,
-    ema: bool | None = None,
-) -> tuple[Any, list[str]]:
-    """The model with a file's weights, which state K unless the user does."""
-    checkpoint = read_checkpoint(path, ema=ema)
-    classifier = timm.get_pretrained_cfg(tag).classifier
-    num_classes = num_classes or count_classes(checkpoint.state, classifier)
-    if num_classes is not None:
-        settings = {**settings, "num_classes": num_classes}
-    model = timm.create_model(tag, pretrained=False, **settings)
-    notes = fill(model, checkpoint.state, path=path, in_order=in_order)
-    return model, [f"weights: {note}" for note in (*checkpoint.notes, *notes)]
 
 
 Floats = npt.NDArray[np.float32]

@@ -11,7 +11,7 @@ import onnx
 
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.affine import AFFINE, Rules, StopError, Values
-from gain_export.graph import Doubles, Graph, Term, describe, merged
+from gain_export.graph import Doubles, Graph, Term, attribute, describe, merged
 from gain_export.outputs import Activation, Candidate, activate, read_ending
 from gain_export.verify import ATOL, HALF_RTOL, RTOL
 
@@ -173,7 +173,7 @@ def _finished(
 # The value of that name for every image that the model is tried on.
 Run = Callable[[str], npt.NDArray[np.generic]]
 
-_LINEAR = {"Gemm": 1, "MatMul": 1, "Conv": 1}
+_LINEAR = ("Gemm", "MatMul", "Conv")
 _MAX_LISTED = 5
 _POSSIBLE: tuple[Activation, ...] = ("none", "softmax", "log_softmax", "sigmoid")
 
@@ -266,17 +266,13 @@ def _offer(graph: Graph, candidates: Sequence[Candidate]) -> str:
         if node.op_type not in _LINEAR or node.domain:
             continue
         weight = graph.constant(node.input[1])
+        by_rows = node.op_type == "Conv" or attribute(node, "transB", 0)
         if weight is None or weight.ndim < 2:
             continue
-        rows = _classes_of(node, weight.shape)
+        rows = weight.shape[0 if by_rows else -1]
         if rows in wanted or (rows > 1 and wanted <= {0}):
             found.append(f"{describe(node)} ({rows} classes)")
     return f"those that fit: {', '.join(found[-_MAX_LISTED:]) or 'none'}"
-
-
-def _classes_of(node: onnx.NodeProto, shape: tuple[int, ...]) -> int:
-    transposed = any(item.name == "transB" and item.i for item in node.attribute)
-    return shape[0] if node.op_type == "Conv" or transposed else shape[-1]
 
 
 def _activation_between(

@@ -170,6 +170,8 @@ def read_ending(graph: Graph, output: str, /) -> Ending:
         if node.op_type in _ACTIVATIONS:
             activation = _ACTIVATIONS[node.op_type]
             inner = node.input[0]
+            axis = attribute(node, "axis", 0 if activation == "class_number" else -1)
+            assert isinstance(axis, int)
             if activation == "class_number":
                 # The class of probabilities is that of their logits.
                 before = read_ending(graph, inner)
@@ -177,7 +179,7 @@ def read_ending(graph: Graph, output: str, /) -> Ending:
             return Ending(
                 logits=inner,
                 activation=activation,
-                axis=None if activation == "sigmoid" else _axis(node, activation),
+                axis=None if activation == "sigmoid" else axis,
                 node=str(node.op_type),
                 passed=(*passed, inner),
             )
@@ -209,12 +211,6 @@ def activate(logits: Floats, activation: Activation, /) -> Floats:
         chosen = exact if activation == "log_softmax" else np.exp(exact)
     output: Floats = chosen.astype(np.float32)
     return output
-
-
-def _axis(node: onnx.NodeProto, activation: Activation) -> int:
-    axis = attribute(node, "axis", 0 if activation == "class_number" else -1)
-    assert isinstance(axis, int)
-    return axis
 
 
 # Sums of float16 probabilities are this far from one.

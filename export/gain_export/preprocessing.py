@@ -385,17 +385,11 @@ def complete(
             f"{what}: its preprocessing is not known; give {', '.join(dict.fromkeys(missing))}, "
             "or --like with the timm model whose preprocessing it shares"
         )
-    return _parse_values(values)
-
-
-def _parse_values(values: Mapping[str, object], /) -> Preprocess:
-    """A `Preprocess` from plain values; its own checks apply."""
-    fields = dict(values)
     for name in ("mean", "std"):
-        numbers = fields[name]
+        numbers = values[name]
         assert isinstance(numbers, list | tuple)
-        fields[name] = tuple(float(number) for number in numbers)
-    return Preprocess(**fields)  # type: ignore[arg-type]
+        values[name] = tuple(float(number) for number in numbers)
+    return Preprocess(**values)  # type: ignore[arg-type]
 
 
 def from_timm_config(config: Mapping[str, object], /) -> dict[str, object]:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from gain_apps.exporting.settings import flag
+from gain_apps.exporting.deployment import precision_target
+from gain_apps.exporting.settings import flag, refuse_without
 from gain_core import DEFAULT_PRESET, UPDATE_EVERY, Config, preset
 from gain_core import WARMUP_FRAMES as WARM_UP
 from gain_core.errors import ArtifactError, ConfigError
@@ -125,20 +126,13 @@ def check_adaptive_arguments(args: argparse.Namespace) -> None:
     """
     if args.triton is not None:
         _check_triton(args)
-    elif args.triton_backend is not None:
-        raise ConfigError(
-            f"{flag('triton_backend')}: is a setting of --triton; add that, or leave it out"
-        )
+    else:
+        refuse_without("--triton", args, ["triton_backend"])
     if not args.adaptive:
-        for name in _NEEDS_ADAPTIVE:
-            if getattr(args, name) is not None:
-                raise ConfigError(
-                    f"{flag(name)}: is a setting of --adaptive; add that, or leave it out"
-                )
+        refuse_without("--adaptive", args, _NEEDS_ADAPTIVE)
         return
-    _config(args)
-    _awaited(args)
-    check_output(_target(args.output or args.target), force=args.force)
+    _settings(args)
+    check_output(_target(args), force=args.force)
 
 
 def check_adaptive_source(args: argparse.Namespace) -> None:
@@ -150,9 +144,9 @@ def check_adaptive_source(args: argparse.Namespace) -> None:
 
 def write_adaptive(args: argparse.Namespace, artifact_path: Path, /) -> AdaptiveReport:
     """Write the adaptive file beside an artifact; raises as `add_adaptation`."""
-    from gain_export.adaptive import add_adaptation
+    from gain_export.adaptive import adaptive_path, add_adaptation
 
-    return add_adaptation(artifact_path, _target(artifact_path), **_settings(args))
+    return add_adaptation(artifact_path, adaptive_path(artifact_path), **_settings(args))
 
 
 def write_triton_model(args: argparse.Namespace, adaptive: AdaptiveReport | None, /) -> Path | None:
@@ -173,7 +167,7 @@ def _check_triton(args: argparse.Namespace) -> None:
 
     path = args.target
     if args.adaptive:
-        path = _target(args.output or args.target)
+        path = _target(args)
     elif not is_adaptive(path):
         raise ConfigError(f"--triton: expected an adaptive file, got {path}; add --adaptive")
     else:
@@ -194,32 +188,25 @@ class _Settings(TypedDict):
 
 def _settings(args: argparse.Namespace) -> _Settings:
     """The settings that were asked for."""
-    update_every, warmup_frames = _awaited(args)
+    from gain_export.adaptive import check_waiting
+
+    config = preset(args.preset or DEFAULT_PRESET)
+    update_every = UPDATE_EVERY if args.update_every is None else args.update_every
+    warmup_frames = WARM_UP if args.warm_up is None else args.warm_up
+    check_waiting(flag("update_every"), update_every)
+    check_waiting(flag("warm_up"), warmup_frames)
     return {
-        "config": _config(args),
+        "config": config,
         "update_every": update_every,
         "warmup_frames": warmup_frames,
         "features_only": bool(args.features_only),
     }
 
 
-def _config(args: argparse.Namespace) -> Config:
-    """The preset."""
-    return preset(args.preset or DEFAULT_PRESET)
-
-
-def _awaited(args: argparse.Namespace) -> tuple[int, int]:
-    """Frames between two updates, and frames the first one waits for."""
-    from gain_export.adaptive import check_waiting
-
-    update_every = UPDATE_EVERY if args.update_every is None else args.update_every
-    warmup_frames = WARM_UP if args.warm_up is None else args.warm_up
-    check_waiting(flag("update_every"), update_every)
-    check_waiting(flag("warm_up"), warmup_frames)
-    return update_every, warmup_frames
-
-
-def _target(artifact_path: Path) -> Path:
+def _target(args: argparse.Namespace) -> Path:
+    """Where --adaptive writes: beside the lower precision where one is wanted."""
     from gain_export.adaptive import adaptive_path
 
-    return adaptive_path(artifact_path)
+    if args.precision in (None, "fp32"):
+        return adaptive_path(args.output or args.target)
+    return adaptive_path(precision_target(args))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gain_apps.exporting.settings import flag, progress_line
+from gain_apps.exporting.settings import flag, progress_line, refuse_without
 from gain_apps.flags import STDOUT
 from gain_core.errors import ConfigError
 from gain_runtime.files.paths import check_output, exists, is_file
@@ -202,11 +201,7 @@ def check_engine_arguments(args: argparse.Namespace) -> None:
     needs --engine or is out of range.
     """
     if not args.engine:
-        for name in _NEEDS_ENGINE:
-            if getattr(args, name) is not None:
-                raise ConfigError(
-                    f"{flag(name)}: is a setting of --engine; add that, or leave it out"
-                )
+        refuse_without("--engine", args, _NEEDS_ENGINE)
         return
     from gain_runtime.sessions.tensorrt_library import installed_library
 
@@ -276,11 +271,15 @@ def engine_rows(report: EngineReport, /) -> list[tuple[str, str]]:
     if record["verified"] == "no":
         rows.append(("", f"NOT VERIFIED: {record['reason']}"))
         return rows
+    images = f"images of {record['image_source']}"
+    if record["images_drawn"] == "yes":
+        images = f"images drawn here ({record['image_source']}), no photographs: "
+        images += "--verify-images DIR takes some"
     rows.append(
         (
             "agreement",
             f"with {record['reference']} ({record['reference_precision']}, on the CPU), batches of "
-            f"{record['batch_sizes']}, on {record['images']} {_images_in_words(record)}: top-1 "
+            f"{record['batch_sizes']}, on {record['images']} {images}: top-1 "
             f"{record['top1_agreement']:.1%}, smallest cosine of features "
             f"{record['features_cosine_min']:.5f}, of logits {record['logits_cosine_min']:.5f}",
         )
@@ -288,16 +287,6 @@ def engine_rows(report: EngineReport, /) -> list[tuple[str, str]]:
     if record["accepted"]:
         rows.append(("accepted", str(record["accepted"])))
     return rows
-
-
-def _images_in_words(record: Mapping[str, object]) -> str:
-    """Whose images an engine was verified on."""
-    if record["images_drawn"] == "yes":
-        return (
-            f"images drawn here ({record['image_source']}), no photographs: --verify-images DIR "
-            "takes some"
-        )
-    return f"images of {record['image_source']}"
 
 
 def _options(args: argparse.Namespace) -> EngineOptions:

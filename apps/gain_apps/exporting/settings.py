@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -18,6 +18,7 @@ __all__ = [
     "ExportSettings",
     "flag",
     "progress_line",
+    "refuse_without",
     "take_settings",
 ]
 
@@ -101,6 +102,13 @@ def take_settings(args: argparse.Namespace, /) -> None:
 def flag(name: str, /) -> str:
     """How a flag or setting of gain-export is spelled."""
     return spelled(name, SETTINGS)
+
+
+def refuse_without(wanted: str, args: argparse.Namespace, names: Iterable[str], /) -> None:
+    """Raise ConfigError for a setting that was given without the flag it belongs to."""
+    for name in names:
+        if getattr(args, name) is not None:
+            raise ConfigError(f"{flag(name)}: is a setting of {wanted}; add that, or leave it out")
 
 
 @contextmanager

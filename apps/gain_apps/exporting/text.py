@@ -20,8 +20,6 @@ from gain_apps.flags import write_json_lines
 from gain_runtime.files.paths import check_output, is_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gain_export import ExportReport
     from gain_export.adaptive import AdaptiveReport
     from gain_export.engine import EngineReport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -99,8 +99,15 @@ def convert_precision(
     ConfigError if the precision is unknown, or int8 has no images; EngineError if ONNX Runtime
     cannot run the result, or the float32 network; ParityError if it misses its bar.
     """
-    source = Path(artifact_path)
-    output = _checked_output(source, precision, calibration_images, force=force)
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision}")
+    if precision == "int8" and calibration_images is None:
+        raise ConfigError(
+            "precision int8: expected calibration images, got none; add --calibrate DIR with "
+            "clean images of the classes the network knows"
+        )
+    source, output = Path(artifact_path), precision_path(artifact_path, precision)
+    check_output(output, force=force)
     model, reference = _read_float32(source)
     folder = verify_images or calibration_images
     images = choose_images(None if folder is None else Path(folder))
@@ -133,15 +140,23 @@ def convert_precision(
             f"{output.name}: {precision} is too far from float32 on {drift.images} images "
             f"({images.source}): {'; '.join(missed)}; it was not written; --allow-drift accepts it"
         )
-    numbers = _numbers(reference, precision, images, drift) | {
-        "images_drawn": "yes" if folder is None else "no"
+    numbers: dict[str, float | int | str] = {
+        MARK: precision,
+        "reference": reference.path.name,
+        "reference_sha256": reference.sha256,
+        "image_source": images.source,
     }
+    if drift is None:
+        numbers["verified"] = "no"
+    else:
+        if precision == "bf16":
+            numbers["arithmetic"] = _EMULATED
+        numbers |= asdict(drift)
+    numbers["images_drawn"] = "yes" if folder is None else "no"
     if precision == "int8":
         assert calibration_images is not None
-        numbers |= {
-            "calibration": str(calibration),
-            "calibration_source": Path(calibration_images).name,
-        }
+        numbers["calibration"] = str(calibration)
+        numbers["calibration_source"] = Path(calibration_images).name
     write_metadata(model, replace(reference.manifest, verification=numbers))
     data = bytes(model.SerializeToString())
     write_atomically(output, data, error=ArtifactError)
@@ -158,22 +173,6 @@ def convert_precision(
         accepted=missed,
         written=True,
     )
-
-
-def _checked_output(
-    source: Path, precision: Precision, calibration_images: str | Path | None, *, force: bool
-) -> Path:
-    """Where the file goes, after every refusal that needs no work."""
-    if precision not in PRECISIONS:
-        raise ConfigError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision}")
-    if precision == "int8" and calibration_images is None:
-        raise ConfigError(
-            "precision int8: expected calibration images, got none; add --calibrate DIR with "
-            "clean images of the classes the network knows"
-        )
-    output = precision_path(source, precision)
-    check_output(output, force=force)
-    return output
 
 
 def check_float32(artifact_path: str | Path, /) -> None:
@@ -240,11 +239,16 @@ def _calibrated(
     scratch: Path,
 ) -> tuple[onnx.ModelProto, CalibrationMethod, Checked]:
     """The int8 model of the first method that passes, or else comes nearest, with that."""
+    head = artifact.manifest.head
+    pixel_values = preprocess_batch(list(images), artifact.manifest.preprocess)
     found = []
     for method in methods:
         lowered = onnx.ModelProto()
         lowered.CopyFrom(model)
-        _to_int8(lowered, artifact, images, method=method, scratch=scratch)
+        layers = find_layers(lowered, head_weight=None if head is None else head.weight)
+        values = sorted({layer.value for layer in layers})
+        ranges = measure_ranges(lowered, values, pixel_values, method=method, folder=scratch)
+        quantise(lowered, layers, ranges)
         drift, missed = check(lowered)
         if not missed:
             return lowered, method, (drift, missed)
@@ -257,28 +261,6 @@ def _nearness(drift: Drift | None) -> tuple[float, float]:
     if drift is None:
         return 0.0, 0.0
     return drift.top1_agreement, min(drift.features_cosine_min, drift.logits_cosine_min)
-
-
-def _to_int8(
-    model: onnx.ModelProto,
-    artifact: Artifact,
-    images: Sequence[npt.NDArray[np.uint8]],
-    /,
-    *,
-    method: CalibrationMethod,
-    scratch: Path,
-) -> None:
-    """Calibrate on images and put the model into int8, in place."""
-    head = artifact.manifest.head
-    layers = find_layers(model, head_weight=None if head is None else head.weight)
-    ranges = measure_ranges(
-        model,
-        sorted({layer.value for layer in layers}),
-        preprocess_batch(list(images), artifact.manifest.preprocess),
-        method=method,
-        folder=scratch,
-    )
-    quantise(model, layers, ranges)
 
 
 def _verified(
@@ -307,23 +289,6 @@ def _verified(
             ) from err
         return None, (f"not verified: {reason[:200]}",)
     return drift, tuple(drift.misses(BARS[precision]))
-
-
-def _numbers(
-    reference: Artifact, precision: Precision, images: VerifyImages, drift: Drift | None
-) -> dict[str, float | int | str]:
-    """What the manifest says about the verification."""
-    numbers: dict[str, float | int | str] = {
-        MARK: precision,
-        "reference": reference.path.name,
-        "reference_sha256": reference.sha256,
-        "image_source": images.source,
-    }
-    if drift is None:
-        return numbers | {"verified": "no"}
-    if precision == "bf16":
-        numbers["arithmetic"] = _EMULATED
-    return numbers | asdict(drift)
 
 
 def existing_precision(
@@ -355,9 +320,14 @@ def existing_precision(
     images = verify_images or calibration_images
     if images is not None:
         wanted["image_source"] = Path(images).name or str(images)
-    _refuse_other(found, wanted)
-    drift, accepted = _recorded_drift(found, precision, allow_drift=allow_drift)
     numbers = found.manifest.verification
+    for name, value in wanted.items():
+        if numbers.get(name) != value:
+            raise ArtifactError(
+                f"{found.path}: exists already and does not fit: {name}: made with "
+                f"{numbers.get(name, 'none recorded')}, expected {value}; --force makes it again"
+            )
+    drift, accepted = _recorded_drift(found, precision, allow_drift=allow_drift)
     return PrecisionReport(
         path=found.path,
         sha256=found.sha256,
@@ -370,17 +340,6 @@ def existing_precision(
         drift=drift,
         accepted=accepted,
     )
-
-
-def _refuse_other(found: Artifact, wanted: Mapping[str, object]) -> None:
-    """The file records what is wanted, or the error names the first field that differs."""
-    recorded = found.manifest.verification
-    for name, value in wanted.items():
-        if recorded.get(name) != value:
-            raise ArtifactError(
-                f"{found.path}: exists already and does not fit: {name}: made with "
-                f"{recorded.get(name, 'none recorded')}, expected {value}; --force makes it again"
-            )
 
 
 def _recorded_drift(

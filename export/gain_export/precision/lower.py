@@ -29,12 +29,6 @@ __all__ = [
 LARGEST = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895e38}
 
 
-def _fits_low(tensor: onnx.TensorProto, low_type: int, /) -> bool:
-    """Whether every value of a float32 tensor is finite in `low_type`."""
-    array = numpy_helper.to_array(tensor)
-    return bool(array.size == 0 or np.abs(array).max() <= LARGEST[low_type])
-
-
 def low_tensor(tensor: onnx.TensorProto, low_type: int, /) -> onnx.TensorProto:
     """A float32 tensor rounded to the nearest value of `low_type`, under the same name."""
     array = np.asarray(numpy_helper.to_array(tensor), dtype=np.float32)
@@ -142,18 +136,8 @@ _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv"})
 # Operators that move values or cut them off: exact in any precision, so a cast passes through.
 _MOVES = frozenset(
     {
-        "Clip",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Identity",
-        "Relu",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Transpose",
-        "Unsqueeze",
+        *("Clip", "Expand", "Flatten", "Gather", "Identity", "Relu", "Reshape", "Slice", "Split"),
+        *("Squeeze", "Transpose", "Unsqueeze"),
     }
 )
 # With one constant operand these are the bias and the scale of a product; with two computed ones
@@ -192,7 +176,9 @@ def lowered_values(model: onnx.ModelProto, low_type: int, /) -> list[str]:
     The float32 Constant nodes of the model become initializers, in place.
     """
     hoist_constants(model)
-    computed = _float_values(model) - {tensor.name for tensor in model.graph.initializer}
+    computed = _values_of_type(model, TensorProto.FLOAT) - {
+        tensor.name for tensor in model.graph.initializer
+    }
     found: set[str] = set()
     for position in _choose(model, low_type):
         node = model.graph.node[position]
@@ -202,9 +188,12 @@ def lowered_values(model: onnx.ModelProto, low_type: int, /) -> list[str]:
 
 def _choose(model: onnx.ModelProto, low_type: int) -> set[int]:
     """Positions of the nodes that go into low precision."""
-    floats = _float_values(model)
+    floats = _values_of_type(model, TensorProto.FLOAT)
+    # Whether every value of a constant is finite in the low type.
     fits = {
-        tensor.name: _fits_low(tensor, low_type)
+        tensor.name: bool(
+            np.abs(numpy_helper.to_array(tensor)).max(initial=0.0) <= LARGEST[low_type]
+        )
         for tensor in model.graph.initializer
         if tensor.data_type == TensorProto.FLOAT
     }
@@ -237,16 +226,6 @@ def _goes_low(
     return False
 
 
-def _float_values(model: onnx.ModelProto) -> set[str]:
-    """Names of the values known to be float32 tensors."""
-    inferred = onnx.shape_inference.infer_shapes(model).graph
-    values = (*inferred.input, *inferred.output, *inferred.value_info)
-    names = {item.name for item in values if item.type.tensor_type.elem_type == TensorProto.FLOAT}
-    return names | {
-        item.name for item in inferred.initializer if item.data_type == TensorProto.FLOAT
-    }
-
-
 class _Rewriter:
     """Writes the graph anew; a value keeps its name in float32 and gets a second one in low."""
 
@@ -258,8 +237,12 @@ class _Rewriter:
         self._constants = {
             tensor.name: position for position, tensor in enumerate(model.graph.initializer)
         }
-        self._floats = _float_values(model)
-        self._full_uses = self._used_in_full()
+        self._floats = _values_of_type(model, TensorProto.FLOAT)
+        # Values that a float32 node or the caller reads.
+        self._full_uses = {value.name for value in model.graph.output}
+        for position, node in enumerate(model.graph.node):
+            if position not in chosen:
+                self._full_uses.update(consumed_values(node))
         self._low_names: dict[str, str] = {}
         self._only_low: set[str] = set()
         self._nodes: list[onnx.NodeProto] = []
@@ -280,15 +263,6 @@ class _Rewriter:
         nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self._nodes]
         del graph.node[:]
         graph.node.extend(nodes)
-
-    def _used_in_full(self) -> set[str]:
-        """Values that a float32 node or the caller reads."""
-        graph = self._model.graph
-        used = {value.name for value in graph.output}
-        for position, node in enumerate(graph.node):
-            if position not in self._chosen:
-                used.update(consumed_values(node))
-        return used
 
     def _write_low(self, node: onnx.NodeProto) -> None:
         """One node with its floating-point values in low precision."""
@@ -312,19 +286,14 @@ class _Rewriter:
             self._low_names[name] = name
             return name
         self._low_names[name] = self._name(name)
-        self._cast(name, self._low_names[name], self._type)
+        self._nodes.append(_cast(name, self._low_names[name], self._type))
         return self._low_names[name]
 
     def _in_full(self, name: str) -> None:
         """See that a value exists in float32, under its own name."""
         if name in self._only_low:
             self._only_low.remove(name)
-            self._cast(self._low_names[name], name, TensorProto.FLOAT)
-
-    def _cast(self, source: str, target: str, data_type: int) -> None:
-        self._nodes.append(
-            helper.make_node("Cast", [source], [target], name=f"{target}.cast", to=data_type)
-        )
+            self._nodes.append(_cast(self._low_names[name], name, TensorProto.FLOAT))
 
     def _name(self, name: str) -> str:
         return free_name(self._model, f"{name}.{self._suffix}")

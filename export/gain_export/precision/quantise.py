@@ -14,7 +14,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from gain_core.errors import ArtifactError, ConfigError, EngineError, one_line
-from gain_export.graph import attribute, free_name, subgraphs
+from gain_export.graph import attribute, free_name, prune
 from gain_export.precision.lower import hoist_constants
 from gain_runtime.sessions.onnx import CPU_PROVIDER, NATIVE_ERRORS, create_native
 
@@ -193,7 +193,7 @@ def quantise(model: onnx.ModelProto, layers: list[Layer], ranges: Mapping[str, f
         nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
     del graph.node[:]
     graph.node.extend(nodes)
-    _drop_unused(graph)
+    prune(model, list(graph.output))
 
 
 def _round_value(
@@ -241,18 +241,3 @@ def _to_int8(
     scales = np.where(largest > 0.0, largest / _LARGEST_INT8, 1.0).astype(np.float32)
     integers = np.clip(np.rint(array / scales), -_LARGEST_INT8, _LARGEST_INT8).astype(np.int8)
     return integers, scales.reshape(-1)
-
-
-def _drop_unused(graph: onnx.GraphProto) -> None:
-    """Remove the initializers that no node reads any more."""
-    used = {value.name for value in graph.output}
-    pending = [graph]
-    while pending:
-        inner = pending.pop()
-        for node in inner.node:
-            used.update(node.input)
-            pending.extend(subgraphs(node))
-        used.update(value.name for value in inner.output)
-    for position in reversed(range(len(graph.initializer))):
-        if graph.initializer[position].name not in used:
-            del graph.initializer[position]
