@@ -121,7 +121,7 @@ def export_onnx(
     if resolved(output) == resolved(path):
         raise ConfigError(f"{output}: is the original itself; name another file with --output")
     check_output(output, force=force)
-    images = choose_images(None if verify_images is None else Path(verify_images))
+    images = choose_images(verify_images)
     overrides = preprocess or PreprocessOverrides()
     steps = Steps(on_step)
     with steps("read"):
@@ -177,9 +177,7 @@ def export_onnx(
         fixed_batch=fixed_batch,
         source=path.name,
         weights_sha256=hash_onnx(path),
-        labels=choose_labels(
-            None if labels is None else Path(labels), num_classes=num_classes, own=own_labels
-        ),
+        labels=choose_labels(labels, num_classes=num_classes, own=own_labels),
         preprocess=spec,
         tools=_TOOLS,
         notes=tuple(notes),

@@ -318,7 +318,7 @@ def export_timm(
         raise ConfigError("--set ema: chooses weights of a checkpoint; add --weights FILE")
     check_output(output, force=force)
     # Wrong flags are found before the minutes of work.
-    images = choose_images(None if verify_images is None else Path(verify_images))
+    images = choose_images(verify_images)
     steps = Steps(on_step)
     # Its absence would show only after the model is built.
     require("onnxscript", extra="export")
@@ -332,11 +332,7 @@ def export_timm(
             ema=ema,
         )
     spec = complete(overrides, source.preprocess, what=name)
-    names = choose_labels(
-        None if labels is None else Path(labels),
-        num_classes=source.model.num_classes,
-        imagenet=source.is_imagenet,
-    )
+    names = choose_labels(labels, num_classes=source.model.num_classes, imagenet=source.is_imagenet)
     size = {"height_px": spec.height_px, "width_px": spec.width_px}
     pixel_values = verification_pixels(images, spec)
     with steps("run original"):

@@ -127,7 +127,12 @@ class Labels:
 
 
 def choose_labels(
-    path: Path | None, /, *, num_classes: int, own: Labels | None = None, imagenet: bool = False
+    path: str | Path | None,
+    /,
+    *,
+    num_classes: int,
+    own: Labels | None = None,
+    imagenet: bool = False,
 ) -> Labels:
     """The class names an artifact will carry.
 
@@ -138,7 +143,7 @@ def choose_labels(
     """
     fits = own is not None and len(own.names) == num_classes
     if path is not None:
-        labels = _given(path)
+        labels = _given(Path(path))
         if len(labels.names) != num_classes:
             raise ConfigError(
                 f"{path}: expected {num_classes} lines, one per class of the model, "

@@ -130,14 +130,16 @@ class VerifyImages:
 
     images: Sequence[npt.NDArray[np.uint8]]
     source: str
+    drawn: bool  # here, because no photographs were given
 
 
-def choose_images(folder: Path | None, /) -> VerifyImages:
+def choose_images(folder: str | Path | None, /) -> VerifyImages:
     """Photographs from a folder, or drawn images without one."""
     if folder is not None:
-        return VerifyImages(images=read_photographs(folder), source=folder.name or str(folder))
+        images, source = read_photographs(Path(folder)), Path(folder).name or str(folder)
+        return VerifyImages(images=images, source=source, drawn=False)
     images = synthetic_images(sum(BATCH_SIZES), seed=_SEED)
-    return VerifyImages(images=images, source=f"synthetic, seed {_SEED}")
+    return VerifyImages(images=images, source=f"synthetic, seed {_SEED}", drawn=True)
 
 
 def verification_pixels(images: VerifyImages, spec: Preprocess, /) -> npt.NDArray[np.float32]:

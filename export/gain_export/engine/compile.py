@@ -159,8 +159,14 @@ def _compile_plan(
             f"{log.first_error()}"
         )
     if cache is not None:
-        _store_timing_cache(cache, cache_file(library, gpu, "timing"))
+        file = cache_file(library, gpu, "timing")
+        # A disk that cannot take it costs time at the next build and nothing else.
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, bytes(cache.serialize()))
     plan = bytes(plan)
+    members = library.BuilderFlag.__members__
+    flags = tuple(name for name, flag in members.items() if config.get_flag(flag))
     header = EngineHeader(
         artifact_sha256=sha256,
         library=library.__name__,
@@ -170,7 +176,7 @@ def _compile_plan(
         profile=profile,
         precision=precision,
         builder_level=options.builder_level,
-        flags=(*_set_flags(library, config), *levels),
+        flags=(*flags, *levels),
         plan_sha256=hashlib.sha256(plan).hexdigest(),
         log_tail=tuple(log.tail),
     )
@@ -193,18 +199,16 @@ def _parse(library: Any, builder: Any, onnx_path: Path, log: Any) -> Any:
     parser = library.OnnxParser(network, log)
     if not parser.parse_from_file(str(onnx_path)):
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
-        reason = "; ".join(_parser_error(error) for error in errors[:_MAX_PARSER_ERRORS])
+        # What the parser did not like, and at which node.
+        reason = "; ".join(
+            f"{error.node_operator()} {error.node_name()}: {' '.join(str(error.desc()).split())}"
+            for error in errors[:_MAX_PARSER_ERRORS]
+        )
         raise EngineError(
             f"{onnx_path}: {library.__name__} {library_version(library)} cannot read it: "
             f"{reason or log.first_error()}"
         )
     return network
-
-
-def _parser_error(error: Any) -> str:
-    """What the parser did not like, and at which node."""
-    text = " ".join(str(error.desc()).split())
-    return f"{error.node_operator()} {error.node_name()}: {text}"
 
 
 def set_target(
@@ -323,12 +327,6 @@ def _incompatible(library: Any, option: str, remedy: str) -> ConfigError:
     )
 
 
-def _set_flags(library: Any, config: Any) -> tuple[str, ...]:
-    """The names of the builder flags that are set."""
-    members = library.BuilderFlag.__members__
-    return tuple(name for name, flag in members.items() if config.get_flag(flag))
-
-
 def _monitor(library: Any, on_phase: OnPhase) -> Any:
     """A progress monitor that hands every step on."""
 
@@ -363,13 +361,6 @@ def _load_timing_cache(library: Any, config: Any, gpu: Gpu | None) -> Any:
         cache = config.create_timing_cache(b"")
         config.set_timing_cache(cache, ignore_mismatch=False)
     return cache
-
-
-def _store_timing_cache(cache: Any, file: Path) -> None:
-    """Write the cache; a disk that cannot take it costs time at the next build and nothing else."""
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, bytes(cache.serialize()))
 
 
 _SECONDS_BETWEEN_STEPS = 0.1

@@ -109,8 +109,7 @@ def convert_precision(
     source, output = Path(artifact_path), precision_path(artifact_path, precision)
     check_output(output, force=force)
     model, reference = _read_float32(source)
-    folder = verify_images or calibration_images
-    images = choose_images(None if folder is None else Path(folder))
+    images = choose_images(verify_images or calibration_images)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".gain-export-") as scratch:
         check = partial(
             _verified,
@@ -152,7 +151,7 @@ def convert_precision(
         if precision == "bf16":
             numbers["arithmetic"] = _EMULATED
         numbers |= asdict(drift)
-    numbers["images_drawn"] = "yes" if folder is None else "no"
+    numbers["images_drawn"] = "yes" if images.drawn else "no"
     if precision == "int8":
         assert calibration_images is not None
         numbers["calibration"] = str(calibration)
@@ -167,7 +166,7 @@ def convert_precision(
         size_bytes=len(data),
         float32_bytes=source.stat().st_size,
         image_source=images.source,
-        images_drawn=folder is None,
+        images_drawn=images.drawn,
         emulated=precision == "bf16" and drift is not None,
         drift=drift,
         accepted=missed,
