@@ -136,16 +136,10 @@ def test_no_build_only_checks(artifact_path, lay_engine, capsys):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        pytest.param(
-            ["--set=max-batch=2"], "--set max-batch: is a setting of --engine", id="batch"
-        ),
-        pytest.param(
-            ["--set=version-compatible=true"],
-            "--set version-compatible: is a setting of --engine",
-            id="version",
-        ),
-        pytest.param(["--set=build=false"], "--set build: is a setting of --engine", id="no-build"),
-        pytest.param(["--engine", "--set=max-batch=0"], "max_batch: expected", id="zero"),
+        (["--set=max-batch=2"], "--set max-batch: is a setting of --engine"),
+        (["--set=version-compatible=true"], "--set version-compatible: is a setting of --engine"),
+        (["--set=build=false"], "--set build: is a setting of --engine"),
+        (["--engine", "--set=max-batch=0"], "max_batch: expected"),
     ],
 )
 def test_flags_are_checked_before_anything_is_written(flags, words, artifact_path, capsys):
@@ -157,17 +151,11 @@ def test_flags_are_checked_before_anything_is_written(flags, words, artifact_pat
 @pytest.mark.parametrize(
     ("earlier", "flags", "words"),
     [
-        pytest.param(
-            ["--precision", "fp16"],
-            ["--set=compute-capability=57"],
-            "builds for",
-            id="precision-gpu",
-        ),
-        pytest.param(
+        (["--precision", "fp16"], ["--set=compute-capability=57"], "builds for"),
+        (
             ["--precision", "int8", "--calibrate", "photos"],
             ["--set=compute-capability=89", "--set=hardware-compatible=true"],
             "hardware_compatible: tensorrt_rtx",
-            id="calibrate-compatibility",
         ),
     ],
 )

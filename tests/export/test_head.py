@@ -231,24 +231,21 @@ def test_the_nodes_it_stands_for_are_named_in_their_order(classifier):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        pytest.param(GEMM + "out = Relu(s)", "Relu 'out'", id="relu"),
-        pytest.param(GEMM + "out = Div(two, s)", "operands are all computed", id="ratio"),
-        pytest.param(GEMM + "out = Mul(s, s)", "multiplies computed values", id="product"),
-        pytest.param(
+        (GEMM + "out = Relu(s)", "Relu 'out'"),
+        (GEMM + "out = Div(two, s)", "operands are all computed"),
+        (GEMM + "out = Mul(s, s)", "multiplies computed values"),
+        (
             "x = Transpose<perm=[1, 0]>(hidden); out = Gemm<transA=1, transB=1>(x, w, b)",
             "combines several images",
-            id="turned-features",
         ),
-        pytest.param(
+        (
             GEMM + "q = QuantizeLinear(s, step); out = DequantizeLinear(q, step)",
             "DequantizeLinear 'out'",
-            id="quantised-scores",
         ),
-        pytest.param(
+        (
             "p = Reshape(hidden, map); x = Conv<pads=[1, 1, 1, 1]>(p, kernel);"
             "out = ReduceMean<keepdims=0>(x, places)",
             "a convolution over a map",
-            id="padded-convolution",
         ),
     ],
 )

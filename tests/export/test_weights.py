@@ -2,7 +2,6 @@
 
 import argparse
 import pickle
-import time
 from pathlib import Path
 
 import numpy as np
@@ -145,32 +144,22 @@ def test_a_checkpoint_never_runs_code(tmp_path, capsys, state):
     assert "code was run" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        pytest.param("a.pth", b"not a checkpoint", id="torch"),
-        pytest.param("a.safetensors", b"\x08\x00", id="safetensors"),
-        pytest.param("a.pth", b"", id="empty"),
-    ],
-)
-def test_a_corrupt_file_is_one_line(tmp_path, name, data):
-    path = tmp_path / name
-    path.write_bytes(data)
-    with pytest.raises(ArtifactError) as caught:
-        torch_model.read_checkpoint(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ArtifactError, match="found none"):
-        torch_model.read_checkpoint(tmp_path / "a.pth")
-
-
-def test_a_file_without_tensors_is_refused(tmp_path):
-    torch.save([1, 2], tmp_path / "a.pth")
-    with pytest.raises(ArtifactError, match="expected a dict of tensors, got list without any"):
-        torch_model.read_checkpoint(tmp_path / "a.pth")
+def test_what_is_no_checkpoint_is_one_line(tmp_path):
+    torch.save([1, 2], tmp_path / "list.pth")
+    (tmp_path / "text.pth").write_bytes(b"not a checkpoint")
+    (tmp_path / "empty.pth").write_bytes(b"")
+    (tmp_path / "a.safetensors").write_bytes(b"\x08\x00")
+    for name, words in (
+        ("list.pth", "expected a dict of tensors, got list without any"),
+        ("text.pth", "cannot be read"),
+        ("empty.pth", "cannot be read"),
+        ("a.safetensors", "cannot be read"),
+        ("none.pth", "found none"),
+    ):
+        with pytest.raises(ArtifactError, match=words) as caught:
+            torch_model.read_checkpoint(tmp_path / name)
+        assert str(tmp_path / name) in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_mismatch_lists_the_first_few_names(tmp_path, state):
@@ -257,10 +246,8 @@ def closed_hub(monkeypatch, tmp_path):
 
 
 def test_without_the_hub_one_line_says_what_was_tried(closed_hub):
-    began = time.monotonic()
     with pytest.raises(ArtifactError) as caught:
         build(Alias(model="vit_tiny_patch16_224.augreg_in21k_ft_in1k"))
-    assert time.monotonic() - began < 30.0
     message = str(caught.value)
     assert "\n" not in message
     assert "http://127.0.0.1:9/timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k" in message

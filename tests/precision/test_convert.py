@@ -167,18 +167,12 @@ def test_network_that_cannot_run_here_says_so(conv_artifact, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        pytest.param(["--precision", "int8"], "add --calibrate DIR", id="no images"),
-        pytest.param(["--allow-drift"], "--allow-drift: is a setting", id="drift"),
-        pytest.param(
-            ["--precision", "fp32", "--allow-drift"], "--allow-drift: is a setting", id="fp32 drift"
-        ),
-        pytest.param(
-            ["--precision", "fp32", "--set=int8-ranges=minmax"], "got fp32", id="fp32 method"
-        ),
-        pytest.param(["--set=int8-ranges=minmax"], "--set int8-ranges: is a setting", id="method"),
-        pytest.param(
-            ["--precision", "fp16", "--set=int8-ranges=minmax"], "got fp16", id="fp16 method"
-        ),
+        (["--precision", "int8"], "add --calibrate DIR"),
+        (["--allow-drift"], "--allow-drift: is a setting"),
+        (["--precision", "fp32", "--allow-drift"], "--allow-drift: is a setting"),
+        (["--precision", "fp32", "--set=int8-ranges=minmax"], "got fp32"),
+        (["--set=int8-ranges=minmax"], "--set int8-ranges: is a setting"),
+        (["--precision", "fp16", "--set=int8-ranges=minmax"], "got fp16"),
     ],
 )
 def test_flags_are_checked_before_anything_is_written(conv_artifact, capsys, flags, words):
@@ -236,16 +230,10 @@ def test_fp32_of_lower_precision_is_refused(conv_artifact, capsys):
     assert "came with values in lower precision" in capsys.readouterr().err
 
 
-def test_adaptive_of_fp32_is_made_of_the_artifact(conv_artifact, capsys):
+@pytest.mark.parametrize(("precision", "name"), [("fp32", "conv"), ("fp16", "conv.fp16")])
+def test_adaptive_is_made_of_the_lower_precision(conv_artifact, capsys, precision, name):
     path = conv_artifact()
-    assert main([str(path), "--precision", "fp32", "--adaptive", "--json=-"]) == 0
-    target = str(path.with_name("conv.adaptive.onnx"))
-    assert json.loads(capsys.readouterr().out)["adaptive"]["path"] == target
-
-
-def test_adaptive_is_made_of_the_lower_precision(conv_artifact, capsys):
-    path = conv_artifact()
-    assert main([str(path), "--precision", "fp16", "--adaptive", "--json=-"]) == 0
-    target = path.with_name("conv.fp16.adaptive.onnx")
+    assert main([str(path), "--precision", precision, "--adaptive", "--json=-"]) == 0
+    target = path.with_name(f"{name}.adaptive.onnx")
     assert json.loads(capsys.readouterr().out)["adaptive"]["path"] == str(target)
     assert target.is_file()
