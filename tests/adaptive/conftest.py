@@ -139,12 +139,6 @@ def make_artifact(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def write_tiny() -> Callable[..., Path]:
-    """`write_artifact`, for fixtures that tests share."""
-    return write_artifact
-
-
-@pytest.fixture(scope="session")
 def make_fitness() -> Callable[..., Fitness]:
     """`measured`, for tests that write the artifact themselves."""
     return measured

@@ -103,18 +103,6 @@ def test_version_compatible_plan_is_built_or_its_missing_runtime_is_named(artifa
     assert artifact_path.with_suffix(".engine").exists() == (said == "True")
 
 
-class Settings:
-    """A builder's configuration with the names of `tensorrt` that widen where a plan runs."""
-
-    hardware_compatibility_level = None
-
-    def __init__(self) -> None:
-        self.flags: list[str] = []
-
-    def set_flag(self, flag: str) -> None:
-        self.flags.append(flag)
-
-
 def library_with(*flags: str) -> SimpleNamespace:
     return SimpleNamespace(
         __name__="tensorrt",
@@ -125,12 +113,13 @@ def library_with(*flags: str) -> SimpleNamespace:
 
 
 def test_compatibilities_are_set_where_they_are_asked_for():
-    library, config = library_with("VERSION_COMPATIBLE"), Settings()
+    library, flags = library_with("VERSION_COMPATIBLE"), []
+    config = SimpleNamespace(hardware_compatibility_level=None, set_flag=flags.append)
     assert set_compatibility(library, config, SM89) == ()
-    assert (config.flags, config.hardware_compatibility_level) == ([], None)
+    assert (flags, config.hardware_compatibility_level) == ([], None)
     options = replace(SM89, hardware_compatible=True, version_compatible=True)
     assert set_compatibility(library, config, options) == ("AMPERE_PLUS",)
-    assert config.flags == ["VERSION_COMPATIBLE"]
+    assert flags == ["VERSION_COMPATIBLE"]
     assert config.hardware_compatibility_level == "level"
 
 
@@ -153,7 +142,7 @@ def test_gpu_must_be_named_where_there_is_none(artifact_path, rtx):
 def test_library_for_the_gpu_at_hand_names_cupy_where_none_can_be_asked(capabilities):
     options = replace(SM89, compute_capabilities=capabilities)
     with pytest.raises(ConfigError, match=r"tensorrt builds for the GPU at hand") as caught:
-        set_target(library_with(), Settings(), options, gpu=None)
+        set_target(library_with(), SimpleNamespace(), options, gpu=None)
     assert "pip install -e '.[cuda12]' or '.[cuda13]'" in str(caught.value)
     # A capability that is given does not help, and neither does another device.
     assert "compute-capability" not in str(caught.value)
@@ -164,10 +153,10 @@ def test_library_for_the_gpu_at_hand_builds_for_no_other():
     orin = Gpu("Orin", 87, 1 << 30)
     for capabilities in ((), (87,)):
         options = replace(SM89, compute_capabilities=capabilities)
-        assert set_target(library_with(), Settings(), options, gpu=orin) == (87,)
+        assert set_target(library_with(), SimpleNamespace(), options, gpu=orin) == (87,)
     options = replace(SM89, compute_capabilities=(89, 86))
     with pytest.raises(ConfigError, match=r"\(87\), got 86 89; build on the device"):
-        set_target(library_with(), Settings(), options, gpu=orin)
+        set_target(library_with(), SimpleNamespace(), options, gpu=orin)
 
 
 def test_missing_artifact_is_refused(tmp_path, rtx):

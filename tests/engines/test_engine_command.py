@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -75,25 +76,15 @@ def run_as(monkeypatch: pytest.MonkeyPatch, rtx: str) -> RunAs:
 @pytest.fixture
 def fail_with(monkeypatch: pytest.MonkeyPatch, rtx: str) -> Callable[[Exception], None]:
     """Lets sessions on engines fail."""
-
-    def start(err: Exception) -> None:
-        def refuse(*args: Any, **kwargs: Any) -> None:
-            raise err
-
-        monkeypatch.setattr("gain_export.engine.verify.TensorRTSession", refuse)
-
-    return start
+    name = "gain_export.engine.verify.TensorRTSession"
+    return lambda err: monkeypatch.setattr(name, Mock(side_effect=err))
 
 
 @pytest.fixture
 def gpu_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Puts a GPU of a compute capability here, as far as verifying asks."""
-
-    def start(capability: int) -> None:
-        gpu = Gpu("a GPU", capability, 1 << 30)
-        monkeypatch.setattr("gain_export.engine.verify.current_gpu", lambda: gpu)
-
-    return start
+    name = "gain_export.engine.verify.current_gpu"
+    return lambda capability: monkeypatch.setattr(name, lambda: Gpu("a GPU", capability, 1 << 30))
 
 
 def spoilt(path: Path) -> Path:

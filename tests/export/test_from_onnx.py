@@ -245,90 +245,52 @@ def with_input(classifier, first, *, shape, dtype=TensorProto.FLOAT, arrays=()):
 
 LEVELS = np.random.default_rng(5).integers(0, 256, size=(9, 3, 8, 8)).astype(np.float32)
 GREY = np.array([0.299, 0.587, 0.114], np.float32).reshape(1, 3, 1, 1)
-FORMS_OF_INPUT = {
-    "nhwc": (
-        "image = Transpose<perm=[0, 3, 1, 2]>(input)",
-        {"shape": ["N", 8, 8, 3]},
-        lambda x: (x / 255 - 0.5).transpose(0, 2, 3, 1) / 0.25,
-    ),
-    "nhwc-open": (
-        "image = Transpose<perm=[0, 3, 1, 2]>(input)",
-        {"shape": ["N", 8, 8, "channels"]},
-        lambda x: (x / 255 - 0.5).transpose(0, 2, 3, 1) / 0.25,
-    ),
-    "half": (
-        "image = Cast<to=1>(input)",
-        {"shape": ["N", 3, 8, 8], "dtype": TensorProto.FLOAT16},
-        lambda x: ((x / 255 - 0.5) / 0.25).astype(np.float16),
-    ),
+NORMAL = (LEVELS / 255 - 0.5) / 0.25
+FORWARD = "image = Transpose<perm=[0, 3, 1, 2]>(input)"
+PLANES, PIXELS = ["N", 3, 8, 8], ["N", 8, 8, 3]
+SHARES = [[[0.485]], [[0.456]], [[0.406]]]
+F32, F16, U8 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8
+# The first nodes, the input's shape and type, the constant that shows the range of values where
+# there is one, and the levels as the network takes them.
+INPUTS = {
+    "nhwc": (FORWARD, PIXELS, F32, None, NORMAL.transpose(0, 2, 3, 1)),
+    "nhwc-open": (FORWARD, ["N", 8, 8, "c"], F32, None, NORMAL.transpose(0, 2, 3, 1)),
+    "half": ("image = Cast<to=1>(input)", PLANES, F16, None, NORMAL.astype(np.float16)),
     "grey": (
-        "image = Concat<axis=1>(input, input, input)",
-        {"shape": ["N", 1, 8, 8]},
-        lambda x: (((x / 255 - 0.5) / 0.25) * GREY).sum(axis=1, keepdims=True),
+        *("image = Concat<axis=1>(input, input, input)", ["N", 1, 8, 8], F32, None),
+        (NORMAL * GREY).sum(axis=1, keepdims=True),
     ),
-}
-SHOWING_THEIR_RANGE = {
     "uint8": (
-        "f = Cast<to=1>(input); image = Div(f, scale)",
-        {"shape": ["N", 3, 8, 8], "dtype": TensorProto.UINT8, "scale": 255.0},
-        lambda x: x.astype(np.uint8),
+        *("f = Cast<to=1>(input); image = Div(f, scale)", PLANES, U8, 255.0),
+        LEVELS.astype(np.uint8),
     ),
-    "rescaling": (
-        "image = Mul(input, scale)",
-        {"shape": ["N", 3, 8, 8], "scale": 1 / 127.5},
-        lambda x: x,
-    ),
-    "means-of-shares": (
-        "image = Sub(input, scale)",
-        {"shape": ["N", 3, 8, 8], "scale": [[[0.485]], [[0.456]], [[0.406]]]},
-        lambda x: x / np.float32(255),
-    ),
-    "means-of-levels": (
-        "image = Sub(input, scale)",
-        {"shape": ["N", 3, 8, 8], "scale": 117.0},
-        lambda x: x,
-    ),
+    "rescaling": ("image = Mul(input, scale)", PLANES, F32, 1 / 127.5, LEVELS),
+    "means-of-shares": ("image = Sub(input, scale)", PLANES, F32, SHARES, LEVELS / np.float32(255)),
+    "means-of-levels": ("image = Sub(input, scale)", PLANES, F32, 117.0, LEVELS),
 }
 
 
-def check_input(path, artifact_path, feed):
-    """The artifact on preprocessed levels, and the original on its own input, agree."""
-    artifact = load_artifact(artifact_path)
-    spec = artifact.manifest.preprocess
-    pixel_values = np.stack(
-        [
-            (LEVELS[:, c] / np.float32(255) - np.float32(spec.mean[c])) / np.float32(spec.std[c])
-            for c in range(3)
-        ],
-        axis=1,
-    )
-    logits = infer(artifact, np.ascontiguousarray(pixel_values)).logits
-    expected = run_plain(path, np.ascontiguousarray(feed(LEVELS)))
-    allowed = 2e-2 if "half" in str(path) else 1e-4
-    np.testing.assert_allclose(logits, expected, rtol=allowed, atol=allowed)
-
-
-@pytest.mark.parametrize("form", FORMS_OF_INPUT)
-def test_other_layouts_and_types_of_input_are_fed_inside_the_graph(classifier, saved, spec, form):
-    first, settings, feed = FORMS_OF_INPUT[form]
-    path = saved(with_input(classifier, first, **settings), f"{form}.onnx")
-    report = export_onnx(path, preprocess=spec)
-    assert report.verification["verified"] == "yes"
-    check_input(path, report.path, lambda x: feed(x).astype(feed(x).dtype, copy=False))
-
-
-@pytest.mark.parametrize("form", SHOWING_THEIR_RANGE)
-def test_a_graph_that_normalises_its_pixels_needs_no_mean(classifier, saved, spec, form):
-    first, settings, feed = SHOWING_THEIR_RANGE[form]
-    settings = dict(settings)
-    scale = {"scale": np.asarray(settings.pop("scale"), dtype=np.float32)}
-    path = saved(with_input(classifier, first, arrays=scale, **settings), f"{form}.onnx")
+@pytest.mark.parametrize("form", INPUTS)
+def test_every_form_of_input_is_fed_inside_the_graph(classifier, saved, spec, form):
+    first, shape, dtype, scale, values = INPUTS[form]
+    arrays = {} if scale is None else {"scale": np.asarray(scale, dtype=np.float32)}
+    path = saved(with_input(classifier, first, shape=shape, dtype=dtype, arrays=arrays))
     bare = dataclasses.replace(spec, mean=None, std=None)
-    report = export_onnx(path, preprocess=bare)
-    assert any("pixels 0 to " in note for note in report.notes)
-    check_input(path, report.path, feed)
-    with pytest.raises(ConfigError, match="normalises its pixels itself"):
-        export_onnx(path, preprocess=spec, force=True)
+    report = export_onnx(path, preprocess=spec if scale is None else bare)
+    assert report.verification["verified"] == "yes"
+    # The artifact on preprocessed levels, and the original on its own input, agree.
+    settings = load_artifact(report.path).manifest.preprocess
+    mean, std = (
+        np.float32(numbers).reshape(1, 3, 1, 1) for numbers in (settings.mean, settings.std)
+    )
+    logits = infer(report.path, (LEVELS / np.float32(255) - mean) / std).logits
+    allowed = 2e-2 if form == "half" else 1e-4
+    expected = run_plain(path, np.ascontiguousarray(values))
+    np.testing.assert_allclose(logits, expected, rtol=allowed, atol=allowed)
+    if scale is not None:
+        assert any("pixels 0 to " in note for note in report.notes)
+        with pytest.raises(ConfigError, match="normalises its pixels itself"):
+            export_onnx(path, preprocess=spec, force=True)
 
 
 def test_the_range_of_a_graph_that_does_not_show_it_is_given(classifier, saved, spec):

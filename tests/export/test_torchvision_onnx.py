@@ -97,20 +97,3 @@ def test_a_convolution_before_a_nonlinear_pooling_gives_logits_only(tmp_path):
     assert report.feature_dim is None
     assert any("no features: " in note and "Relu" in note for note in report.notes)
     assert_same_logits(model, report.path)
-
-
-def test_a_vision_transformer_that_mixes_its_axes_keeps_its_batch_size(tmp_path):
-    model = models.VisionTransformer(
-        image_size=SIDE,
-        patch_size=32,
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=16,
-        mlp_dim=16,
-        num_classes=7,
-    )
-    torch.nn.init.normal_(model.heads.head.weight)
-    path = torch_export(model.eval(), tmp_path / "net.onnx", dynamo=True, dynamic=False)
-    report = export_onnx(path, preprocess=SPEC)
-    assert any("fixed to batches of 2" in note for note in report.notes)
-    assert_same_logits(model, report.path)

@@ -137,16 +137,6 @@ def test_synthetic_images_are_structured_varied_and_repeatable():
         assert image.std() > 15
 
 
-def test_photographs_skip_what_is_broken(tmp_path, photographs, caplog):
-    source = min(photographs.glob("*.jpg"))
-    (tmp_path / "good.jpg").write_bytes(source.read_bytes())
-    (tmp_path / "cut.jpg").write_bytes(source.read_bytes()[:500])
-    (tmp_path / "note.txt").write_text("no image")
-    images = read_photographs(tmp_path)
-    assert [image.ndim for image in images] == [3]
-    assert "cut.jpg" in caplog.text
-
-
 def test_a_folder_without_photographs_is_refused(tmp_path):
     with pytest.raises(ArtifactError, match="none that can be read"):
         read_photographs(tmp_path)

@@ -89,15 +89,10 @@ def test_large_sums_do_not_overflow_on_any_processor(tmp_path):
     ends = {"inputs": {"x": ["N", 64]}, "outputs": {"y": ["N", 4]}}
     model = network("y = MatMul(x, w)", {"w": weight}, **ends, ir_version=9)
     quantise(model, find_layers(model, head_weight=None), {"x": 2.0})
-    values = np.full((3, 64), 2.0, np.float32)
-    for session in (native(model, tmp_path), open_native(model.SerializeToString())):
-        np.testing.assert_allclose(session.run(None, {"x": values})[0], values @ weight, rtol=1e-5)
-
-
-def native(model, folder):
-    path = folder / "net.onnx"
+    values, path = np.full((3, 64), 2.0, np.float32), tmp_path / "net.onnx"
     onnx.save(model, path)
-    return create_native(path, CPU_PROVIDER, None)
+    for session in (create_native(path, CPU_PROVIDER, None), open_native(str(path))):
+        np.testing.assert_allclose(session.run(None, {"x": values})[0], values @ weight, rtol=1e-5)
 
 
 def test_layers_that_read_one_value_share_its_rounding(plain_conv):
