@@ -232,11 +232,8 @@ def test_page_adapts_on_a_camera_and_remembers(installed, served, roadsigns, tmp
     frames = write_road_signs(demo, roadsigns)
     write_camera(tmp_path / "camera.y4m", frames)
     seen = drive(installed, served, tmp_path, camera=tmp_path / "camera.y4m")
-    assert seen["errors"] == []
     first, second = seen["first"], seen["second"]
-    assert (first["restored"], first["frames"]) == (False, 0)
-    assert (second["restored"], second["frames"]) == (True, first["learned"])
-    assert seen["afterReset"] is False
+    assert second["frames"] == first["learned"]
     strongest = 0.0
     with AdaptiveSession(demo / "model.adaptive.onnx", num_threads=1) as session:
         for played in (first, second):
@@ -257,11 +254,10 @@ def test_page_adapts_on_a_camera_and_remembers(installed, served, roadsigns, tmp
         taken = np.array(recorded, np.float64).reshape(64, 64, 3)
         distance = min(float(np.mean(np.abs(taken - frame))) for frame in frames)
         assert distance < 12.0
-    assert (tmp_path / "page.png").stat().st_size > 20_000
 
 
 def drive(installed: Path, served: str, folder: Path, *, camera: Path | None = None) -> dict:
-    """What the driver saw on the page."""
+    """What the driver saw on the page, which it loaded twice and then let forget."""
     command = ["node", "drive.mjs", find_browser(), served, folder]
     done = subprocess.run(
         [*command, camera] if camera else command,
@@ -273,7 +269,13 @@ def drive(installed: Path, served: str, folder: Path, *, camera: Path | None = N
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads((folder / "seen.json").read_text())
+    seen = json.loads((folder / "seen.json").read_text())
+    assert seen["errors"] == []
+    assert (seen["first"]["restored"], seen["first"]["frames"]) == (False, 0)
+    assert (seen["second"]["restored"], seen["afterReset"]) == (True, False)
+    # The screenshot is of a page with content, not of an empty one.
+    assert (folder / "page.png").stat().st_size > 20_000
+    return seen
 
 
 def test_page_adapts_as_python_does_and_remembers(
@@ -285,13 +287,10 @@ def test_page_adapts_as_python_does_and_remembers(
     path = demo / "model.adaptive.onnx"
     add_adaptation(artifact, path, update_every=1, warmup_frames=1)
     seen = drive(installed, served, tmp_path)
-    assert seen["errors"] == []
     assert seen["hosts"] == [served.removeprefix("http://").rstrip("/")]
     first, second = seen["first"], seen["second"]
     assert first["isolated"], "the server's headers allow threads"
-    assert (first["restored"], first["frames"]) == (False, 0)
-    assert (second["restored"], second["frames"]) == (True, 60)
-    assert seen["afterReset"] is False
+    assert second["frames"] == 60
     with AdaptiveSession(path, num_threads=1) as session:
         for played in (first, second):
             predictions = [session.step(pixels[None]) for pixels in pixel_values]
@@ -307,5 +306,3 @@ def test_page_adapts_as_python_does_and_remembers(
                 peak = 1.0 + np.max(np.abs(wanted))
                 array = np.array(item["data"]).reshape(item["dims"])
                 assert_allclose(array / peak, wanted / peak, rtol=0, atol=2e-5)
-    # The screenshot is of a page with content, not of an empty one.
-    assert (tmp_path / "page.png").stat().st_size > 20_000

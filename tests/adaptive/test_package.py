@@ -42,18 +42,6 @@ PLAIN = """
 OPERATORS = set(PLAIN.split())
 
 
-def branches(model):
-    """Of every conditional, the nodes of its branches: then, else."""
-    return [
-        tuple(
-            next(item.g.node for item in node.attribute if item.name == name)
-            for name in ("then_branch", "else_branch")
-        )
-        for node in model.graph.node
-        if node.op_type == "If"
-    ]
-
-
 # Every preset in every opset, with and without waits and a network in turn.
 FILES = [
     pytest.param(
@@ -115,7 +103,9 @@ def test_the_step_stays_small_and_plain(make_graph, preset):
     """Runtimes without an operator, or that follow every way through a graph, take it as well."""
     model = onnx.load(make_graph(WEIGHT, PRESETS[preset]).path)
     most, learns = MOST_NODES[preset]
-    ((then, other),) = branches(model)
+    (conditional,) = [node for node in model.graph.node if node.op_type == "If"]
+    inner = {item.name: item.g.node for item in conditional.attribute}
+    then, other = inner["then_branch"], inner["else_branch"]
     assert len(model.graph.node) <= most
     assert 0 < len(then) <= learns
     # What is kept is passed through, or chosen, tensor by tensor.

@@ -203,14 +203,9 @@ def test_the_parser_of_tensorrt_reads_what_the_config_says(tmp_path, adaptive, n
     flag = library.NetworkDefinitionCreationFlag.STRONGLY_TYPED
     network = library.Builder(log).create_network(1 << int(flag))
     assert library.OnnxParser(network, log).parse_from_file(str(folder / "1" / "model.onnx"))
-    tensors = {
-        tensor.name: tensor
-        for count, of in (
-            (network.num_inputs, network.get_input),
-            (network.num_outputs, network.get_output),
-        )
-        for tensor in map(of, range(count))
-    }
+    ends = [*map(network.get_input, range(network.num_inputs))]
+    ends += map(network.get_output, range(network.num_outputs))
+    tensors = {tensor.name: tensor for tensor in ends}
     states = config.sequence_batching.state
     named = [(item.name, item) for item in (*config.input, *config.output)]
     named += [(item.input_name, item) for item in states]

@@ -55,15 +55,6 @@ def test_engine_states_what_it_was_made_from(artifact_path, rtx):
     assert {file.name for file in artifact_path.parent.iterdir()} == {"net.onnx", "net.engine"}
 
 
-def test_fixed_batch_is_the_whole_profile(artifact_path, rtx):
-    model = onnx.load(artifact_path)
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_value = 3
-    onnx.save(model, artifact_path)
-    assert build_engine(artifact_path, options=SM89).header.profile == (3, 3, 3)
-    assert not build_engine(artifact_path, options=SM89).built
-
-
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

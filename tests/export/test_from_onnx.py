@@ -37,6 +37,18 @@ def softmax(logits):
     return exps / exps.sum(axis=1, keepdims=True)
 
 
+def assert_same_output(report, path, *, rtol=1e-4, atol=1e-5):
+    """What follows the logits in the original makes its own output of the artifact's."""
+    features, logits = infer(report.path)
+    assert (features is None) == (report.feature_dim is None)
+    end = {
+        "none": lambda logits: logits,
+        "log_softmax": lambda logits: np.log(softmax(logits)),
+        "sigmoid": lambda logits: 1 / (1 + np.exp(-logits)),
+    }.get(report.activation, softmax)
+    np.testing.assert_allclose(end(logits), run_plain(path, IMAGES), rtol=rtol, atol=atol)
+
+
 def files(folder):
     return sorted(path.name for path in folder.rglob("*"))
 
@@ -49,7 +61,7 @@ def test_a_classifier_becomes_an_artifact_that_gives_its_logits(classifier, save
     np.testing.assert_array_equal(artifact.head_weight, classifier.weight)
     np.testing.assert_array_equal(artifact.head_bias, classifier.bias)
     features, logits = infer(artifact)
-    np.testing.assert_allclose(logits, run_plain(path, IMAGES), rtol=1e-5, atol=1e-6)
+    assert_same_output(report, path)
     np.testing.assert_allclose(
         features @ classifier.weight.T + classifier.bias, logits, rtol=1e-5, atol=1e-6
     )
@@ -82,13 +94,7 @@ def test_a_trailing_softmax_is_dropped(classifier, saved, spec, arrays, operator
     path = saved(classifier.model(nodes(text), arrays, outputs=("features",)))
     report = export_onnx(path, preprocess=spec)
     assert operator not in {item.op_type for item in onnx.load(report.path).graph.node}
-    probs = softmax(infer(report.path).logits)
-    np.testing.assert_allclose(
-        probs if operator == "Softmax" else np.log(probs),
-        run_plain(path, IMAGES),
-        rtol=1e-5,
-        atol=1e-6,
-    )
+    assert_same_output(report, path)
 
 
 def test_the_artifact_has_the_names_shapes_and_versions_devices_read(classifier, saved, spec):
@@ -401,9 +407,7 @@ def test_the_output_is_never_chosen_by_which_could_be_read(classifier, saved, sp
     assert "--output-name" in message
     report = export_onnx(path, preprocess=spec, output_name="probs")
     assert (report.num_classes, report.feature_dim) == (5, None)
-    features, logits = infer(report.path)
-    assert features is None
-    np.testing.assert_allclose(softmax(logits), run_plain(path, IMAGES), rtol=1e-4, atol=1e-6)
+    assert_same_output(report, path)
     with pytest.raises(ConfigError, match="is no output; those that have: 'probs'"):
         export_onnx(path, preprocess=spec, output_name="nowhere", force=True)
 
@@ -435,9 +439,7 @@ def test_a_layer_that_is_not_the_models_own_output_is_refused(
     assert files(tmp_path) == ["net.onnx"]
     report = export_onnx(path, preprocess=spec)
     assert any("folded into one linear layer" in note for note in report.notes)
-    logits = infer(report.path).logits
-    probs = softmax(logits) if form == "temperature" else logits
-    np.testing.assert_allclose(probs, run_plain(path, IMAGES), rtol=1e-4, atol=1e-5)
+    assert_same_output(report, path)
 
 
 def test_a_named_layer_is_compared_with_the_output_it_feeds(classifier, saved, spec, arrays):
@@ -445,8 +447,7 @@ def test_a_named_layer_is_compared_with_the_output_it_feeds(classifier, saved, s
     report = export_onnx(path, preprocess=spec, head="head")
     assert (report.activation, report.verification["verified"]) == ("sigmoid", "yes")
     assert any("several labels per image" in note for note in report.notes)
-    probs = 1 / (1 + np.exp(-infer(report.path).logits))
-    np.testing.assert_allclose(probs, run_plain(path, IMAGES), rtol=1e-4)
+    assert_same_output(report, path)
 
 
 def test_where_no_output_has_columns_nothing_is_called_verified(classifier, saved, spec, arrays):
@@ -504,10 +505,7 @@ def test_where_no_features_can_be_exposed_there_are_logits(classifier, saved, sp
     artifact = load_artifact(report.path)
     assert (artifact.head_weight, artifact.head_bias) == (None, None)
     assert (artifact.manifest.features_name, artifact.manifest.head) == (None, None)
-    features, logits = infer(artifact)
-    assert features is None
-    got = softmax(logits) if report.activation == "probabilities" else logits
-    np.testing.assert_allclose(got, run_plain(path, IMAGES), rtol=1e-4, atol=1e-6)
+    assert_same_output(report, path)
     assert [value.name for value in onnx.load(report.path).graph.output] == ["logits"]
 
 
@@ -516,9 +514,7 @@ def test_a_head_in_half_precision_is_kept_as_it_is(classifier, saved, spec, arra
     text = "h = Cast<to=10>(hidden); s = MatMul(h, wh); out = Cast<to=1>(s)"
     half = {"wh": (300 * classifier.weight).T.astype(np.float16)}
     path = saved(classifier.model(nodes(text), arrays | half))
-    report = export_onnx(path, preprocess=spec)
-    logits = infer(report.path).logits
-    np.testing.assert_allclose(logits, run_plain(path, IMAGES), rtol=2e-2, atol=0.5)
+    assert_same_output(export_onnx(path, preprocess=spec), path, rtol=2e-2, atol=0.5)
 
 
 def test_operators_of_one_runtime_are_said(classifier, saved, spec, arrays):
@@ -572,8 +568,7 @@ def test_values_and_arrays_of_reserved_names_do_not_collide(classifier, saved, s
     arrays = {"gain.head.bias": classifier.weight, "gain.head.weight": classifier.bias}
     path = saved(classifier.model(layers, arrays, outputs=("pixel_values",)))
     report = export_onnx(path, preprocess=spec)
-    logits = infer(report.path).logits
-    np.testing.assert_allclose(logits, run_plain(path, IMAGES), rtol=1e-5, atol=1e-6)
+    assert_same_output(report, path)
     np.testing.assert_array_equal(load_artifact(report.path).head_weight, classifier.weight)
 
 

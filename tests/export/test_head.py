@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import numpy_helper
 from onnx_text import nodes
 
-from gain_export.graph import Graph
+from gain_export.graph import Graph, open_native
 from gain_export.head import NotLinearError, affine_values, compose_head
 from gain_export.outputs import run_values
 
@@ -169,10 +168,7 @@ def composed(model):
 
 def own_output(model):
     """What the model itself gives."""
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    return session.run(["out"], {"input": IMAGES})[0]
+    return open_native(model.SerializeToString()).run(["out"], {"input": IMAGES})[0]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,6 +1,7 @@
 """Artifacts in lower precision: verified, refused, described, made adaptive."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -10,8 +11,12 @@ from gain_apps.export import main
 from gain_core.errors import ArtifactError, ConfigError, EngineError, ParityError
 from gain_export.adaptive import add_adaptation
 from gain_export.precision import BARS, convert_precision, existing_precision, precision_path
-from gain_export.precision.bars import Drift
+from gain_export.precision.bars import Bar, Drift
 from gain_runtime.files.artifact import load_artifact
+
+IMPOSSIBLE = Bar(top1_agreement=1.0, cosine=1.0001)
+COSINES = {"features_cosine_min": 1.0, "logits_cosine_min": 1.0}
+NO_DRIFT = Drift(images=9, top1_agreement=1.0, **COSINES, logits_max_abs_diff=0.0)
 
 
 @pytest.mark.parametrize(("precision", "share"), [("fp16", 0.52), ("int8", 0.29)])
@@ -60,8 +65,7 @@ def test_overflow_is_refused_even_where_drift_is_allowed(conv_artifact):
 
 def test_below_the_bar_is_refused_unless_allowed(conv_artifact, monkeypatch, capsys):
     path = conv_artifact()
-    impossible = {"fp16": type(BARS["fp16"])(top1_agreement=1.0, cosine=1.0001)}
-    monkeypatch.setattr("gain_export.precision.convert.BARS", impossible)
+    monkeypatch.setattr("gain_export.precision.convert.BARS", {"fp16": IMPOSSIBLE})
     assert main([str(path), "--precision", "fp16"]) == 1
     error = capsys.readouterr().err
     assert "smallest cosine" in error
@@ -79,14 +83,7 @@ def test_without_a_method_the_second_is_tried_where_the_first_misses(
 
     def strict(model, /, **settings):
         judged.append(model)
-        missed = ("too far",) if len(judged) % 2 else ()
-        return Drift(
-            images=9,
-            top1_agreement=1.0,
-            features_cosine_min=1.0,
-            logits_cosine_min=1.0,
-            logits_max_abs_diff=0.0,
-        ), missed
+        return NO_DRIFT, ("too far",) if len(judged) % 2 else ()
 
     monkeypatch.setattr("gain_export.precision.convert._verified", strict)
     convert_precision(path, "int8", calibration_images=folder)
@@ -103,8 +100,7 @@ def test_without_a_method_the_second_is_tried_where_the_first_misses(
 
 def test_where_both_methods_miss_the_nearer_is_taken(conv_artifact, signs, monkeypatch):
     path, folder = conv_artifact(), str(signs(3))
-    impossible = {"int8": type(BARS["int8"])(top1_agreement=1.0, cosine=1.0001)}
-    monkeypatch.setattr("gain_export.precision.convert.BARS", impossible)
+    monkeypatch.setattr("gain_export.precision.convert.BARS", {"int8": IMPOSSIBLE})
 
     def smallest(calibration=None):
         settings = {"calibration_images": folder, "calibration": calibration}
@@ -122,13 +118,7 @@ def test_where_both_methods_miss_the_nearer_is_taken(conv_artifact, signs, monke
 
 
 def test_bars():
-    drift = Drift(
-        images=9,
-        top1_agreement=0.94,
-        features_cosine_min=0.99,
-        logits_cosine_min=0.97,
-        logits_max_abs_diff=1.0,
-    )
+    drift = replace(NO_DRIFT, top1_agreement=0.94, features_cosine_min=0.99, logits_cosine_min=0.97)
     missed = drift.misses(BARS["int8"])
     assert [text.split()[0] for text in missed] == ["top-1", "logits:"]
 

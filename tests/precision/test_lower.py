@@ -6,12 +6,12 @@ from collections import Counter
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_text import network
 
 from gain_core.errors import ArtifactError
+from gain_export.graph import open_native
 from gain_export.precision.lower import emulated, low_tensor, lower
 
 FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
@@ -118,26 +118,17 @@ def rounded(values: np.ndarray) -> np.ndarray:
     return np.ldexp(np.rint(mantissa * 256.0) / 256.0, exponent).astype(np.float32)
 
 
-def two_products() -> tuple[onnx.ModelProto, list[np.ndarray]]:
-    rng = np.random.default_rng(2)
-    weights = [rng.normal(size=(16, 16)).astype(np.float32) for _ in range(2)]
-    arrays, ends = {"first": weights[0], "second": weights[1]}, [4, 16]
-    text = "a = MatMul(x, first); y = MatMul(a, second)"
-    return network(
-        text, arrays, inputs={"x": ends}, outputs={"y": ends}, opset=18, ir_version=9
-    ), weights
-
-
-def run(model: onnx.ModelProto, values: np.ndarray) -> np.ndarray:
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, {"x": values})[0]
-
-
 def test_every_product_reads_and_writes_rounded_values():
-    model, weights = two_products()
-    values = np.random.default_rng(3).normal(size=(4, 16)).astype(np.float32)
+    rng = np.random.default_rng(2)
+    values, *weights = (rng.normal(size=(rows, 16)).astype(np.float32) for rows in (4, 16, 16))
+    model = network(
+        "a = MatMul(x, first); y = MatMul(a, second)",
+        dict(zip(("first", "second"), weights, strict=True)),
+        inputs={"x": [4, 16]},
+        outputs={"y": [4, 16]},
+        opset=18,
+        ir_version=9,
+    )
     lower(model, BF16)
     before = model.SerializeToString()
     copy = emulated(model, BF16)
@@ -145,7 +136,7 @@ def test_every_product_reads_and_writes_rounded_values():
     onnx.checker.check_model(copy, full_check=True)
     assert list(copy.graph.input) == list(model.graph.input)
     assert list(copy.graph.output) == list(model.graph.output)
-    got = run(copy, values)
+    (got,) = open_native(copy.SerializeToString()).run(None, {"x": values})
     inner = rounded(rounded(values) @ rounded(weights[0]))
     wanted = rounded(inner @ rounded(weights[1]))
     # The order of a sum can decide to which side its last bit is rounded.

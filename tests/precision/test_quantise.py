@@ -49,14 +49,10 @@ def test_ranges_are_those_of_the_values(plain_conv, pixel_values, tmp_path, meth
 def test_one_outlier_moves_minmax_and_not_percentile(plain_conv, tmp_path):
     pixel_values = np.full((40, 3, 16, 16), 0.5, np.float32)
     pixel_values[7, 1, 3, 3] = 50.0
-    found = [
-        measure_ranges(plain_conv, ["pixel_values"], pixel_values, method=method, folder=tmp_path)[
-            "pixel_values"
-        ]
-        for method in ("minmax", "percentile")
-    ]
-    assert found[0] == 50.0
-    assert found[1] == pytest.approx(0.5, abs=50.0 / 2048)
+    for method, wanted in (("minmax", 50.0), ("percentile", pytest.approx(0.5, abs=50.0 / 2048))):
+        settings = {"method": method, "folder": tmp_path}
+        ranges = measure_ranges(plain_conv, ["pixel_values"], pixel_values, **settings)
+        assert ranges == {"pixel_values": wanted}
 
 
 def test_an_unknown_method_is_refused(plain_conv, pixel_values, tmp_path):
