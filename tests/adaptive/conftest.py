@@ -34,9 +34,6 @@ class GraphStream:
     state: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
         kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
         self.state = {
             item.name: np.zeros(item.shape, kinds[item.type])

@@ -130,14 +130,7 @@ def test_graph_is_gain_core(
 
 @pytest.mark.parametrize(
     ("preset", "batch_size", "frames"),
-    [
-        ("shift", 1, 200),
-        ("paper-l2", 16, 640),
-        ("shift", 64, 1280),
-        pytest.param("paper-l2", 1, 200, marks=pytest.mark.slow),
-        pytest.param("shift", 16, 640, marks=pytest.mark.slow),
-        pytest.param("paper-l2", 64, 1280, marks=pytest.mark.slow),
-    ],
+    [("shift", 1, 200), ("paper-l2", 16, 640), ("shift", 64, 1280)],
 )
 def test_a_thousand_classes(make_graph, preset, batch_size, frames):
     weight = head(1000)

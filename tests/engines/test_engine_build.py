@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -19,6 +18,7 @@ from gain_core.errors import ArtifactError, ConfigError, EngineError
 from gain_export.adaptive import add_adaptation
 from gain_export.engine import EngineOptions, EngineReport, build_engine, check_engine
 from gain_export.engine.compile import set_compatibility, set_target
+from gain_export.images import synthetic_images
 from gain_export.precision import Precision, convert_precision
 from gain_export.precision.lower import precision_of
 from gain_runtime.files.artifact import load_artifact
@@ -222,17 +222,16 @@ ALL_GPUS = EngineOptions(compute_capabilities=CAPABILITIES, opt_batch=4, max_bat
 
 
 @pytest.fixture(scope="session")
-def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of images to calibrate and verify on; what they show does not matter here."""
-    folder, rng = tmp_path_factory.mktemp("noise"), np.random.default_rng(5)
-    for index in range(4):
-        pixels = rng.integers(0, 256, (64, 80, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{index}.png")
+    folder = tmp_path_factory.mktemp("drawn")
+    for index, image in enumerate(synthetic_images(4)):
+        Image.fromarray(image).save(folder / f"{index}.png")
     return folder
 
 
 def lowered(path: Path, precision: Precision, images: Path) -> Path:
-    """The file in lower precision; on noise, and in bf16 on a CPU, it could miss its bar."""
+    """The file in lower precision; on few images, and in bf16 on a CPU, it could miss its bar."""
     report = convert_precision(path, precision, calibration_images=images, allow_drift=True)
     return report.path
 
@@ -258,9 +257,9 @@ def assert_weights_stay_low(report: EngineReport, full: EngineReport, precision:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "int8"])
-def test_vision_transformer_in_lower_precision(roadsigns_path, noise, rtx, precision):
+def test_vision_transformer_in_lower_precision(roadsigns_path, drawn, rtx, precision):
     full = build_engine(roadsigns_path, options=ALL_GPUS)
-    low = build_engine(lowered(roadsigns_path, precision, noise), options=ALL_GPUS)
+    low = build_engine(lowered(roadsigns_path, precision, drawn), options=ALL_GPUS)
     assert_for_all_gpus(full)
     assert_for_all_gpus(low)
     assert (full.header.precision, low.header.precision) == ("fp32", precision)
@@ -270,8 +269,8 @@ def test_vision_transformer_in_lower_precision(roadsigns_path, noise, rtx, preci
 @pytest.mark.parametrize(
     "precision", [None, *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp16", "int8"))]
 )
-def test_adaptive_graph(artifact_path, noise, rtx, precision):
-    source = artifact_path if precision is None else lowered(artifact_path, precision, noise)
+def test_adaptive_graph(artifact_path, drawn, rtx, precision):
+    source = artifact_path if precision is None else lowered(artifact_path, precision, drawn)
     path = artifact_path.with_name("net.adaptive.onnx")
     config = preset("shift")
     add_adaptation(source, path, config=config, update_every=1, features_only=False)

@@ -103,11 +103,8 @@ def test_too_long_a_header_is_not_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_engine_lies_beside_its_artifact():
-    assert engine_path(Path("a/net.gain.onnx")) == Path("a/net.gain.engine")
-
-
 def test_missing_file_names_the_command(tmp_path):
+    assert engine_path(Path("a/net.gain.onnx")) == Path("a/net.gain.engine")
     with pytest.raises(EngineError, match=r"no such file; .*net\.onnx --engine"):
         read_engine(tmp_path / "net.engine")
 

@@ -107,10 +107,12 @@ def test_json_is_one_object_on_standard_output(path, capsys):
     assert "WARNING: labels" in captured.err
 
 
-def test_an_unknown_name_lists_the_aliases(tmp_path, refused):
+def test_an_unknown_name_lists_the_aliases(tmp_path, refused, capsys):
     line = refused(tmp_path / "vit_b17.onnx")
     assert "no such file" in line
     assert "vit_b16" in line
+    assert main([str(tmp_path / "vit_b17.onnx"), "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -195,11 +197,6 @@ def test_an_interrupt_exits_with_130_and_leaves_nothing(path, monkeypatch, capsy
     assert main([str(path), *FLAGS]) == 130
     assert [item.name for item in path.parent.iterdir()] == ["net.onnx"]
     assert "interrupted" in capsys.readouterr().err
-
-
-def test_debug_adds_the_traceback(tmp_path, capsys):
-    assert main([str(tmp_path / "no.onnx"), "--debug"]) == 1
-    assert "Traceback" in capsys.readouterr().err
 
 
 def test_importing_the_packages_imports_nothing_heavy():

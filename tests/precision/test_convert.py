@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import onnx
 import pytest
 
@@ -32,11 +31,6 @@ def test_road_sign_vit_passes_its_bar_and_shrinks(converted, roadsigns, precisio
     assert manifest.verification["precision"] == precision
     assert manifest.labels == source.labels
     assert manifest.head == source.head
-
-
-def test_int8_keeps_the_head_exactly(converted, roadsigns):
-    weights = [load_artifact(path).head_weight for path in (converted["int8"].path, roadsigns)]
-    np.testing.assert_array_equal(*weights)
 
 
 def test_conv_net_in_fp16_and_int8(conv_artifact, signs, capsys):
@@ -72,7 +66,11 @@ def test_below_the_bar_is_refused_unless_allowed(conv_artifact, monkeypatch, cap
     assert "--allow-drift" in error
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert main([str(path), "--precision", "fp16", "--allow-drift"]) == 0
-    assert "accepted   features: smallest cosine" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "accepted   features: smallest cosine" in said
+    assert "on 12 images drawn here, no photographs (synthetic" in said
+    target = precision_path(path, "fp16")
+    assert load_artifact(target).manifest.verification["images_drawn"] == "yes"
 
 
 def test_without_a_method_the_second_is_tried_where_the_first_misses(
@@ -182,14 +180,6 @@ def test_what_is_no_artifact_or_no_precision_is_refused(conv_artifact, tmp_path)
     add_adaptation(path, adaptive)
     with pytest.raises(ArtifactError, match="got an adaptive file"):
         convert_precision(adaptive, "fp16")
-
-
-def test_drawn_images_are_called_drawn(conv_artifact, capsys):
-    path = conv_artifact()
-    assert main([str(path), "--precision", "fp16"]) == 0
-    assert "on 12 images drawn here, no photographs (synthetic" in capsys.readouterr().err
-    target = precision_path(path, "fp16")
-    assert load_artifact(target).manifest.verification["images_drawn"] == "yes"
 
 
 def test_fp32_lowers_nothing_and_says_so(conv_artifact, capsys):
