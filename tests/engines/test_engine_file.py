@@ -114,6 +114,7 @@ def test_missing_file_names_the_command(tmp_path):
     [
         (b"", "a header of 2 to"),
         (b"\xff\xff\xff\xff{}", "4294967295"),
+        (struct.pack("<I", MAX_HEADER_BYTES + 1), "a header of 2 to"),
         (struct.pack("<I", 500) + b"{}", "truncated"),
         (struct.pack("<I", 2) + b"{{", "a header in JSON"),
         (struct.pack("<I", 4) + b"\xff\xfe\xfd\xfc", "in JSON"),

@@ -62,11 +62,10 @@ def test_a_classifier_becomes_an_artifact_that_says_what_was_measured(classifier
     artifact = load_artifact(report.path)
     np.testing.assert_array_equal(artifact.head_weight, classifier.weight)
     np.testing.assert_array_equal(artifact.head_bias, classifier.bias)
-    features, logits = infer(artifact)
     assert_same_output(report, path)
-    np.testing.assert_allclose(
-        features @ classifier.weight.T + classifier.bias, logits, rtol=1e-5, atol=1e-6
-    )
+    features, logits = infer(artifact)
+    composed = features @ classifier.weight.T + classifier.bias
+    np.testing.assert_allclose(composed, logits, rtol=1e-5, atol=1e-6)
     data, manifest = report.path.read_bytes(), artifact.manifest
     assert report.sha256 == hashlib.sha256(data).hexdigest()
     assert report.size_bytes == len(data)
@@ -150,15 +149,24 @@ def test_a_batch_axis_that_is_only_declared_fixed_is_freed(classifier, saved, sp
     assert f"changed: batches of {batch} to any" in report.notes
     parts = [run_plain(path, IMAGES[at : at + batch]) for at in range(0, 8 - batch, batch)]
     expected = np.concatenate(parts)
-    np.testing.assert_allclose(
-        infer(report.path).logits[: len(expected)], expected, rtol=1e-5, atol=1e-6
-    )
+    logits = infer(report.path).logits[: len(expected)]
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_graph_that_computes_with_its_batch_size_is_fixed_to_it(classifier, saved, spec, arrays):
-    text = "m = Add(hidden, constant); p = Relu(m); out = Gemm<transB=1>(p, w, b)"
-    arrays["constant"] = np.full((2, 6), 0.25, np.float32)
-    path = saved(classifier.model(nodes(text), arrays, batch=2))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "p = Add(hidden, each)",
+        "x = Transpose<perm=[1, 0]>(hidden); y = Reshape(x, turned);"
+        "z = Transpose<perm=[1, 0]>(y); p = Gather<axis=1>(z, columns)",
+    ],
+)
+def test_a_graph_that_needs_its_batch_size_keeps_it(classifier, saved, spec, arrays, text):
+    """Freed, the one fails, and the other gives two rows for any number of images."""
+    layers = nodes(f"{text}; q = Relu(p); out = Gemm<transB=1>(q, w, b)")
+    arrays["each"] = np.full((2, 6), 0.25, np.float32)
+    arrays |= {"turned": np.array([6, 2]), "columns": np.arange(6)}
+    path = saved(classifier.model(layers, arrays, batch=2))
     report = export_onnx(path, preprocess=spec)
     assert any("fixed to batches of 2" in note for note in report.notes)
     logits = infer(report.path, IMAGES[:5]).logits

@@ -156,6 +156,12 @@ def test_a_missing_setting_is_asked_for(missing, flag):
         complete(PreprocessOverrides(), known, what="net")
 
 
+def test_out_of_range_settings_are_refused():
+    for name, value in (("crop_fraction", 1.5), ("interpolation", "random")):
+        with pytest.raises(ConfigError, match=name):
+            complete(PreprocessOverrides(**{name: value}), KNOWN, what="net")
+
+
 def test_timms_configuration_is_translated():
     config = {"input_size": (3, 32, 48), "crop_pct": 0.9, "crop_mode": "center"}
     config |= {name: KNOWN[name] for name in ("mean", "std", "interpolation")}
