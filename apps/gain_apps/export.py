@@ -7,7 +7,7 @@ import hashlib
 import logging
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +27,10 @@ from gain_apps.exporting.deployment import (
     check_engine_arguments,
     check_engine_settings,
     check_precision_arguments,
-    precision_target,
     write_engine,
     write_precision,
 )
-from gain_apps.exporting.settings import SETTINGS, flag, take_settings
+from gain_apps.exporting.settings import SETTINGS, flag, progress_line, take_settings
 from gain_apps.exporting.text import Written, check_artifact, is_finished, print_json, print_text
 from gain_apps.flags import (
     STDOUT,
@@ -49,9 +48,6 @@ from gain_runtime.files.paths import exists, is_folder
 
 if TYPE_CHECKING:
     from gain_export import ExportReport, PreprocessOverrides
-    from gain_export.adaptive import AdaptiveReport
-    from gain_export.engine import EngineReport
-    from gain_export.precision import PrecisionReport
     from gain_export.write import OnStep
 
 __all__ = ["build_parser", "main"]
@@ -218,20 +214,11 @@ def _add_preprocessing_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
+    """Run the command on `argv`, or on the process's arguments.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Defaults to the process's arguments.
-
-    Returns
-    -------
-    int
-        0 written, 1 refused (one line says why), 130 interrupted; 2 is argparse's own.
+    Returns 0 written, 1 refused (one line says why), 130 interrupted; 2 is argparse's own.
     """
-    given = list(sys.argv[1:] if argv is None else argv)
-    args = parse_arguments(build_parser(), given)
+    args = parse_arguments(build_parser(), list(sys.argv[1:] if argv is None else argv))
     written: list[str] = []
     try:
         with _logging(debug=args.debug):
@@ -239,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_json_target(args.json, other_than=args.target)
             check_calibration(args.calibrate)
             check_precision_arguments(args)
-            check_adaptive_arguments(_as_adapted(args))
+            check_adaptive_arguments(args)
             check_engine_arguments(args)
             finished = is_finished(args)
             if finished:
@@ -247,27 +234,34 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 check_engine_settings(args)
             report = None if finished else _export(args)
+            path = args.target if report is None else report.path
             if report is not None:
-                written.append(str(report.path))
+                written.append(str(path))
+            fitness = precision = adaptive = engine = None
             with calibration_folder(args.calibrate) as images:
-                path = args.target if report is None else report.path
-                fitness = None
                 if images is not None:
                     from gain_export.images import add_fitness
 
                     fitness = add_fitness(path, images)
                     written.append(f"the fitness report in {path}")
-                    report = None if report is None else _as_it_is_now(report)
-                precision = _lower(args, report, images)
-                if precision is not None and precision.written:
-                    written.append(str(precision.path))
-                adaptive = _adapt(args, report, precision)
-                if adaptive is not None:
+                    if report is not None:
+                        data = path.read_bytes()
+                        sha256 = hashlib.sha256(data).hexdigest()
+                        report = replace(report, sha256=sha256, size_bytes=len(data))
+                if args.precision is not None:
+                    precision = write_precision(args, path, calibration_images=images)
+                    # What follows is made of the lower precision.
+                    path = precision.path
+                    if precision.written:
+                        written.append(str(path))
+                if args.adaptive:
+                    adaptive = write_adaptive(args, path)
                     written.append(str(adaptive.path))
                 triton = write_triton_model(args, adaptive)
                 if triton is not None:
                     written.append(str(triton))
-                engine = _build_engine(args, report, precision, images)
+                if args.engine:
+                    engine = write_engine(args, path, calibration_images=images)
             everything = Written(report, fitness, precision, adaptive, engine, triton)
             if args.json is not None:
                 print_json(everything, args.json)
@@ -284,54 +278,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json != STDOUT:
         print_text(everything)
     return 0
-
-
-def _as_it_is_now(report: ExportReport) -> ExportReport:
-    """The report with the hash and size of the file as it lies there."""
-    data = report.path.read_bytes()
-    return replace(report, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
-
-
-def _lower(
-    args: argparse.Namespace, report: ExportReport | None, images: Path | None
-) -> PrecisionReport | None:
-    """Write the artifact in lower precision if it is wanted."""
-    if args.precision is None:
-        return None
-    path = args.target if report is None else report.path
-    return write_precision(args, path, calibration_images=images)
-
-
-def _as_adapted(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments as --adaptive sees them: it builds on the lower precision where one is."""
-    if args.precision in (None, "fp32"):
-        return args
-    return argparse.Namespace(**vars(args) | {"target": precision_target(args), "output": None})
-
-
-def _adapt(
-    args: argparse.Namespace, report: ExportReport | None, precision: PrecisionReport | None
-) -> AdaptiveReport | None:
-    """Write the adaptive file if it is wanted."""
-    if not args.adaptive:
-        return None
-    if precision is not None:
-        return write_adaptive(args, precision.path)
-    return write_adaptive(args, args.target if report is None else report.path)
-
-
-def _build_engine(
-    args: argparse.Namespace,
-    report: ExportReport | None,
-    precision: PrecisionReport | None,
-    images: Path | None,
-) -> EngineReport | None:
-    """Build or check the engine if it is wanted, of the lower precision where one is."""
-    if not args.engine:
-        return None
-    written = precision or report
-    path = args.target if written is None else written.path
-    return write_engine(args, path, calibration_images=images)
 
 
 @contextmanager
@@ -351,8 +297,6 @@ def _logging(*, debug: bool) -> Iterator[None]:
 
 def _export(args: argparse.Namespace) -> ExportReport:
     """Export a timm model or an ONNX file, with a progress line meanwhile."""
-    from gain_apps.exporting.settings import progress_line
-
     export = _export_onnx if _is_existing_file(args) else _export_timm
     with progress_line(enabled=args.json != STDOUT) as on_step:
         return export(args, on_step)
@@ -360,8 +304,10 @@ def _export(args: argparse.Namespace) -> ExportReport:
 
 def _is_existing_file(args: argparse.Namespace) -> bool:
     """Whether the target is a model to read; checks that no flag of the other kind is given."""
+    from gain_export.labels import load_aliases
+
     reads = args.timm is None and exists(args.target)
-    if reads and args.target.stem in _aliases() and not is_folder(args.target):
+    if reads and args.target.stem in load_aliases() and not is_folder(args.target):
         # What an alias was exported to before is no original to be read.
         from gain_export.onnx_file import is_artifact
 
@@ -393,17 +339,21 @@ def _export_onnx(args: argparse.Namespace, on_step: OnStep) -> ExportReport:
 
 
 def _export_timm(args: argparse.Namespace, on_step: OnStep) -> ExportReport:
+    from gain_export.labels import load_aliases
+
     name = args.timm or args.target.stem
-    if args.timm is None and name not in _aliases():
+    if args.timm is None and name not in load_aliases():
         raise ArtifactError(
             f"{args.target}: no such file, and {name} is no alias; give an ONNX file, --timm with "
-            f"a timm tag, or one of: {', '.join(sorted(_aliases()))}"
+            f"a timm tag, or one of: {', '.join(sorted(load_aliases()))}"
         )
     if args.seed is not None and not args.random_weights:
         raise ConfigError(
             f"{flag('seed')}: is the seed of {flag('random_weights')}; give both or neither"
         )
-    # Only now: it takes seconds to import torch.
+    if args.weights is not None:
+        # What cannot be accessed is said before torch is imported, which takes seconds.
+        exists(args.weights, error=ArtifactError)
     from gain_export import export_timm
     from gain_export.onnx_file import DEFAULT_OPSET
 
@@ -421,13 +371,6 @@ def _export_timm(args: argparse.Namespace, on_step: OnStep) -> ExportReport:
         force=args.force,
         on_step=on_step,
     )
-
-
-def _aliases() -> Mapping[str, object]:
-    """The names that stand for models."""
-    from gain_export.labels import load_aliases
-
-    return load_aliases()
 
 
 def _overrides(args: argparse.Namespace) -> PreprocessOverrides:

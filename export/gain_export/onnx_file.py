@@ -41,13 +41,7 @@ DEFAULT_OPSET = 18
 
 
 def is_artifact(path: Path, /) -> bool:
-    """Whether a file is an ONNX model that already carries `gain.*` metadata.
-
-    Raises
-    ------
-    ArtifactError
-        If the file is no ONNX model.
-    """
+    """Whether a file already carries `gain.*` metadata; ArtifactError if it is no ONNX model."""
     model = _parse(path)
     return any(item.key == PREFIX + "schema" for item in model.metadata_props)
 
@@ -55,19 +49,8 @@ def is_artifact(path: Path, /) -> bool:
 def load_onnx(path: Path, /) -> onnx.ModelProto:
     """Read an ONNX file whole: external data becomes part of the model.
 
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    onnx.ModelProto
-
-    Raises
-    ------
-    ArtifactError
-        If the file or its external data is missing, corrupt or too large for one file, or if it
-        is an artifact already.
+    Raises ArtifactError if the file or its external data is missing, corrupt or too large for one
+    file, or if it is an artifact already.
     """
     model = _parse(path)
     if any(item.key == PREFIX + "schema" for item in model.metadata_props):
@@ -170,28 +153,12 @@ _CONVERTER_ERRORS = (
 def settle_versions(
     model: onnx.ModelProto, /, *, path: str
 ) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """Bring operator set and file format into the range that devices read.
+    """Bring operator set (17 to 20) and file format (8 to 10) into the range that devices read.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Whole, as it was read: the converter needs what later steps may drop. Local functions
-        become part of the graph.
-    path : str
-        For messages.
-
-    Returns
-    -------
-    onnx.ModelProto
-        Opset 17 to 20, format version 8 to 10. Initializers that old files list among the inputs
-        no longer are.
-    tuple of str
-        What was changed, for the report.
-
-    Raises
-    ------
-    ArtifactError
-        If the opset cannot be changed.
+    Takes the model whole, as it was read: the converter needs what later steps may drop. Local
+    functions become part of the graph; initializers that old files list among the inputs no longer
+    are. Returns it with what was changed, for the report. Raises ArtifactError, naming `path`, if
+    the opset cannot be changed.
     """
     changes = []
     # First, because the converter takes a file of version 3 only as long as its opset fits.
@@ -227,24 +194,7 @@ def foreign_operators(model: onnx.ModelProto, /) -> list[str]:
 
 
 def raise_opset(model: onnx.ModelProto, /, *, path: str) -> onnx.ModelProto:
-    """Convert an older graph to opset 17.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Below opset 17.
-    path : str
-        For messages.
-
-    Returns
-    -------
-    onnx.ModelProto
-
-    Raises
-    ------
-    ArtifactError
-        If it cannot be converted.
-    """
+    """Convert a graph below opset 17 to that; ArtifactError if it cannot be."""
     opset = opset_of(model)
     try:
         converted = version_converter.convert_version(model, MIN_OPSET)
@@ -271,24 +221,8 @@ def lower_opset(model: onnx.ModelProto, opset: int, /, *, path: str) -> onnx.Mod
     """Write a newer graph in an older opset, where everything in it had the same meaning there.
 
     Operators that are new since, and defined by older ones, are spelt out (Attention,
-    RMSNormalization, Swish). The caller runs the result and compares.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Above `opset`.
-    opset : int
-    path : str
-        For messages.
-
-    Returns
-    -------
-    onnx.ModelProto
-
-    Raises
-    ------
-    ArtifactError
-        If the graph needs something that `opset` does not have.
+    RMSNormalization, Swish). The caller runs the result and compares. Raises ArtifactError if the
+    graph needs something that `opset` does not have.
     """
     was = opset_of(model)
     unknown = {

@@ -40,23 +40,9 @@ _CHUNK = 8
 class Original:
     """The unchanged file on ONNX Runtime's CPU provider.
 
-    Parameters
-    ----------
-    path : Path
-    feed : callable
-        From `pixel_values` (B, 3, H, W) float32 to what the network takes.
-    batch : int or None
-        The batch size that the graph states.
-
-    Attributes
-    ----------
-    fixed_batch : int or None
-        The only batch size it takes, as stated or as found by trying.
-
-    Raises
-    ------
-    EngineError
-        If ONNX Runtime cannot load it.
+    `feed` makes what the network takes of `pixel_values` (B, 3, H, W) float32. `fixed_batch` is the
+    only batch size it takes, as the graph states or as found by trying, or None. Raises EngineError
+    if ONNX Runtime cannot load it.
     """
 
     def __init__(self, path: Path, feed: Feed, /, *, batch: int | None) -> None:
@@ -74,21 +60,9 @@ class Original:
         ]
 
     def run(self, pixel_values: Floats, /) -> Values:
-        """Its own outputs for any number of images; those without a row per image are left out.
+        """Its own outputs for (N, 3, H, W) float32 images, in the graph's order.
 
-        Parameters
-        ----------
-        pixel_values : array, (B, 3, H, W) float32
-
-        Returns
-        -------
-        dict of str to array
-            In the graph's order.
-
-        Raises
-        ------
-        EngineError
-            If it cannot be run.
+        Those without a row per image are left out. Raises EngineError if it cannot be run.
         """
         if self.fixed_batch is None and not self._takes_several(pixel_values):
             self.fixed_batch = 1
@@ -133,25 +107,10 @@ class Original:
 def run_values(
     model: onnx.ModelProto, names: Sequence[str], pixel_values: npt.NDArray[np.generic], /
 ) -> Values:
-    """Run a model once and read values inside it.
+    """Run a copy of a model on its only input and read values inside it, by name.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Copied.
-    names : sequence of str
-        Values of the graph. One that ONNX Runtime cannot hand out (bfloat16) is left out.
-    pixel_values : array
-        For its only input.
-
-    Returns
-    -------
-    dict of str to array
-
-    Raises
-    ------
-    EngineError
-        If ONNX Runtime cannot load or run it.
+    One that ONNX Runtime cannot hand out (bfloat16) is left out. Raises EngineError if ONNX Runtime
+    cannot load or run it.
     """
     if not names:
         return {}
@@ -192,26 +151,13 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The way from the logits to an output.
-
-    Attributes
-    ----------
-    logits : str
-        The value before the activation, or the output itself.
-    activation : str
-    axis : int or None
-        The axis that the activation runs along, as the node states it.
-    node : str
-        The activation's operator; empty without one.
-    passed : tuple of str
-        Every value from the output to `logits`.
-    """
+    """The way from the logits, or the output itself, to an output."""
 
     logits: str
     activation: Activation
-    axis: int | None
-    node: str
-    passed: tuple[str, ...]
+    axis: int | None  # that the activation runs along, as the node states it
+    node: str  # the activation's operator; empty without one
+    passed: tuple[str, ...]  # every value from the output to `logits`
 
 
 def read_ending(graph: Graph, output: str, /) -> Ending:
@@ -224,6 +170,8 @@ def read_ending(graph: Graph, output: str, /) -> Ending:
         if node.op_type in _ACTIVATIONS:
             activation = _ACTIVATIONS[node.op_type]
             inner = node.input[0]
+            axis = attribute(node, "axis", 0 if activation == "class_number" else -1)
+            assert isinstance(axis, int)
             if activation == "class_number":
                 # The class of probabilities is that of their logits.
                 before = read_ending(graph, inner)
@@ -231,7 +179,7 @@ def read_ending(graph: Graph, output: str, /) -> Ending:
             return Ending(
                 logits=inner,
                 activation=activation,
-                axis=None if activation == "sigmoid" else _axis(node, activation),
+                axis=None if activation == "sigmoid" else axis,
                 node=str(node.op_type),
                 passed=(*passed, inner),
             )
@@ -265,37 +213,19 @@ def activate(logits: Floats, activation: Activation, /) -> Floats:
     return output
 
 
-def _axis(node: onnx.NodeProto, activation: Activation) -> int:
-    axis = attribute(node, "axis", 0 if activation == "class_number" else -1)
-    assert isinstance(axis, int)
-    return axis
-
-
 # Sums of float16 probabilities are this far from one.
 _SUM_ATOL = 2e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """An output that has one score per class, or the number of the class.
-
-    Attributes
-    ----------
-    name : str
-    num_classes : int
-        K; 0 where only the number of the class comes out.
-    shape : tuple of int
-        Per image.
-    ending : Ending
-    scores : array
-        (N, K), or (N,) class numbers: what the model gave for the images it was tried on.
-    """
+    """An output that has one score per class, or the number of the class."""
 
     name: str
-    num_classes: int
-    shape: tuple[int, ...]
+    num_classes: int  # 0 where only the number of the class comes out
+    shape: tuple[int, ...]  # per image
     ending: Ending
-    scores: npt.NDArray[np.generic]
+    scores: npt.NDArray[np.generic]  # (N, K), or (N,) numbers of classes, of the images tried
 
     def __str__(self) -> str:
         size = " x ".join(map(str, self.shape)) or "1"
@@ -317,19 +247,9 @@ class Candidate:
 
 
 def find_candidates(graph: Graph, outputs: Values, /) -> list[Candidate]:
-    """The outputs that could be a classifier's, in the graph's order.
+    """The outputs, one row per image each, that could be a classifier's, in the graph's order.
 
-    Parameters
-    ----------
-    graph : Graph
-        With the same outputs, by name.
-    outputs : dict of str to array
-        What the model gave, one row per image.
-
-    Returns
-    -------
-    list of Candidate
-        Several outputs of one head (logits and probabilities) are one, the logits.
+    Several outputs of one head (logits and probabilities) are one, the logits.
     """
     found: dict[str, Candidate] = {}
     for name, values in outputs.items():
@@ -366,29 +286,10 @@ def choose_output(
     all_names: Sequence[str],
     path: str,
 ) -> Candidate:
-    """The one output to adapt.
+    """The one output to adapt: the candidate called `name`, or the only one there is.
 
-    Parameters
-    ----------
-    candidates : sequence of Candidate
-    outputs : dict of str to array
-    name : str or None
-        Which one the user wants.
-    all_names : sequence of str
-        Every output of the graph.
-    path : str
-        For messages.
-
-    Returns
-    -------
-    Candidate
-
-    Raises
-    ------
-    ArtifactError
-        If no output has scores of two classes or more.
-    ConfigError
-        If there are several and none was named, or the one named is none.
+    Raises ArtifactError if no output has scores of two classes or more, and ConfigError if there
+    are several and none was named, or the one named is none.
     """
     if name is not None:
         for candidate in candidates:

@@ -49,32 +49,18 @@ _DTYPES: dict[int, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputForm:
-    """How a network takes its images.
-
-    Attributes
-    ----------
-    name : str
-    layout : {"NCHW", "NHWC"}
-    channels : {1, 3}
-    elem_type : int
-        Of `onnx.TensorProto`.
-    batch, height_px, width_px : int or None
-        None where the graph leaves it open.
-    value_range : (low, high) or None
-        What black and white are, where the graph normalises the pixels itself.
-    seen : tuple of str
-        What of it was read off the graph, for the report.
-    """
+    """How a network takes its images; None is what the graph leaves open."""
 
     name: str
     layout: Layout
-    channels: int
-    elem_type: int
+    channels: int  # 1 or 3
+    elem_type: int  # of `onnx.TensorProto`
     batch: int | None
     height_px: int | None
     width_px: int | None
+    # What black and white are, where the graph normalises the pixels itself.
     value_range: tuple[float, float] | None
-    seen: tuple[str, ...]
+    seen: tuple[str, ...]  # what of it was read off the graph, for the report
 
     @property
     def is_plain(self) -> bool:
@@ -92,26 +78,9 @@ def read_input(
 ) -> InputForm:
     """Read off a graph how it takes its images.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-    path : Path
-        For messages.
-    layout : str, optional
-        Where the channels are, if the graph leaves it open.
-    value_range : (low, high), optional
-        What black and white are, for a graph that normalises the pixels itself.
-
-    Returns
-    -------
-    InputForm
-
-    Raises
-    ------
-    ArtifactError
-        If the model takes anything but one batch of RGB or grey images.
-    ConfigError
-        If `layout` or `value_range` contradicts the graph, or the layout cannot be told.
+    `layout` and `value_range` say where the channels are, and what black and white are, if the
+    graph leaves it open. Raises ArtifactError if the model takes anything but one batch of RGB or
+    grey images, and ConfigError if they contradict the graph, or the layout cannot be told.
     """
     graph = Graph(model)
     initializers = {tensor.name for tensor in model.graph.initializer}
@@ -175,14 +144,7 @@ def read_input(
 
 
 def check_range(form: InputForm, spec: Preprocess, /, *, path: Path) -> None:
-    """Refuse pixels that are normalised twice, and grey from planes that are not alike.
-
-    Raises
-    ------
-    ConfigError
-        If the graph normalises levels of a byte and the settings do so, too, or a grey network
-        has three means.
-    """
+    """Raise ConfigError for pixels that are normalised twice, and grey from planes not alike."""
     if form.channels == 1 and (len(set(spec.mean)) > 1 or len(set(spec.std)) > 1):
         raise ConfigError(
             f"--mean, --std: {path} takes one grey channel, got three different numbers; give one"
@@ -205,18 +167,7 @@ def plain_settings(value_range: tuple[float, float], /) -> tuple[tuple[float, ..
 
 
 def feed(form: InputForm, pixel_values: npt.NDArray[np.float32], /) -> npt.NDArray[np.generic]:
-    """The original's own input for preprocessed images.
-
-    Parameters
-    ----------
-    form : InputForm
-    pixel_values : array, (B, 3, H, W) float32
-
-    Returns
-    -------
-    array
-        Of the network's shape and type.
-    """
+    """The original's own input, of its shape and type, for `pixel_values` (B, 3, H, W) float32."""
     values = pixel_values
     if form.channels == 1:
         luma = np.asarray(_LUMA, dtype=np.float32).reshape(1, 3, 1, 1)
@@ -230,17 +181,7 @@ def feed(form: InputForm, pixel_values: npt.NDArray[np.float32], /) -> npt.NDArr
 
 
 def rewrite_input(model: onnx.ModelProto, form: InputForm, spec: Preprocess, /) -> None:
-    """Make `pixel_values` (B, 3, H, W) float32 the graph's input, whatever it takes now.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Changed in place.
-    form : InputForm
-        As `read_input` gave it.
-    spec : Preprocess
-        The image size.
-    """
+    """Make `pixel_values` (B, 3, H, W) float32 the graph's input, whatever it was; in place."""
     graph = model.graph
     if form.is_plain:
         rename_value(model, form.name, PIXEL_VALUES)
@@ -432,25 +373,10 @@ class PreprocessOverrides:
 def complete(
     overrides: PreprocessOverrides, known: Mapping[str, object], /, *, what: str
 ) -> Preprocess:
-    """Join what the user gave with what is known, or ask for the rest.
+    """Join the fields of `Preprocess` that are known with what the user gave, which wins.
 
-    Parameters
-    ----------
-    overrides : PreprocessOverrides
-        Win over `known`.
-    known : mapping
-        Fields of `Preprocess` the source itself states.
-    what : str
-        The model, for messages.
-
-    Returns
-    -------
-    Preprocess
-
-    Raises
-    ------
-    ConfigError
-        If a setting is missing (the flags are named) or out of range.
+    Raises ConfigError, naming the model as `what`, if a setting is missing (the flags are named) or
+    out of range.
     """
     values = {**known, **overrides.given()}
     missing = [flag for name, flag in _FLAGS.items() if name not in values]
@@ -459,27 +385,18 @@ def complete(
             f"{what}: its preprocessing is not known; give {', '.join(dict.fromkeys(missing))}, "
             "or --like with the timm model whose preprocessing it shares"
         )
-    return _parse_values(values)
-
-
-def _parse_values(values: Mapping[str, object], /) -> Preprocess:
-    """A `Preprocess` from plain values; its own checks apply."""
-    fields = dict(values)
     for name in ("mean", "std"):
-        numbers = fields[name]
+        numbers = values[name]
         assert isinstance(numbers, list | tuple)
-        fields[name] = tuple(float(number) for number in numbers)
-    return Preprocess(**fields)  # type: ignore[arg-type]
+        values[name] = tuple(float(number) for number in numbers)
+    return Preprocess(**values)  # type: ignore[arg-type]
 
 
 def from_timm_config(config: Mapping[str, object], /) -> dict[str, object]:
     """The fields of `Preprocess` in timm's resolved data configuration.
 
-    Raises
-    ------
-    ConfigError
-        If timm wants images of another kind than three colour planes, or a crop this project does
-        not offer.
+    Raises ConfigError if timm wants images of another kind than three colour planes, or a crop this
+    project does not offer.
     """
     size = config["input_size"]
     assert isinstance(size, list | tuple)

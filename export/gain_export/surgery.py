@@ -40,21 +40,9 @@ def freed(
 ) -> tuple[onnx.ModelProto, int | None]:
     """The graph for any batch size where one more run proves that it is one, else as it is.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        On `pixel_values`; not changed.
-    fixed_batch : int or None
-        The batch size it was traced with; None where it takes any.
-    pixel_values : array, (N, 3, H, W) float32
-    outputs : dict of str to array
-        What the original gives for these images, by the name of the graph's output.
-
-    Returns
-    -------
-    onnx.ModelProto
-    int or None
-        The only batch size that it takes.
+    `fixed_batch` is the size the model, on `pixel_values`, was traced with, None where it takes
+    any; `outputs` are what the original gives for these images, (N, 3, H, W) float32, by the name
+    of the graph's output. Returns the graph and the only batch size that it takes.
     """
     if fixed_batch is None:
         return model, None
@@ -95,17 +83,9 @@ def _free_batch(
 ) -> None:
     """Take the traced batch size out of reshapes and of constants that are put beside images.
 
-    Only where the first axis of a reshape's result grows with the batch and all others stay is
-    the outcome right; the caller runs it on other batch sizes and compares.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Changed in place.
-    batch_size : int
-        What it was traced with.
-    values : mapping
-        The values of `_batch_values`, from one run at that size.
+    In place. `values` are those of `_batch_values`, from one run at that size. Only where the first
+    axis of a reshape's result grows with the batch and all others stay is the outcome right; the
+    caller runs it on other batch sizes and compares.
     """
     graph = Graph(model)
     for node in graph.nodes:
@@ -179,24 +159,13 @@ _TINY = np.float32(np.finfo(np.float32).tiny)
 def attach_head(model: onnx.ModelProto, head: Head, /) -> HeadLocation:
     """End a graph in `logits = features @ weight.T + bias` and drop everything else it computed.
 
-    One form for every head, whatever the exporter made of it: the runtime reads it, and what it
-    reads is what the graph computes.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Changed in place; its outputs become `features` and `logits`.
-    head : Head
-
-    Returns
-    -------
-    HeadLocation
+    In place. One form for every head, whatever the exporter made of it: the runtime reads it, and
+    what it reads is what the graph computes.
     """
-    writer = _Writer(model)
-    flat = [_vector(writer, part) for part in head.parts]
-    features = flat[0] if len(flat) == 1 else writer.add("Concat", *flat, axis=1)
+    flat = [_vector(model, part) for part in head.parts]
+    features = flat[0] if len(flat) == 1 else _add(model, "Concat", *flat, axis=1)
     if any(value.name == features for value in model.graph.input):
-        features = writer.add("Identity", features)
+        features = _add(model, "Identity", features)
     rename_value(model, features, FEATURES)
     arrays = (
         {_WEIGHT: head.weight} if head.bias is None else {_WEIGHT: head.weight, _BIAS: head.bias}
@@ -204,7 +173,7 @@ def attach_head(model: onnx.ModelProto, head: Head, /) -> HeadLocation:
     for name, array in arrays.items():
         release_name(model, name)
         model.graph.initializer.append(numpy_helper.from_array(array, name))
-    logits = writer.add("Gemm", FEATURES, *arrays, name="head", transB=1)
+    logits = _add(model, "Gemm", FEATURES, *arrays, name="head", transB=1)
     _finish(model, {FEATURES: head.weight.shape[1], logits: head.weight.shape[0]}, logits)
     return HeadLocation(weight=_WEIGHT, layout="KD", bias=None if head.bias is None else _BIAS)
 
@@ -214,56 +183,44 @@ def attach_logits(
 ) -> None:
     """End a graph in a value as it computes it, as `logits` (B, K) float32, without features.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Changed in place; its only output becomes `logits`.
-    value : str
-        With one row per image and K numbers in it, of any floating-point type.
-    num_classes : int
-    logarithm : bool, optional
-        Whether the value holds probabilities, whose logarithm are the logits.
+    In place. The value has K numbers per image, of any floating-point type; with `logarithm` they
+    are probabilities, whose logarithm are the logits.
     """
-    writer = _Writer(model)
-    logits = writer.add("Cast", value, to=TensorProto.FLOAT)
-    logits = writer.add("Flatten", logits, axis=1)
+    logits = _add(model, "Cast", value, to=TensorProto.FLOAT)
+    logits = _add(model, "Flatten", logits, axis=1)
     if logarithm:
-        logits = writer.add("Log", writer.add("Max", logits, writer.constant(_TINY)))
+        logits = _add(model, "Log", _add(model, "Max", logits, _constant(model, _TINY)))
     _finish(model, {logits: num_classes}, logits)
 
 
-class _Writer:
-    """Appends nodes to a graph under names of their own."""
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._model = model
-
-    def add(self, kind: str, *inputs: str, name: str = "", **attributes: object) -> str:
-        """Append a node; the name of its result."""
-        output = free_name(self._model, f"gain.{kind.lower()}")
-        node = helper.make_node(kind, list(inputs), [output], name=name, **attributes)
-        self._model.graph.node.append(node)
-        return output
-
-    def constant(self, array: npt.ArrayLike) -> str:
-        """Append an initializer; its name."""
-        name = free_name(self._model, "gain.constant")
-        self._model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
-        return name
+def _add(
+    model: onnx.ModelProto, kind: str, *inputs: str, name: str = "", **attributes: object
+) -> str:
+    """Append a node under a name of its own; the name of its result."""
+    output = free_name(model, f"gain.{kind.lower()}")
+    model.graph.node.append(helper.make_node(kind, list(inputs), [output], name=name, **attributes))
+    return output
 
 
-def _vector(writer: _Writer, part: Part) -> str:
+def _constant(model: onnx.ModelProto, array: npt.ArrayLike) -> str:
+    """Append an initializer; its name."""
+    name = free_name(model, "gain.constant")
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    return name
+
+
+def _vector(model: onnx.ModelProto, part: Part) -> str:
     """A part of the features as (B, width) float32."""
     value = part.value
     if part.cast:
-        value = writer.add("Cast", value, to=TensorProto.FLOAT)
+        value = _add(model, "Cast", value, to=TensorProto.FLOAT)
     if part.mean_axes:
         axes = list(part.mean_axes)
         # As an attribute up to opset 17, as an input from 18 on: a sum takes it so in both.
-        value = writer.add("ReduceSum", value, writer.constant(np.asarray(axes)), keepdims=1)
-        value = writer.add("Mul", value, writer.constant(np.float32(1.0 / part.places)))
+        value = _add(model, "ReduceSum", value, _constant(model, np.asarray(axes)), keepdims=1)
+        value = _add(model, "Mul", value, _constant(model, np.float32(1.0 / part.places)))
     if part.flatten:
-        value = writer.add("Flatten", value, axis=1)
+        value = _add(model, "Flatten", value, axis=1)
     return value
 
 

@@ -76,15 +76,7 @@ StateDict = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """The tensors of a file.
-
-    Attributes
-    ----------
-    state : dict of str to tensor
-        On the CPU.
-    notes : tuple of str
-        Which of the file's tensors they are, where there was a choice.
-    """
+    """The tensors of a file, on the CPU, and which of them they are, where there was a choice."""
 
     state: StateDict
     notes: tuple[str, ...]
@@ -101,25 +93,12 @@ class _Foreign:
 
 
 def read_checkpoint(path: Path, /, *, ema: bool | None = None) -> Checkpoint:
-    """Read a checkpoint of torch or safetensors; no code in it is run.
+    """Read a checkpoint of torch or, by its suffix, of safetensors; no code in it is run.
 
-    Parameters
-    ----------
-    path : Path
-        A `.safetensors` file; anything else is read as a torch file. The weights inside what a
-        training program wrote are taken out; its other objects are left aside unread.
-    ema : bool, optional
-        Take the exponential moving average of the weights, or the last ones, where a file holds
-        both. Without it the average, as timm does.
-
-    Returns
-    -------
-    Checkpoint
-
-    Raises
-    ------
-    ArtifactError
-        If the file is missing, corrupt, or holds no tensors, or not those that `ema` asks for.
+    The weights inside what a training program wrote are taken out; its other objects are left aside
+    unread. `ema` takes the exponential moving average of the weights, or the last ones, where a
+    file holds both; without it the average, as timm does. Raises ArtifactError if the file is
+    missing, corrupt, or holds no tensors, or not those that `ema` asks for.
     """
     if not is_file(path, error=ArtifactError):
         raise ArtifactError(f"{path}: expected a file of weights, found none; check the path")
@@ -193,12 +172,9 @@ def _tensors(value: Any) -> StateDict:
 
 
 def package_file(alias: Alias, /) -> Path:
-    """The weights file an alias takes from an installed Python package, its hash checked.
+    """The weights file that an alias takes from an installed Python package, its hash checked.
 
-    Raises
-    ------
-    ArtifactError
-        If the package is not installed or its file has another hash.
+    Raises ArtifactError if the package is not installed or its file has another hash.
     """
     assert alias.weights_package is not None
     assert alias.weights_file is not None
@@ -230,28 +206,11 @@ def count_classes(state: StateDict, classifier: object, /) -> int | None:
 
 
 def fill(model: Any, state: StateDict, /, *, path: Path, in_order: bool = False) -> list[str]:
-    """Load a state dict into a timm model, every tensor or none.
+    """Load a state dict into a timm model, every tensor or none; what was left out or resampled.
 
-    Parameters
-    ----------
-    model : timm model
-        Changed in place.
-    state : dict of str to tensor
-        Its names may have a prefix in common: `module.`, `model.`, `net.` or any other.
-    path : Path
-        For messages.
-    in_order : bool, optional
-        Match tensors by position instead of by name.
-
-    Returns
-    -------
-    list of str
-        What was left out or resampled.
-
-    Raises
-    ------
-    ArtifactError
-        If tensors are missing, left over or of another shape; the first few are listed.
+    Its names may have a prefix in common: `module.`, `model.`, `net.` or any other; `in_order`
+    matches by position instead. Raises ArtifactError if tensors are missing, left over or of
+    another shape; the first few are listed.
     """
     own = model.state_dict()
     notes: list[str] = []
@@ -405,28 +364,12 @@ def quiet() -> Iterator[None]:
 
 
 def trace(model: Any, /, *, height_px: int, width_px: int, opset: int) -> onnx.ModelProto:
-    """Trace a module from `pixel_values` to `logits`, its batch axis symbolic where that works.
+    """Trace a module in evaluation mode from `pixel_values` (B, 3, H, W) to `logits` (B, K).
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        From (B, 3, H, W) to (B, K), in evaluation mode.
-    height_px, width_px : int
-    opset : int
-        17 to 20; 17 is lowered from 18, the least torch's exporter writes itself.
-
-    Returns
-    -------
-    onnx.ModelProto
-        Constants folded, no external data. Its batch axis is 1 where torch cannot trace the
-        module for any batch size.
-
-    Raises
-    ------
-    ConfigError
-        If the weights exceed one ONNX file.
-    EngineError
-        If torch cannot trace the module, or not at this opset.
+    At opset 17 to 20; 17 is lowered from 18, the least torch's exporter writes itself. Constants
+    are folded, there is no external data, and the batch axis is symbolic, or 1 where torch cannot
+    trace the module for any batch size. Raises ConfigError if the weights exceed one ONNX file, and
+    EngineError if torch cannot trace the module, or not at this opset.
     """
     size_bytes = sum(4 * tensor.numel() for tensor in model.state_dict().values())
     if size_bytes > MAX_BYTES:

@@ -50,69 +50,36 @@ Numbers = dict[str, float | int | str]
 class Reference:
     """What an artifact must agree with: the model's own output for the images it is tried on.
 
-    Attributes
-    ----------
-    name : str
-        For the record, with its version.
-    pixel_values : array, (N, 3, H, W) float32
-        The images.
-    output : array or None
-        (N, K) scores, or (N,) numbers of classes; None where the model has no output that says
-        anything about these classes.
-    activation : str
-        What lies between the artifact's logits and this output.
-    output_name : str
-        Of the model's output.
-    why_not : str
-        Why there is no output to compare with; empty otherwise.
-    half : bool
-        Whether the model computes in half precision.
+    `output` holds (N, K) scores, or (N,) numbers of classes; it is None where the model has no
+    output that says anything about these classes, and `why_not` says why.
     """
 
-    name: str
-    pixel_values: Floats
+    name: str  # for the record, with its version
+    pixel_values: Floats  # (N, 3, H, W)
+    images: int  # how many different ones are in it, for the record
+    image_source: str  # for the record
     output: npt.NDArray[np.generic] | None
-    activation: Activation = "none"
+    activation: Activation = "none"  # between the artifact's logits and this output
     output_name: str = ""
     why_not: str = ""
-    half: bool = False
+    half: bool = False  # the model computes in half precision
 
 
-def verify(
-    artifact: Artifact, reference: Reference, /, *, images: int, image_source: str
-) -> Numbers:
+def verify(artifact: Artifact, reference: Reference, /) -> Numbers:
     """Run an artifact over images and refuse any difference from the model's own output.
 
-    Parameters
-    ----------
-    artifact : Artifact
-        Run on the CPU in batches of 1, 3 and 8 in turn.
-    reference : Reference
-    images : int
-        How many different ones are in it, for the record.
-    image_source : str
-        For the record.
-
-    Returns
-    -------
-    dict
-        The numbers measured, as they go into the manifest. `verified` is "yes", "class" where the
-        model tells the class only, or "no" with the `reason`.
-
-    Raises
-    ------
-    ParityError
-        If logits, probabilities or class differ by more than rounding, if the logits are not the
-        head applied to the features, or if a value is NaN or infinite; all that failed is named.
-    EngineError
-        If the artifact cannot be run at one of these batch sizes.
+    On the CPU in batches of 1, 3 and 8 in turn. Returns the numbers measured, as they go into the
+    manifest: `verified` is "yes", "class" where the model tells the class only, or "no" with the
+    `reason`. Raises ParityError if logits, probabilities or class differ by more than rounding, if
+    the logits are not the head applied to the features, or if a value is NaN or infinite, naming
+    all that failed; and EngineError if the artifact cannot be run at one of these batch sizes.
     """
     features, logits = _run(artifact, reference.pixel_values)
     numbers: Numbers = {
         "verified": "yes",
         "reference": reference.name,
-        "image_source": image_source,
-        "images": images,
+        "image_source": reference.image_source,
+        "images": reference.images,
         "batch_sizes": ", ".join(str(size) for size in BATCH_SIZES),
         "atol": ATOL,
         "rtol": HALF_RTOL if reference.half else RTOL,
@@ -125,8 +92,8 @@ def verify(
         failures = _check_head(artifact, features, logits, numbers=numbers)
     if failures:
         raise ParityError(
-            f"the artifact does not agree with {reference.name} on {images} images "
-            f"({image_source}): {'; '.join(failures)}; nothing was written"
+            f"the artifact does not agree with {reference.name} on {reference.images} images "
+            f"({reference.image_source}): {'; '.join(failures)}; nothing was written"
         )
     return numbers
 
@@ -154,7 +121,11 @@ def _compare_output(logits: Floats, reference: Reference, *, numbers: Numbers) -
         return []
     if reference.activation == "class_number":
         numbers["verified"] = "class"
-        return _check_numbers(logits, reference.output, numbers=numbers)
+        classes = reference.output.astype(np.int64)
+        failures = _check_classes(logits, classes, seen=classes, rtol=RTOL, numbers=numbers)
+        if numbers["classes_seen"] == 1:
+            numbers |= {"verified": "no", "reason": _SAME}
+        return failures
     want = reference.output.astype(np.float32)
     got = activate(logits, reference.activation)
     failures = _finite(reference.name, want)
@@ -172,7 +143,8 @@ def _compare_output(logits: Floats, reference: Reference, *, numbers: Numbers) -
     if not failures and not any(_tells_images_apart(*pair) for pair in pairs):
         numbers |= {"verified": "no", "reason": _SAME}
     if not failures:
-        failures = _check_classes(got, want, rtol=rtol, numbers=numbers)
+        named, seen = got.argmax(axis=1), want.argmax(axis=1)
+        failures = _check_classes(want, named, seen=seen, rtol=rtol, numbers=numbers)
         _note_calibration(got, want, reference.activation, numbers=numbers)
     return failures
 
@@ -216,29 +188,19 @@ def _cosine(left: Doubles, right: Doubles) -> Doubles:
     return np.minimum(cosine, 1.0)
 
 
-def _check_classes(got: Floats, want: Floats, *, rtol: float, numbers: Numbers) -> list[str]:
-    """Whether both predict the same class; scores closer than rounding are a tie."""
-    allowed = ATOL + rtol * float(np.abs(want).max())
-    rows = np.arange(len(want))
-    agrees = want[rows, got.argmax(axis=1)] >= want.max(axis=1) - 2.0 * allowed
-    numbers["top1_agreement"] = float(agrees.mean())
-    numbers["classes_seen"] = len(np.unique(want.argmax(axis=1)))
-    if agrees.all():
-        return []
-    return [f"top-1: the predicted class agrees on {agrees.mean():.1%}, expected 100%"]
-
-
-def _check_numbers(
-    logits: Floats, classes: npt.NDArray[np.generic], *, numbers: Numbers
+def _check_classes(
+    scores: Floats,
+    named: npt.NDArray[np.int64],
+    *,
+    seen: npt.NDArray[np.int64],
+    rtol: float,
+    numbers: Numbers,
 ) -> list[str]:
-    """Whether the class is the one that the model names; nothing else of it comes out."""
-    allowed = ATOL + RTOL * float(np.abs(logits).max())
-    rows = np.arange(len(logits))
-    agrees = logits[rows, classes.astype(np.int64)] >= logits.max(axis=1) - 2.0 * allowed
+    """Whether the classes named have the highest scores; closer than rounding is a tie."""
+    allowed = ATOL + rtol * float(np.abs(scores).max())
+    agrees = scores[np.arange(len(scores)), named] >= scores.max(axis=1) - 2.0 * allowed
     numbers["top1_agreement"] = float(agrees.mean())
-    numbers["classes_seen"] = len(np.unique(classes))
-    if numbers["classes_seen"] == 1:
-        numbers |= {"verified": "no", "reason": _SAME}
+    numbers["classes_seen"] = len(np.unique(seen))
     if agrees.all():
         return []
     return [f"top-1: the predicted class agrees on {agrees.mean():.1%}, expected 100%"]

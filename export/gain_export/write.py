@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -36,7 +35,6 @@ from gain_runtime.preprocess import preprocess_batch
 __all__ = [
     "Classifier",
     "ExportReport",
-    "Facts",
     "OnStep",
     "Steps",
     "VerifyImages",
@@ -106,13 +104,7 @@ class ExportReport:
 
 
 class Steps:
-    """Times the steps of an export and announces each as it begins.
-
-    Parameters
-    ----------
-    on_step : callable, optional
-        Called with the step's name.
-    """
+    """Times the steps of an export and announces each by its name as it begins."""
 
     def __init__(self, on_step: OnStep | None = None, /) -> None:
         self._on_step = on_step
@@ -138,37 +130,16 @@ class VerifyImages:
 
     images: Sequence[npt.NDArray[np.uint8]]
     source: str
+    drawn: bool  # here, because no photographs were given
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What an artifact says of itself besides its graph; see `Manifest`.
-
-    Attributes
-    ----------
-    source, weights_sha256 : str
-    labels : Labels
-    preprocess : Preprocess
-    tools : sequence of str
-        Modules whose versions are recorded.
-    notes : tuple of str
-        What was read off the model, changed and folded, one line each.
-    """
-
-    source: str
-    weights_sha256: str
-    labels: Labels
-    preprocess: Preprocess
-    tools: Sequence[str]
-    notes: tuple[str, ...] = ()
-
-
-def choose_images(folder: Path | None, /) -> VerifyImages:
+def choose_images(folder: str | Path | None, /) -> VerifyImages:
     """Photographs from a folder, or drawn images without one."""
     if folder is not None:
-        return VerifyImages(images=read_photographs(folder), source=folder.name or str(folder))
+        images, source = read_photographs(Path(folder)), Path(folder).name or str(folder)
+        return VerifyImages(images=images, source=source, drawn=False)
     images = synthetic_images(sum(BATCH_SIZES), seed=_SEED)
-    return VerifyImages(images=images, source=f"synthetic, seed {_SEED}")
+    return VerifyImages(images=images, source=f"synthetic, seed {_SEED}", drawn=True)
 
 
 def verification_pixels(images: VerifyImages, spec: Preprocess, /) -> npt.NDArray[np.float32]:
@@ -185,99 +156,64 @@ _MAX_LISTED = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Classifier:
-    """A graph on `pixel_values` and the value in it that holds the logits.
+    """A graph on `pixel_values`, the value in it that holds the logits, and what is said of it.
 
-    Attributes
-    ----------
-    model : onnx.ModelProto
-        Of a version that devices read.
-    logits : str
-        A value with K numbers per image; probabilities where `activation` says so.
-    num_classes : int
-    activation : str
-        What the original applies to them.
-    fixed_batch : int or None
-        The only batch size it takes.
+    What has no comment is as in `Manifest`.
     """
 
-    model: onnx.ModelProto
-    logits: str
+    model: onnx.ModelProto  # of a version that devices read
+    logits: str  # a value with K numbers per image; probabilities where `activation` says so
     num_classes: int
     activation: Activation
-    fixed_batch: int | None
+    fixed_batch: int | None  # the only batch size it takes
+    source: str
+    weights_sha256: str
+    labels: Labels
+    preprocess: Preprocess
+    tools: Sequence[str]  # modules whose versions are recorded
+    notes: tuple[str, ...]
 
 
 def write_classifier(
-    classifier: Classifier,
-    facts: Facts,
-    /,
-    *,
-    output: Path,
-    reference: Reference,
-    images: VerifyImages,
-    steps: Steps,
+    classifier: Classifier, reference: Reference, /, *, output: Path, steps: Steps
 ) -> ExportReport:
     """Expose the features where the logits are linear in some, verify, and write the artifact.
 
-    Parameters
-    ----------
-    classifier : Classifier
-        Its model is changed in place.
-    facts : Facts
-        What the manifest says besides.
-    output : Path
-    reference : Reference
-    images : VerifyImages
-    steps : Steps
-
-    Returns
-    -------
-    ExportReport
-
-    Raises
-    ------
-    ArtifactError
-        If the file would exceed 2 GB or cannot be written.
-    EngineError
-        If ONNX Runtime cannot run the graph.
-    ParityError
-        If the graph and the model's own output disagree. Nothing is left behind.
+    The classifier's model is changed in place. Raises ArtifactError if the file would exceed 2 GB
+    or cannot be written, EngineError if ONNX Runtime cannot run the graph, and ParityError if the
+    graph and the model's own output disagree. Nothing is left behind.
     """
     with steps("surgery"):
         head, reason = _head(classifier, reference)
-    notes = [*facts.notes, *_warnings(classifier)]
-    finish = partial(
-        _verify_and_write,
-        classifier=classifier,
-        output=output,
-        reference=reference,
-        images=images,
-        steps=steps,
-    )
+    notes = (*classifier.notes, *_warnings(classifier))
     if head is not None:
         exact = onnx.ModelProto()
         exact.CopyFrom(classifier.model)
         location = attach_head(exact, head)
+        folded = replace(classifier, model=exact, notes=(*notes, *_folded(head)))
         try:
-            return finish(
-                exact,
-                replace(facts, notes=(*notes, *_folded(head))),
+            return _verify_and_write(
+                folded,
+                reference,
                 head=location,
                 feature_dim=head.weight.shape[1],
+                output=output,
+                steps=steps,
             )
         except ParityError as err:
             # A head that rounds, in half precision or quantised, is kept as it is instead.
             reason = str(err).partition(": ")[2].removesuffix("; nothing was written")
-        del exact
-    notes.append(f"no features: {reason}")
+        del exact, folded
     attach_logits(
         classifier.model,
         classifier.logits,
         num_classes=classifier.num_classes,
         logarithm=classifier.activation == "probabilities",
     )
-    facts = replace(facts, notes=tuple(notes))
-    return finish(classifier.model, facts, head=None, feature_dim=None)
+    bare = replace(classifier, notes=(*notes, f"no features: {reason}"))
+    return _verify_and_write(
+        bare, reference, head=None, feature_dim=None, output=output, steps=steps
+    )
 
 
 def is_half(model: onnx.ModelProto, /) -> bool:
@@ -293,14 +229,13 @@ def _head(classifier: Classifier, reference: Reference) -> tuple[Head | None, st
     if classifier.activation == "probabilities":
         return None, "the model gives probabilities whose logits are not in the graph"
     graph = Graph(classifier.model)
-    rows = classifier.fixed_batch or _PROBED_BATCH
+    size = classifier.fixed_batch or _PROBED_BATCH
+    few = reference.pixel_values[:size]
     try:
         values = run_values(
             classifier.model,
             affine_values(graph, classifier.logits),
-            reference.pixel_values[:rows].repeat(-(-rows // len(reference.pixel_values)), axis=0)[
-                :rows
-            ],
+            few.repeat(-(-size // len(reference.pixel_values)), axis=0)[:size],
         )
         return compose_head(graph, classifier.logits, values=values), ""
     except (NotLinearError, EngineError) as err:
@@ -342,36 +277,34 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _verify_and_write(
-    model: onnx.ModelProto,
-    facts: Facts,
+    classifier: Classifier,
+    reference: Reference,
     /,
     *,
-    classifier: Classifier,
     head: HeadLocation | None,
     feature_dim: int | None,
     output: Path,
-    reference: Reference,
-    images: VerifyImages,
     steps: Steps,
 ) -> ExportReport:
     """Verify a finished graph and write it with the numbers measured; no head, no features."""
+    model = classifier.model
     if classifier.fixed_batch is not None:
         state_batch(model, classifier.fixed_batch)
     manifest = Manifest(
-        source=facts.source,
-        weights_sha256=facts.weights_sha256,
+        source=classifier.source,
+        weights_sha256=classifier.weights_sha256,
         input_name=PIXEL_VALUES,
         features_name=None if head is None else FEATURES,
         logits_name=LOGITS,
         num_classes=classifier.num_classes,
         feature_dim=feature_dim,
-        labels=facts.labels.names,
+        labels=classifier.labels.names,
         head=head,
-        preprocess=facts.preprocess,
-        tool_versions={tool: _tool_version(tool) for tool in facts.tools},
-        labels_source=facts.labels.source,
+        preprocess=classifier.preprocess,
+        tool_versions={tool: _tool_version(tool) for tool in classifier.tools},
+        labels_source=classifier.labels.source,
         activation=classifier.activation,
-        notes=facts.notes,
+        notes=classifier.notes,
     )
     size_bytes = model.ByteSize()
     if size_bytes > MAX_BYTES:
@@ -389,7 +322,7 @@ def _verify_and_write(
     try:
         with steps("verify"):
             write_metadata(model, manifest)
-            numbers = _verify_candidate(model, output=output, reference=reference, images=images)
+            numbers = _verify_candidate(model, reference, output=output)
         with steps("write"):
             manifest = replace(manifest, verification=numbers)
             write_metadata(model, manifest)
@@ -399,45 +332,6 @@ def _verify_and_write(
         if isinstance(err, ArtifactError):
             raise
         raise ArtifactError(f"{output}: cannot be written ({err.strerror or err})") from err
-    return _report(model, manifest, data, output=output, seconds=steps.seconds)
-
-
-def _tool_version(tool: str) -> str:
-    """The version of a tool, as its module says it.
-
-    Several distributions bring ONNX Runtime's module, and this project may run from its folder.
-    """
-    return __version__ if tool == "gain-edge" else str(import_module(tool).__version__)
-
-
-def _verify_candidate(
-    model: onnx.ModelProto, *, output: Path, reference: Reference, images: VerifyImages
-) -> Numbers:
-    """Verify the graph as a file of its own, which is gone afterwards."""
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".gain-export-") as folder:
-        candidate = Path(folder) / output.name
-        candidate.write_bytes(model.SerializeToString())
-        try:
-            return verify(
-                load_artifact(candidate),
-                reference,
-                images=len(images.images),
-                image_source=images.source,
-            )
-        except (ArtifactError, EngineError) as err:
-            # The user knows the file by the name it was to get.
-            raise type(err)(str(err).replace(str(candidate), str(output))) from err
-
-
-def _report(
-    model: onnx.ModelProto,
-    manifest: Manifest,
-    data: bytes,
-    *,
-    output: Path,
-    seconds: Mapping[str, float],
-) -> ExportReport:
-    """What is known once the artifact is written."""
     return ExportReport(
         path=output,
         sha256=hashlib.sha256(data).hexdigest(),
@@ -453,5 +347,22 @@ def _report(
         activation=manifest.activation,
         labels_source=manifest.labels_source,
         notes=manifest.notes,
-        seconds=seconds,
+        seconds=steps.seconds,
     )
+
+
+def _tool_version(tool: str) -> str:
+    """As its module says: several distributions bring ONNX Runtime's, and ours may be a folder."""
+    return __version__ if tool == "gain-edge" else str(import_module(tool).__version__)
+
+
+def _verify_candidate(model: onnx.ModelProto, reference: Reference, *, output: Path) -> Numbers:
+    """Verify the graph as a file of its own, which is gone afterwards."""
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".gain-export-") as folder:
+        candidate = Path(folder) / output.name
+        candidate.write_bytes(model.SerializeToString())
+        try:
+            return verify(load_artifact(candidate), reference)
+        except (ArtifactError, EngineError) as err:
+            # The user knows the file by the name it was to get.
+            raise type(err)(str(err).replace(str(candidate), str(output))) from err

@@ -34,9 +34,6 @@ class GraphStream:
     state: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
         kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
         self.state = {
             item.name: np.zeros(item.shape, kinds[item.type])
@@ -136,12 +133,6 @@ def make_artifact(tmp_path: Path) -> Callable[..., Path]:
         return write_artifact(tmp_path / "tiny.onnx", weight, **settings)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def write_tiny() -> Callable[..., Path]:
-    """`write_artifact`, for fixtures that tests share."""
-    return write_artifact
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""`AdaptiveSession`: `Gain`'s methods on an adaptive file, and the same behind an adapter."""
+"""`AdaptiveSession`: `Gain`'s methods on an adaptive file, its buffers, an adapter on it."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ from gain_core.records import arrays_of
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adapter import Adapter
 from gain_runtime.engine import AdaptiveEngine, NetworkEngine
-from gain_runtime.sessions.adaptive import AdaptiveSession
-from gain_runtime.sessions.onnx import OnnxSession
+from gain_runtime.sessions.adaptive import AdaptiveBinding, AdaptiveSession
+from gain_runtime.sessions.onnx import CPU_PROVIDER, OnnxSession, create_native
 
 WORLD = gaussian_world(6, 10, num_batches=40, batch_sizes=(12, 4, 16), seed=21)
 WEIGHT = WORLD.prototypes.astype(np.float32)
@@ -149,15 +149,13 @@ def test_a_batch_that_is_not_finite_is_refused_and_forgotten(make_session, updat
     assert_array_equal(result.probs, expected.probs)
 
 
-def test_a_state_of_another_head_is_refused(make_session, config):
+def test_a_state_of_another_head_or_method_is_refused(make_session, config):
+    session = make_session()
     with pytest.raises(ArrayError, match="made for another network"):
-        make_session().load_state(Gain(WEIGHT[:4], config).state)
-
-
-def test_a_state_of_the_other_method_is_refused(make_session, config):
+        session.load_state(Gain(WEIGHT[:4], config).state)
     other = PRESETS["paper-l2" if config == PRESETS["shift"] else "shift"]
     with pytest.raises(ArrayError, match="made by another method"):
-        make_session().load_state(Gain(WEIGHT, other).state)
+        session.load_state(Gain(WEIGHT, other).state)
 
 
 def test_no_frame_predicts_nothing(make_session, reads):
@@ -171,14 +169,12 @@ def test_no_frame_predicts_nothing(make_session, reads):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        pytest.param((BATCHES[0][0],), "expected 2 arrays", id="one-missing"),
-        pytest.param((BATCHES[0][0].tolist(), BATCHES[0][1]), "features.*list", id="a-list"),
-        pytest.param(
-            (BATCHES[0][0].astype(np.float64), BATCHES[0][1]), "features.*float64", id="float64"
-        ),
-        pytest.param((BATCHES[0][0], BATCHES[1][1]), r"logits.*\(12, 6\)", id="other-batch"),
-        pytest.param((BATCHES[0][0][:, :4], BATCHES[0][1]), "features", id="other-width"),
-        pytest.param((BATCHES[0][0].T.copy().T, BATCHES[0][1]), "contiguous", id="strided"),
+        ((BATCHES[0][0],), "expected 2 arrays"),
+        ((BATCHES[0][0].tolist(), BATCHES[0][1]), "features.*list"),
+        ((BATCHES[0][0].astype(np.float64), BATCHES[0][1]), "features.*float64"),
+        ((BATCHES[0][0], BATCHES[1][1]), r"logits.*\(12, 6\)"),
+        ((BATCHES[0][0][:, :4], BATCHES[0][1]), "features"),
+        ((BATCHES[0][0].T.copy().T, BATCHES[0][1]), "contiguous"),
     ],
 )
 def test_inputs_that_do_not_fit_are_named(make_session, inputs, message):
@@ -222,3 +218,64 @@ def test_state_files_of_adapters_are_interchangeable(
             assert_allclose(adaptive.step(images).probs, expected.probs, rtol=0, atol=1e-4)
             predictions.append(expected)
     assert_corrected(predictions, share=0.5)
+
+
+@pytest.fixture
+def artifact(make_session):
+    """A file that each batch teaches something."""
+    return make_session().artifact
+
+
+@pytest.fixture
+def binding(artifact):
+    """Its two sets of buffers for the state, which change places."""
+    return AdaptiveBinding(create_native(artifact.path, CPU_PROVIDER, 1), artifact, CPU_PROVIDER)
+
+
+@pytest.fixture
+def batches(reads):
+    """What the file takes of every batch."""
+    return [reads(batch) for batch in BATCHES]
+
+
+def state_of(binding, artifact):
+    return {item.field: binding.read(item.field) for item in artifact.state}
+
+
+def test_a_call_that_is_not_followed_up_has_changed_nothing(binding, artifact, batches):
+    for batch in batches[:4]:
+        binding.run(batch, update=True)
+        binding.advance()
+    before = state_of(binding, artifact)
+    first = binding.run(batches[4], update=True)
+    second = binding.run(batches[4], update=True)
+    assert_array_equal(first["probs"], second["probs"])
+    for field, array in state_of(binding, artifact).items():
+        assert_array_equal(array, before[field], err_msg=field)
+    binding.advance()
+    assert binding.read("frames") > before["frames"]
+
+
+def test_without_an_update_the_other_set_is_not_written(binding, artifact, batches):
+    for batch in batches[:3]:
+        binding.run(batch, update=True)
+        binding.advance()
+    binding.advance()
+    behind = state_of(binding, artifact)
+    binding.advance()
+    for batch in batches[3:6]:
+        binding.run(batch, update=False)
+    binding.advance()
+    for field, array in state_of(binding, artifact).items():
+        assert_array_equal(array, behind[field], err_msg=field)
+
+
+def test_replaced_state_is_copied(binding, artifact):
+    arrays = {item.field: item.zeros() for item in artifact.state}
+    arrays["frames"] = np.array(7)
+    binding.replace(arrays)
+    arrays["frames"][...] = 9
+    assert binding.read("frames") == 7
+    read = binding.read("frames")
+    read[...] = 3
+    assert binding.read("frames") == 7

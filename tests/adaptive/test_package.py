@@ -1,19 +1,23 @@
 """Writing adaptive files: what is in them, and what is refused."""
 
 import json
+import re
+import time
+from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, numpy_helper
-from without import run_without
 
 from gain_core import PRESETS, Gain, config_from_dict
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.adaptive import adaptive_path, add_adaptation
-from gain_runtime.files.adaptive import load_adaptive
+from gain_runtime.files.adaptive import ADAPTIVE_PREFIX, load_adaptive
 from gain_runtime.files.artifact import load_artifact
+from gain_runtime.files.manifest import Preprocess
 
 RNG = np.random.default_rng(0)
 # Multiples of 1/8 survive float16 unchanged.
@@ -36,18 +40,6 @@ PLAIN = """
     Shape Concat Expand Gather GatherElements Slice Unsqueeze Reshape Transpose Identity
     """
 OPERATORS = set(PLAIN.split())
-
-
-def branches(model):
-    """Of every conditional, the nodes of its branches: then, else."""
-    return [
-        tuple(
-            next(item.g.node for item in node.attribute if item.name == name)
-            for name in ("then_branch", "else_branch")
-        )
-        for node in model.graph.node
-        if node.op_type == "If"
-    ]
 
 
 # Every preset in every opset, with and without waits and a network in turn.
@@ -111,7 +103,9 @@ def test_the_step_stays_small_and_plain(make_graph, preset):
     """Runtimes without an operator, or that follow every way through a graph, take it as well."""
     model = onnx.load(make_graph(WEIGHT, PRESETS[preset]).path)
     most, learns = MOST_NODES[preset]
-    ((then, other),) = branches(model)
+    (conditional,) = [node for node in model.graph.node if node.op_type == "If"]
+    inner = {item.name: item.g.node for item in conditional.attribute}
+    then, other = inner["then_branch"], inner["else_branch"]
     assert len(model.graph.node) <= most
     assert 0 < len(then) <= learns
     # What is kept is passed through, or chosen, tensor by tensor.
@@ -213,25 +207,21 @@ def test_fixed_batch_size_is_kept(make_artifact, tmp_path, checked):
         assert outputs["label"].shape.dim[0].dim_value == 2
 
 
-def test_an_adaptive_file_is_not_made_adaptive_again(make_artifact, tmp_path):
-    path = tmp_path / "tiny.adaptive.onnx"
-    add_adaptation(make_artifact(WEIGHT), path)
+def test_neither_kind_of_file_is_taken_for_the_other(make_artifact, tmp_path):
+    artifact, path = make_artifact(WEIGHT), tmp_path / "tiny.adaptive.onnx"
+    with pytest.raises(ArtifactError, match="plain artifact"):
+        load_adaptive(artifact)
+    add_adaptation(artifact, path)
     with pytest.raises(ArtifactError, match="adaptive already"):
         add_adaptation(path, tmp_path / "twice.onnx")
 
 
-@pytest.fixture(scope="module")
-def adaptive_model(tmp_path_factory, write_tiny):
-    """Loads an adaptive file, written once, to be damaged."""
-    folder = tmp_path_factory.mktemp("adaptive")
-    path = folder / "tiny.adaptive.onnx"
-    add_adaptation(write_tiny(folder / "tiny.onnx", WEIGHT), path)
-    return lambda: onnx.load(path)
-
-
-def test_a_plain_artifact_is_not_loaded_as_adaptive(make_artifact):
-    with pytest.raises(ArtifactError, match="plain artifact"):
-        load_adaptive(make_artifact(WEIGHT))
+@pytest.fixture
+def adaptive_model(make_artifact, tmp_path):
+    """An adaptive file's model."""
+    path = tmp_path / "tiny.adaptive.onnx"
+    add_adaptation(make_artifact(WEIGHT), path)
+    return onnx.load(path)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +239,7 @@ def test_a_plain_artifact_is_not_loaded_as_adaptive(make_artifact):
     ],
 )
 def test_damaged_metadata_is_named(tmp_path, adaptive_model, key, value, message):
-    path, model = tmp_path / "tiny.adaptive.onnx", adaptive_model()
+    path, model = tmp_path / "tiny.adaptive.onnx", adaptive_model
     entry = next(item for item in model.metadata_props if item.key == f"gain.adaptive.{key}")
     entry.value = value
     path.write_bytes(model.SerializeToString())
@@ -266,7 +256,7 @@ def test_damaged_metadata_is_named(tmp_path, adaptive_model, key, value, message
     ],
 )
 def test_a_state_that_is_not_the_methods_is_named(tmp_path, adaptive_model, damage, message):
-    path, model = tmp_path / "tiny.adaptive.onnx", adaptive_model()
+    path, model = tmp_path / "tiny.adaptive.onnx", adaptive_model
     value = next(item for item in model.graph.input if item.name == "state.last")
     if damage == "renamed":
         value.name = "stale.last"
@@ -284,6 +274,96 @@ def test_default_name(tmp_path, name):
     assert adaptive_path(tmp_path / name) == tmp_path / "vit.adaptive.onnx"
 
 
-def test_importing_the_package_imports_no_library():
-    done = run_without(["onnx"], "import gain_export.adaptive as made\nmade.__all__\n")
-    assert done.returncode == 0, done.stderr
+# Four are used; a builder that follows every way through a graph would need hours.
+MOST_CPU_SECONDS = 60.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["shift", "paper-l2"])
+def test_the_step_of_a_thousand_classes_is_built(make_graph, preset):
+    """TensorRT for RTX builds it in seconds, on a machine without a GPU."""
+    trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")
+    weight = np.random.default_rng(0).normal(size=(1000, 64)).astype(np.float32)
+    path = make_graph(weight, PRESETS[preset]).path
+    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR))
+    assert parser.parse(path.read_bytes()), parser.get_error(0).desc()
+    profile, config = builder.create_optimization_profile(), builder.create_builder_config()
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    for tensor in inputs:
+        if -1 in (shape := tuple(tensor.shape)):
+            sizes = [tuple(n if size == -1 else size for size in shape) for n in (1, 16, 64)]
+            profile.set_shape(tensor.name, *sizes)
+    config.add_optimization_profile(profile)
+    began = time.process_time()
+    plan = builder.build_serialized_network(network, config)
+    assert plan is not None
+    assert time.process_time() - began < MOST_CPU_SECONDS
+
+
+# The contract's page.
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "reference" / "adaptive-file.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "how-to" / "adaptive-file.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("waits", "stated"),
+    [
+        pytest.param(1, r"`80 K` bytes .*: (\d+) kB at K = 1000", id="nothing-waits"),
+        pytest.param(None, r"and (\d+) kB in a\sfile as", id="as-exported"),
+    ],
+)
+def test_the_size_of_a_shifts_state(make_artifact, tmp_path, waits, stated):
+    weight = np.random.default_rng(0).normal(size=(1000, 4)).astype(np.float32)
+    settings = {} if waits is None else {"update_every": waits, "warmup_frames": waits}
+    report = add_adaptation(make_artifact(weight), tmp_path / "tiny.adaptive.onnx", **settings)
+    found = re.search(stated, PAGE)
+    assert found is not None
+    assert round(report.state_bytes / 1000) == int(found[1])
+    by_class = 80 if waits else 80 + 28
+    assert 0 <= report.state_bytes - by_class * 1000 < 1000
+
+
+@pytest.mark.parametrize("preset", ["shift", "paper"])
+def test_the_table_of_the_state_is_the_files(make_artifact, tmp_path, preset):
+    """Names, shapes and types, whatever the method keeps."""
+    K, D, M = 5, 7, 3
+    weight = np.random.default_rng(0).normal(size=(K, D)).astype(np.float32)
+    path, waits = tmp_path / "tiny.adaptive.onnx", {"update_every": 2, "warmup_frames": M}
+    add_adaptation(make_artifact(weight), path, config=PRESETS[preset], **waits)
+    part = PAGE.split("With the presets `paper`")[0 if preset == "shift" else 1]
+    part = part.split("## State")[-1].split("Together")[0]
+    sizes = {"K": K, "D": D, "J": 2, "M - 1": M - 1}
+    stated = {}
+    for names, shapes, dtypes in re.findall(r"^\| (`[^|]+) \| ([^|]+) \| (\w+) \|", part, re.M)[1:]:
+        fields_here = re.findall(r"`(\w+)`", names)
+        found = re.findall(r"\(([^)]*)\)", shapes)
+        for field, shape in zip(fields_here, found * (len(fields_here) // len(found)), strict=True):
+            axes = [axis.strip() for axis in shape.split(",") if axis.strip()]
+            stated[field] = tuple(sizes.get(axis) or int(axis) for axis in axes), dtypes
+    assert stated == {item.field: (item.shape, item.dtype) for item in load_adaptive(path).state}
+
+
+def test_every_key_of_the_metadata_has_a_row(adaptive_model):
+    keys = {item.key for item in adaptive_model.metadata_props}
+    assert set(re.findall(rf"`({ADAPTIVE_PREFIX}\w+)`", PAGE)) == {
+        key for key in keys if key.startswith(ADAPTIVE_PREFIX)
+    }
+
+
+def test_every_key_of_the_preprocessing_has_a_row(adaptive_model):
+    metadata = {item.key: item.value for item in adaptive_model.metadata_props}
+    written = json.loads(metadata["gain.preprocess"])
+    assert written.keys() == {field.name for field in fields(Preprocess)}
+    table = PAGE.split("**Preparing a frame.**")[1].split("## Outputs")[0]
+    rows = re.findall(r"^\| (`[^|]+`) \|", table, flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == written.keys()
+
+
+def test_the_short_program_reads_outputs_that_exist(adaptive_model):
+    program = GUIDE.split("```text")[1].split("```")[0]
+    used = set(re.findall(r"outputs\.(\w+)", program)) - {"next_state"}
+    assert used <= {value.name for value in adaptive_model.graph.output}

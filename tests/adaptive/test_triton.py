@@ -203,14 +203,9 @@ def test_the_parser_of_tensorrt_reads_what_the_config_says(tmp_path, adaptive, n
     flag = library.NetworkDefinitionCreationFlag.STRONGLY_TYPED
     network = library.Builder(log).create_network(1 << int(flag))
     assert library.OnnxParser(network, log).parse_from_file(str(folder / "1" / "model.onnx"))
-    tensors = {
-        tensor.name: tensor
-        for count, of in (
-            (network.num_inputs, network.get_input),
-            (network.num_outputs, network.get_output),
-        )
-        for tensor in map(of, range(count))
-    }
+    ends = [*map(network.get_input, range(network.num_inputs))]
+    ends += map(network.get_output, range(network.num_outputs))
+    tensors = {tensor.name: tensor for tensor in ends}
     states = config.sequence_batching.state
     named = [(item.name, item) for item in (*config.input, *config.output)]
     named += [(item.input_name, item) for item in states]
@@ -245,33 +240,24 @@ def test_the_command_writes_the_repository(tmp_path, adaptive, capsys):
     assert [item.name for item in models.iterdir()] == ["net"]
 
 
-def test_the_back_end_is_a_setting(tmp_path, adaptive, capsys):
-    path = adaptive()
+def test_an_artifact_becomes_adaptive_and_a_model_for_a_back_end(tmp_path, adaptive, capsys):
+    artifact, models = adaptive().with_name("tiny.onnx"), tmp_path / "models"
     chosen = ["--set", "triton-backend=tensorrt"]
-    assert main([str(path), "--triton", str(tmp_path / "models"), *chosen]) == 0
-    assert read_config(tmp_path / "models" / "net").backend == "tensorrt"
-    capsys.readouterr()
-    assert main([str(path.with_name("tiny.onnx")), "--adaptive", *chosen]) == 1
+    assert main([str(artifact), "--adaptive", *chosen]) == 1
     assert "triton-backend: is a setting of --triton" in capsys.readouterr().err
-
-
-def test_an_artifact_becomes_adaptive_and_a_model_in_one_go(tmp_path, adaptive):
-    path = adaptive()
-    artifact = path.with_name("tiny.onnx")
-    assert main([str(artifact), "--adaptive", "--triton", str(tmp_path / "models")]) == 0
-    written = tmp_path / "models" / "tiny" / "1" / "model.onnx"
-    assert written.read_bytes() == path.with_name("tiny.adaptive.onnx").read_bytes()
+    assert main([str(artifact), "--adaptive", "--triton", str(models), *chosen]) == 0
+    assert artifact.with_name("tiny.adaptive.onnx").is_file()
+    assert read_config(models / "tiny").backend == "tensorrt"
 
 
 @pytest.mark.parametrize(
     ("target", "flags", "message"),
     [
-        pytest.param("tiny.onnx", [], "expected an adaptive file, got ", id="artifact"),
-        pytest.param("none.onnx", [], "no such file", id="missing"),
-        pytest.param("net.adaptive.onnx", ["--engine"], "--engine: has no effect", id="engine"),
-        pytest.param(
-            "net.adaptive.onnx", ["--output", "a"], "--output: has no effect", id="output"
-        ),
+        ("tiny.onnx", [], "expected an adaptive file, got "),
+        ("none.onnx", [], "no such file"),
+        ("net.adaptive.onnx", ["--engine"], "--engine: has no effect"),
+        ("net.adaptive.onnx", ["--precision", "fp16"], "--precision: has no effect"),
+        ("net.adaptive.onnx", ["--output", "a"], "--output: has no effect"),
     ],
 )
 def test_what_is_no_adaptive_file_is_refused_in_one_line(

@@ -103,11 +103,8 @@ def test_too_long_a_header_is_not_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_engine_lies_beside_its_artifact():
-    assert engine_path(Path("a/net.gain.onnx")) == Path("a/net.gain.engine")
-
-
 def test_missing_file_names_the_command(tmp_path):
+    assert engine_path(Path("a/net.gain.onnx")) == Path("a/net.gain.engine")
     with pytest.raises(EngineError, match=r"no such file; .*net\.onnx --engine"):
         read_engine(tmp_path / "net.engine")
 
@@ -115,24 +112,23 @@ def test_missing_file_names_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        pytest.param(b"", "a header of 2 to", id="empty"),
-        pytest.param(b"\x10", "a header of 2 to", id="no-length"),
-        pytest.param(b"\xff\xff\xff\xff{}", "4294967295", id="huge-length"),
-        pytest.param(struct.pack("<I", MAX_HEADER_BYTES + 1), "a header of 2 to", id="too-long"),
-        pytest.param(struct.pack("<I", 500) + b"{}", "truncated", id="truncated-header"),
-        pytest.param(struct.pack("<I", 2) + b"{{", "a header in JSON", id="bad-json"),
-        pytest.param(struct.pack("<I", 4) + b"\xff\xfe\xfd\xfc", "in JSON", id="no-unicode"),
-        pytest.param(struct.pack("<I", 9000) + b"[" * 9000, "in JSON", id="deep-json"),
-        pytest.param(struct.pack("<I", 5000) + b"9" * 5000, "in JSON", id="long-number"),
-        pytest.param(with_header([1]), "names and values", id="list"),
-        pytest.param(with_header({}), "schema 3", id="no-schema"),
-        pytest.param(with_fields(schema=4), "a newer version of gain-edge", id="newer-schema"),
-        pytest.param(with_fields(schema=True), "schema 3, got True", id="schema-bool"),
-        pytest.param(with_fields(schema=0), "schema 3, got 0", id="schema-zero"),
-        pytest.param(with_fields(extra=1), "others: extra", id="unknown-field"),
-        pytest.param(with_fields(artifact_sha256="a\nb", gpu=1), "valid gpu", id="newline"),
-        pytest.param(with_header(asdict(HEADER), PLAN[:-1]), "other bytes", id="truncated-plan"),
-        pytest.param(with_fields(version="1.6.0.1"), "one of 1.7.1.116", id="plan-version"),
+        (b"", "a header of 2 to"),
+        (b"\xff\xff\xff\xff{}", "4294967295"),
+        (struct.pack("<I", MAX_HEADER_BYTES + 1), "a header of 2 to"),
+        (struct.pack("<I", 500) + b"{}", "truncated"),
+        (struct.pack("<I", 2) + b"{{", "a header in JSON"),
+        (struct.pack("<I", 4) + b"\xff\xfe\xfd\xfc", "in JSON"),
+        (struct.pack("<I", 9000) + b"[" * 9000, "in JSON"),
+        (struct.pack("<I", 5000) + b"9" * 5000, "in JSON"),
+        (with_header([1]), "names and values"),
+        (with_header({}), "schema 3"),
+        (with_fields(schema=4), "a newer version of gain-edge"),
+        (with_fields(schema=True), "schema 3, got True"),
+        (with_fields(schema=0), "schema 3, got 0"),
+        (with_fields(extra=1), "others: extra"),
+        (with_fields(artifact_sha256="a\nb", gpu=1), "valid gpu"),
+        (with_header(asdict(HEADER), PLAN[:-1]), "other bytes"),
+        (with_fields(version="1.6.0.1"), "one of 1.7.1.116"),
     ],
 )
 def test_hostile_file_is_one_clear_line(data, words, tmp_path):
@@ -210,21 +206,16 @@ def test_any_field_of_any_value_is_read_or_refused(name, value, tmp_path):
 @pytest.mark.parametrize(
     ("expected", "words"),
     [
-        pytest.param({"artifact_sha256": "cd" * 32}, "artifact_sha256: built with ab", id="sha"),
-        pytest.param({"library": "tensorrt"}, "library: built with tensorrt_rtx", id="library"),
-        pytest.param(
-            {"version": "1.8.0.1"}, "version: built with 1.7.1.116, expected 1.8.0.1", id="version"
-        ),
-        pytest.param({"gpu": "Orin"}, "gpu: built with None, expected Orin", id="gpu"),
-        pytest.param(
-            {"compute_capability": 87},
-            "compute_capability: built for 86, 89, expected 87",
-            id="capability",
-        ),
-        pytest.param({"profile": (1, 1, 16)}, "profile: built with 1, 1, 8", id="profile"),
+        ({"artifact_sha256": "cd" * 32}, "artifact_sha256: built with ab"),
+        ({"library": "tensorrt"}, "library: built with tensorrt_rtx"),
+        ({"version": "1.8.0.1"}, "version: built with 1.7.1.116, expected 1.8.0.1"),
+        ({"gpu": "Orin"}, "gpu: built with None, expected Orin"),
+        ({"compute_capability": 87}, "compute_capability: built for 86, 89, expected 87"),
+        ({"profile": (1, 1, 16)}, "profile: built with 1, 1, 8"),
     ],
 )
 def test_difference_names_the_field(expected, words):
+    assert HEADER.difference({**asdict(HEADER), "compute_capability": 89}) is None
     difference = HEADER.difference({"flags": ("TF32",), **expected})
     assert difference is not None
     assert difference.startswith(words)
@@ -233,17 +224,17 @@ def test_difference_names_the_field(expected, words):
 @pytest.mark.parametrize(
     ("flags", "expected", "fits"),
     [
-        pytest.param(["AMPERE_PLUS"], {"gpu": "NVIDIA L4"}, True, id="other-gpu"),
-        pytest.param(["AMPERE_PLUS"], {"compute_capability": 120}, True, id="newer-gpu"),
-        pytest.param(["AMPERE_PLUS"], {"compute_capability": 75}, False, id="older-gpu"),
-        pytest.param(["AMPERE_PLUS"], {"version": "1.8.0"}, False, id="gpu-not-version"),
-        pytest.param(["VERSION_COMPATIBLE"], {"version": "1.8.0"}, True, id="later"),
-        pytest.param(["VERSION_COMPATIBLE"], {"version": "1.10.0"}, True, id="two-digits"),
-        pytest.param(["VERSION_COMPATIBLE"], {"version": "1.7.1.116"}, True, id="same"),
-        pytest.param(["VERSION_COMPATIBLE"], {"version": "1.7.0.9"}, False, id="earlier"),
-        pytest.param(["VERSION_COMPATIBLE"], {"version": "2.0.0"}, False, id="next-major"),
-        pytest.param(["VERSION_COMPATIBLE"], {"version": "dev"}, False, id="no-number"),
-        pytest.param(["VERSION_COMPATIBLE"], {"compute_capability": 87}, False, id="version-gpu"),
+        (["AMPERE_PLUS"], {"gpu": "NVIDIA L4"}, True),
+        (["AMPERE_PLUS"], {"compute_capability": 120}, True),
+        (["AMPERE_PLUS"], {"compute_capability": 75}, False),
+        (["AMPERE_PLUS"], {"version": "1.8.0"}, False),
+        (["VERSION_COMPATIBLE"], {"version": "1.8.0"}, True),
+        (["VERSION_COMPATIBLE"], {"version": "1.10.0"}, True),
+        (["VERSION_COMPATIBLE"], {"version": "1.7.1.116"}, True),
+        (["VERSION_COMPATIBLE"], {"version": "1.7.0.9"}, False),
+        (["VERSION_COMPATIBLE"], {"version": "2.0.0"}, False),
+        (["VERSION_COMPATIBLE"], {"version": "dev"}, False),
+        (["VERSION_COMPATIBLE"], {"compute_capability": 87}, False),
     ],
 )
 def test_compatible_engines_fit_more(flags, expected, fits):
@@ -251,32 +242,20 @@ def test_compatible_engines_fit_more(flags, expected, fits):
     assert (header.difference(expected) is None) == fits
 
 
-@pytest.mark.parametrize(
-    ("flags", "carries"),
-    [
-        pytest.param(("TF32",), False, id="plain"),
-        pytest.param(("VERSION_COMPATIBLE",), True, id="with-runtime"),
-        pytest.param(("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"), False, id="without-runtime"),
-    ],
-)
-def test_host_code_comes_with_the_runtime_in_the_plan(flags, carries):
-    assert replace(HEADER, flags=flags).carries_host_code == carries
-
-
-def test_same_header_has_no_difference():
-    assert HEADER.difference({**asdict(HEADER), "compute_capability": 89}) is None
+def test_host_code_comes_with_the_runtime_in_the_plan():
+    runtime = ("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME")
+    found = [replace(HEADER, flags=flags).carries_host_code for flags in ((), runtime[:1], runtime)]
+    assert found == [False, True, False]
 
 
 @pytest.mark.parametrize(
     ("plan", "library", "version"),
     [
-        pytest.param(PLAN, "tensorrt_rtx", "1.7.1.116", id="rtx"),
-        pytest.param(
-            b"ftrt" + bytes(20) + bytes([10, 3, 0, 26]), "tensorrt", "10.3.0.26", id="tensorrt"
-        ),
-        pytest.param(PLAN, "tensorrt", None, id="other-library"),
-        pytest.param(PLAN, "other", None, id="unknown-library"),
-        pytest.param(PLAN[:27], "tensorrt_rtx", None, id="short"),
+        (PLAN, "tensorrt_rtx", "1.7.1.116"),
+        (b"ftrt" + bytes(20) + bytes([10, 3, 0, 26]), "tensorrt", "10.3.0.26"),
+        (PLAN, "tensorrt", None),
+        (PLAN, "other", None),
+        (PLAN[:27], "tensorrt_rtx", None),
     ],
 )
 def test_plan_version(plan, library, version):

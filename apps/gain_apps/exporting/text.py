@@ -20,8 +20,6 @@ from gain_apps.flags import write_json_lines
 from gain_runtime.files.paths import check_output, is_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gain_export import ExportReport
     from gain_export.adaptive import AdaptiveReport
     from gain_export.engine import EngineReport
@@ -40,10 +38,7 @@ __all__ = [
 def is_finished(args: argparse.Namespace) -> bool:
     """Whether the target is an artifact already and only what is made from it is wanted.
 
-    Raises
-    ------
-    ArtifactError
-        If it is no ONNX model.
+    Raises ArtifactError if it is no ONNX model.
     """
     wanted = args.adaptive or args.engine or args.precision
     wanted = wanted or args.calibrate is not None or args.triton is not None
@@ -57,13 +52,8 @@ def is_finished(args: argparse.Namespace) -> bool:
 def check_artifact(args: argparse.Namespace) -> None:
     """Refuse what a later step could not take, before an earlier one works on the artifact.
 
-    Raises
-    ------
-    ArtifactError
-        If its folder cannot be written, it cannot be lowered or made adaptive as it is, or there
-        is no photograph to verify on.
-    BackendUnavailableError, ConfigError, EngineError
-        If no engine can be built as it is wanted.
+    Raises ArtifactError if its folder cannot be written, it cannot be lowered or made adaptive as
+    it is, or there is no photograph to verify on; and as `check_engine_settings`.
     """
     if args.calibrate is None and args.precision is None:
         # The only step there is finds it out itself, as soon.
@@ -101,10 +91,7 @@ class Written(NamedTuple):
 def print_json(written: Written, target: str, /) -> None:
     """Everything that was written, as one object in a file or, for `-`, on standard output.
 
-    Raises
-    ------
-    StreamError
-        If the file cannot be written.
+    Raises StreamError if the file cannot be written.
     """
     record = {} if written.artifact is None else written.artifact.to_dict()
     if written.fitness is not None:

@@ -5,30 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
 
-from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Config, Method, config_to_dict
+from gain_core import UPDATE_EVERY, WARMUP_FRAMES, Config, config_to_dict
 from gain_core.errors import ArtifactError, ConfigError
-from gain_export.adaptive.step import (
-    PREDICTION_NAMES,
-    UPDATE,
-    Inputs,
-    StepGraph,
-    StoredHead,
-    write_step,
-)
+from gain_export.adaptive.step import PREDICTION_NAMES, UPDATE, Step, StoredHead
 from gain_export.graph import free_name, rename_value
 from gain_export.onnx_file import MAX_OPSET, MIN_OPSET, opset_of
 from gain_runtime.engine import artifact_method
-from gain_runtime.files.adaptive import (
-    ADAPTIVE_PREFIX,
-    ADAPTIVE_SCHEMA_VERSION,
-    outputs_read,
-    state_layout,
-)
+from gain_runtime.files.adaptive import ADAPTIVE_PREFIX, ADAPTIVE_SCHEMA_VERSION, outputs_read
 from gain_runtime.files.artifact import Artifact, load_artifact, read_model
 from gain_runtime.files.paths import write_atomically
 
@@ -51,18 +38,8 @@ _CHECKED_BYTES = 2**30
 class AdaptiveReport:
     """An adaptive file that was written.
 
-    Attributes
-    ----------
-    path : Path
-    size_bytes, opset, ir_version : int
-    num_nodes : int
-        Nodes of the step, the branches of its conditionals not counted.
-    state_bytes : int
-        Size of all state tensors together.
-    update_every, warmup_frames : int
-        As fixed in the file.
-    features_only : bool
-        Whether the network was left out.
+    `num_nodes` leaves out the branches of the step's conditionals; `state_bytes` is the size of all
+    state tensors together; `features_only`: the network was left out.
     """
 
     path: Path
@@ -81,18 +58,7 @@ class AdaptiveReport:
 
 
 def adaptive_path(artifact_path: str | Path, /) -> Path:
-    """The default path of an artifact's adaptive file.
-
-    Parameters
-    ----------
-    artifact_path : str or Path
-        `NAME.gain.onnx` or `NAME.onnx`.
-
-    Returns
-    -------
-    Path
-        `NAME.adaptive.onnx` in the same folder.
-    """
+    """The default path of an artifact's adaptive file: `NAME.adaptive.onnx` beside it."""
     path = Path(artifact_path)
     name = path.name.removesuffix(".onnx").removesuffix(".gain")
     return path.with_name(f"{name}.adaptive.onnx")
@@ -100,14 +66,13 @@ def adaptive_path(artifact_path: str | Path, /) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What is written: an artifact, the method for it, and what is baked in besides."""
+    """What is written: an artifact and the step behind it."""
 
     model: onnx.ModelProto
     artifact: Artifact
-    method: Method[Any]
-    update_every: int
-    warmup_frames: int
+    step: Step
     features_only: bool
+    reserved: set[str]  # names of the step's inputs and outputs
 
 
 def add_adaptation(
@@ -156,31 +121,48 @@ def add_adaptation(
         warmup_frames=warmup_frames,
         features_only=features_only,
     )
-    inputs = _inputs(plan)
-    head = _stored_head(plan)
-    reserved = _reserved(plan)
-    model = _without_network(plan, head) if features_only else _make_room(plan.model, reserved)
-    step = write_step(
-        plan.method,
-        inputs,
-        head=head,
-        opset=opset_of(model),
-        update_every=update_every,
-        warmup_frames=warmup_frames,
-    )
-    _append(model, step)
+    manifest, method = plan.artifact.manifest, plan.step.method
+    head = None
+    if method.feature_dim is not None and manifest.head is not None:
+        name, layout = manifest.head.weight, manifest.head.layout
+        # `load_artifact` has seen that it is there.
+        tensor = next(item for item in plan.model.graph.initializer if item.name == name)
+        head = StoredHead(tensor=tensor, transposed=layout == "DK")
+    features: str | None = "features"
+    if features_only:
+        logits, batch = "logits", "B"
+        model = _without_network(plan, head)
+    else:
+        # The step stands behind the network's outputs.
+        features, logits = manifest.features_name, manifest.logits_name
+        dim = plan.model.graph.input[0].type.tensor_type.shape.dim
+        batch = ((dim[0].dim_value or dim[0].dim_param) if len(dim) else "") or "B"
+        model = plan.model
+        for name in sorted(plan.reserved):
+            if free_name(model, name) != name:
+                rename_value(model, name, free_name(model, f"network/{name}"))
+    opset = opset_of(model)
+    step = plan.step.graph(features=features, logits=logits, batch=batch, head=head, opset=opset)
+    graph = model.graph
+    graph.node.extend(step.node)
+    graph.initializer.extend(step.initializer)
+    graph.input.extend(step.input)
+    del graph.output[:]
+    graph.output.extend(step.output)
     model.ir_version = min(model.ir_version, MAX_IR_VERSION)
     _describe(model, plan)
-    data = _checked(model)
+    data = bytes(model.SerializeToString())
+    if len(data) <= _CHECKED_BYTES:
+        onnx.checker.check_model(data, full_check=True)
     path = Path(output_path)
     write_atomically(path, data, error=ArtifactError)
     return AdaptiveReport(
         path=path,
         size_bytes=len(data),
-        opset=opset_of(model),
+        opset=opset,
         ir_version=model.ir_version,
-        num_nodes=len(step.nodes),
-        state_bytes=sum(item.size_bytes for item in step.layout),
+        num_nodes=len(step.node),
+        state_bytes=sum(item.size_bytes for item in plan.step.layout),
         update_every=update_every,
         warmup_frames=warmup_frames,
         features_only=features_only,
@@ -196,43 +178,18 @@ def check_adaptable(
     warmup_frames: int = WARMUP_FRAMES,
     features_only: bool = False,
 ) -> None:
-    """Refuse what `add_adaptation` would refuse of an artifact and its settings; writes nothing.
-
-    Parameters
-    ----------
-    artifact_path, config, update_every, warmup_frames, features_only
-        As of `add_adaptation`.
-
-    Raises
-    ------
-    ArtifactError, ConfigError
-        As `add_adaptation`.
-    """
-    _reserved(
-        _plan(
-            artifact_path,
-            config,
-            update_every=update_every,
-            warmup_frames=warmup_frames,
-            features_only=features_only,
-        )
+    """Refuse what `add_adaptation` would refuse of an artifact and its settings; writes nothing."""
+    _plan(
+        artifact_path,
+        config,
+        update_every=update_every,
+        warmup_frames=warmup_frames,
+        features_only=features_only,
     )
 
 
 def check_waiting(name: str, frames: int, /) -> None:
-    """Refuse a wait that an adaptive file's state does not hold.
-
-    Parameters
-    ----------
-    name : str
-        The parameter or flag; begins the message.
-    frames : int
-
-    Raises
-    ------
-    ConfigError
-        If it is out of range.
-    """
+    """Raise ConfigError, beginning with `name`, for a wait that a file's state does not hold."""
     if not 1 <= frames <= MAX_WAITING:
         raise ConfigError(
             f"{name}: expected 1 to {MAX_WAITING} frames, which wait in the file's state, "
@@ -264,42 +221,27 @@ def _plan(
             f"{artifact.path}: expected opset {MIN_OPSET} to {MAX_OPSET}, got {opset}; "
             "export the model again"
         )
-    return _Plan(
-        model=model,
-        artifact=artifact,
+    step = Step(
         method=artifact_method(artifact, config),
         update_every=update_every,
         warmup_frames=warmup_frames,
-        features_only=features_only,
     )
-
-
-def _inputs(plan: _Plan) -> Inputs:
-    """What the step stands behind: the network's outputs, or inputs of their kind."""
-    if plan.features_only:
-        return Inputs(features="features", logits="logits", batch="B")
-    manifest = plan.artifact.manifest
-    dim = plan.model.graph.input[0].type.tensor_type.shape.dim
-    batch = (dim[0].dim_value or dim[0].dim_param) if len(dim) else ""
-    return Inputs(features=manifest.features_name, logits=manifest.logits_name, batch=batch or "B")
-
-
-def _stored_head(plan: _Plan) -> StoredHead | None:
-    """The head's weight as it is stored, where the method reads it."""
-    head = plan.artifact.manifest.head
-    if plan.method.feature_dim is None or head is None:
-        return None
-    # `load_artifact` has seen that it is there.
-    tensor = next(item for item in plan.model.graph.initializer if item.name == head.weight)
-    return StoredHead(tensor=tensor, transposed=head.layout == "DK")
+    return _Plan(
+        model=model,
+        artifact=artifact,
+        step=step,
+        features_only=features_only,
+        reserved=_reserved(artifact, step, features_only=features_only),
+    )
 
 
 def _without_network(plan: _Plan, head: StoredHead | None) -> onnx.ModelProto:
     """A model of the inputs that stand for the network, and of the head where that is read."""
-    widths = {"features": plan.method.feature_dim, "logits": plan.method.num_classes}
+    method = plan.step.method
+    widths = {"features": method.feature_dim, "logits": method.num_classes}
     inputs = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", widths[name]])
-        for name in outputs_read(plan.method)
+        for name in outputs_read(method)
     ]
     weights = [] if head is None else [head.tensor]
     graph = helper.make_graph([], "gain", inputs, [], weights)
@@ -309,63 +251,35 @@ def _without_network(plan: _Plan, head: StoredHead | None) -> onnx.ModelProto:
     return bare
 
 
-def _reserved(plan: _Plan) -> set[str]:
+def _reserved(artifact: Artifact, step: Step, *, features_only: bool) -> set[str]:
     """The names of the step's inputs and outputs, which the artifact's own must not have."""
-    layout = state_layout(
-        plan.method, update_every=plan.update_every, warmup_frames=plan.warmup_frames
-    )
     reserved = {UPDATE, *PREDICTION_NAMES}
-    reserved |= {name for item in layout for name in (item.name, item.next_name)}
-    manifest = plan.artifact.manifest
+    reserved |= {name for item in step.layout for name in (item.name, item.next_name)}
+    manifest = artifact.manifest
     fixed = set()
     if manifest.head is not None:
         fixed = {manifest.head.weight, manifest.head.bias}
-    if not plan.features_only:
+    if not features_only:
         fixed |= {manifest.input_name, manifest.features_name, manifest.logits_name}
     if clash := sorted(name for name in reserved & fixed if name):
         raise ArtifactError(
-            f"{plan.artifact.path}: {', '.join(clash)}: an adaptive file's own inputs and outputs "
+            f"{artifact.path}: {', '.join(clash)}: an adaptive file's own inputs and outputs "
             "need these names; rename them in the original model and export it again"
         )
     return reserved
 
 
-def _make_room(model: onnx.ModelProto, reserved: set[str]) -> onnx.ModelProto:
-    """Rename those of the network's values whose names the step's inputs and outputs need."""
-    for name in sorted(reserved):
-        if free_name(model, name) != name:
-            rename_value(model, name, free_name(model, f"network/{name}"))
-    return model
-
-
-def _append(model: onnx.ModelProto, step: StepGraph) -> None:
-    """Put the step's nodes behind the network's and its outputs in the place of theirs."""
-    graph = model.graph
-    graph.node.extend(step.nodes)
-    graph.initializer.extend(step.initializers)
-    graph.input.extend(step.inputs)
-    del graph.output[:]
-    graph.output.extend(step.outputs)
-
-
 def _describe(model: onnx.ModelProto, plan: _Plan) -> None:
     """Say in the metadata what the file is."""
+    method = plan.step.method
     entries = {
         "schema": ADAPTIVE_SCHEMA_VERSION,
         "artifact_sha256": plan.artifact.sha256,
-        "config": json.dumps(config_to_dict(plan.method.config), sort_keys=True),
-        "measured": json.dumps(plan.method.measured, sort_keys=True),
-        "update_every": str(plan.update_every),
-        "warmup_frames": str(plan.warmup_frames),
+        "config": json.dumps(config_to_dict(method.config), sort_keys=True),
+        "measured": json.dumps(method.measured, sort_keys=True),
+        "update_every": str(plan.step.update_every),
+        "warmup_frames": str(plan.step.warmup_frames),
         "input": "outputs" if plan.features_only else "pixel_values",
     }
     for key, value in entries.items():
         model.metadata_props.add(key=ADAPTIVE_PREFIX + key, value=value)
-
-
-def _checked(model: onnx.ModelProto) -> bytes:
-    """The serialised model, after ONNX's own checker and strict shape inference."""
-    data = bytes(model.SerializeToString())
-    if len(data) <= _CHECKED_BYTES:
-        onnx.checker.check_model(data, full_check=True)
-    return data

@@ -21,15 +21,7 @@ _AXES_AS_INPUT = 18
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Symbol:
-    """A size that a call of the graph decides.
-
-    Attributes
-    ----------
-    name : str
-        As the graph's inputs and outputs declare it.
-    tensor : Tensor, (1,) int64
-        The size itself.
-    """
+    """A size that a call decides: its name in the graph's ends, and itself as (1,) int64."""
 
     name: str
     tensor: Tensor
@@ -41,21 +33,7 @@ Shape: TypeAlias = tuple["int | Symbol | None", ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """A value of the graph.
-
-    Attributes
-    ----------
-    recorder : Recorder
-        Of its graph.
-    name : str
-    dtype : numpy.dtype
-    shape : tuple of int, Symbol or None
-    node : str
-        The operation that computes it; "" of an input.
-    sources : tuple of Tensor
-        What that reads.
-    attributes : mapping
-    """
+    """A value of the graph, and the operation that computes it of its sources; "" for an input."""
 
     recorder: Recorder
     name: str
@@ -67,14 +45,7 @@ class Tensor:
 
 
 class Recorder:
-    """A graph that is being written.
-
-    Parameters
-    ----------
-    opset : int
-    prefix : str
-        Begins the names of all that is not an input or an output.
-    """
+    """A graph being written; `prefix` begins the names of all but its inputs and outputs."""
 
     def __init__(self, *, opset: int, prefix: str) -> None:
         self._opset, self._prefix = opset, prefix

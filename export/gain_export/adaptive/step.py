@@ -6,7 +6,6 @@ field by field. A state of zeros is the state before the first frame.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from gain_export.adaptive.recorder import Recorder
 from gain_export.adaptive.traced import Array, as_tensor, choose, namespace, variable
 from gain_runtime.files.adaptive import PENDING, StateSpec, state_layout
 
-__all__ = ["PREDICTION_NAMES", "UPDATE", "Inputs", "StepGraph", "StoredHead", "write_step"]
+__all__ = ["PREDICTION_NAMES", "UPDATE", "Step", "StoredHead"]
 
 UPDATE = "update"
 # Outputs of a prediction, in their order.
@@ -36,13 +35,9 @@ xp: Any = namespace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredHead:
-    """The head's weight as the graph stores it, in one of ONNX's floating types.
+    """The head's weight as it is stored, of any float type: (K, D), or (D, K) if `transposed`.
 
-    Attributes
-    ----------
-    tensor : onnx.TensorProto
-        (K, D), or (D, K) with `transposed`; further axes of length one are dropped.
-    transposed : bool
+    Further axes of length one are dropped.
     """
 
     tensor: onnx.TensorProto
@@ -50,99 +45,100 @@ class StoredHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """What the step reads of a graph, by name, and how its batch axis is declared."""
+class Step:
+    """One step of a method, with what is baked in beside it."""
 
-    features: str | None
-    logits: str
-    batch: int | str
+    method: Method[Any]  # on NumPy; its config and what was measured become constants
+    update_every: int  # frames between two updates
+    warmup_frames: int  # frames that the first one waits for
 
+    @property
+    def layout(self) -> tuple[StateSpec, ...]:
+        """Every state tensor, in the order of the graph's inputs."""
+        return state_layout(
+            self.method, update_every=self.update_every, warmup_frames=self.warmup_frames
+        )
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepGraph:
-    """What the step adds to a graph, ready to be put behind a network.
+    @property
+    def _capacity(self) -> int:
+        """The most frames that ever wait."""
+        return max(self.update_every, self.warmup_frames) - 1
 
-    Attributes
-    ----------
-    nodes : sequence of onnx.NodeProto
-    initializers : sequence of onnx.TensorProto
-    inputs : sequence of onnx.ValueInfoProto
-        `update` and every `state.*`.
-    outputs : sequence of onnx.ValueInfoProto
-        The prediction, then every `next_state.*`.
-    layout : tuple of StateSpec
-    """
+    def graph(
+        self,
+        *,
+        features: str | None,
+        logits: str,
+        batch: int | str,
+        head: StoredHead | None,
+        opset: int,
+    ) -> onnx.GraphProto:
+        """The step behind a graph's features and logits, ready to be put behind a network.
 
-    nodes: Sequence[onnx.NodeProto]
-    initializers: Sequence[onnx.TensorProto]
-    inputs: Sequence[onnx.ValueInfoProto]
-    outputs: Sequence[onnx.ValueInfoProto]
-    layout: tuple[StateSpec, ...]
+        Its inputs are `update` and every `state.*`, its outputs the prediction and every
+        `next_state.*`. Features and head are needed where the method reads features: prototypes are
+        nodes on the head's weight, which runtimes fold.
+        """
+        recorder = Recorder(opset=opset, prefix=_PREFIX)
+        layout = self.layout
+        fed = [variable(recorder, UPDATE, np.bool_, ())]
+        fed += [variable(recorder, item.name, item.dtype, item.shape) for item in layout]
+        held = {item.field: array for item, array in zip(layout, fed[1:], strict=True)}
+        traced = _traced(self.method, recorder, head)
+        rows = None
+        if self.method.feature_dim is not None:
+            assert features is not None
+            shape = (batch, self.method.feature_dim)
+            rows = variable(recorder, features, np.float32, shape)
+        scores = variable(recorder, logits, np.float32, (batch, self.method.num_classes))
+        answer, after = self._write(traced, rows, scores, update=fed[0], held=held)
+        values = {name: answer[name] for name in PREDICTION_NAMES}
+        values |= {item.next_name: after[item.field] for item in layout}
+        outputs = {name: as_tensor(array, recorder) for name, array in values.items()}
+        return recorder.graph([as_tensor(array, recorder) for array in fed], outputs)
 
+    def _write(
+        self, traced: Method[Any], features: Any, logits: Any, *, update: Array, held: Values
+    ) -> tuple[Values, Values]:
+        """The answer to a batch by output, and the state after it by field."""
+        fresh = self.method.init_state()
+        before = type(fresh)(**{field: held[field] for field in arrays_of(fresh)})
+        prediction = traced.predict(features, logits, before)
+        accepted = update & prediction.finite
+        # Of others nothing is kept, so that nobody need look at every row.
+        certain = replace(prediction, finite=xp.asarray(True))
+        pending = None
+        if self._capacity:
+            empty = self.method.no_evidence(self._capacity)
+            pending = type(empty)(**{field: held[PENDING + field] for field in arrays_of(empty)})
+        evidence = traced.collect(features, certain, before, pending)
+        count: Any = traced.count(evidence)
+        first, later = (
+            xp.asarray(frames, dtype=xp.float32)
+            for frames in (self._capacity + 1, self.update_every)
+        )
+        enough = count >= xp.where(held["frames"] > 0, later, first)
 
-def write_step(
-    method: Method[Any],
-    inputs: Inputs,
-    /,
-    *,
-    head: StoredHead | None,
-    opset: int,
-    update_every: int,
-    warmup_frames: int,
-) -> StepGraph:
-    """Write the step behind a graph's features and logits.
+        def learn() -> Values:
+            # What is computed here stands inside the conditional.
+            new: dict[str, Any] = {**arrays_of(traced.update(evidence, before))}
+            new["frames"] = held["frames"] + xp.astype(count, xp.int64)
+            if self._capacity:
+                none: Any = arrays_of(traced.no_evidence(self._capacity))
+                new |= {PENDING + field: array for field, array in none.items()}
+            return new
 
-    Parameters
-    ----------
-    method : Method
-        On NumPy; its config and what was measured become constants.
-    inputs : Inputs
-        Features are named where the method reads them.
-    head : StoredHead, optional
-        Where the method reads features: prototypes are nodes on it, which runtimes fold.
-    opset : int
-    update_every, warmup_frames : int
-        Frames between two updates, and frames the first one waits for; baked in.
+        def keep() -> Values:
+            if not self._capacity:
+                return held
+            waiting = arrays_of(traced.hold(evidence, self._capacity))
+            return held | {
+                PENDING + field: xp.where(accepted, array, held[PENDING + field])
+                for field, array in waiting.items()
+            }
 
-    Returns
-    -------
-    StepGraph
-    """
-    recorder = Recorder(opset=opset, prefix=_PREFIX)
-    layout = state_layout(method, update_every=update_every, warmup_frames=warmup_frames)
-    fed = [variable(recorder, UPDATE, np.bool_, ())]
-    fed += [variable(recorder, item.name, item.dtype, item.shape) for item in layout]
-    held = {item.field: array for item, array in zip(layout, fed[1:], strict=True)}
-    step = _Step(
-        method=method,
-        traced=_traced(method, recorder, head),
-        update_every=update_every,
-        capacity=max(update_every, warmup_frames) - 1,
-    )
-    batch = _batch(method, recorder, inputs)
-    answer, after = step.write(*batch, update=fed[0], held=held)
-    values = {name: answer[name] for name in PREDICTION_NAMES}
-    values |= {item.next_name: after[item.field] for item in layout}
-    outputs = {name: as_tensor(array, recorder) for name, array in values.items()}
-    graph = recorder.graph([as_tensor(array, recorder) for array in fed], outputs)
-    return StepGraph(
-        nodes=graph.node,
-        initializers=graph.initializer,
-        inputs=graph.input,
-        outputs=graph.output,
-        layout=layout,
-    )
-
-
-def _batch(method: Method[Any], recorder: Recorder, inputs: Inputs) -> tuple[Array | None, Array]:
-    """Features, where the method reads them, and logits."""
-    features = None
-    if method.feature_dim is not None:
-        assert inputs.features is not None
-        shape = (inputs.batch, method.feature_dim)
-        features = variable(recorder, inputs.features, np.float32, shape)
-    shape = (inputs.batch, method.num_classes)
-    return features, variable(recorder, inputs.logits, np.float32, shape)
+        after = choose(accepted & enough, learn, keep)
+        return _outputs(prediction), after
 
 
 def _traced(method: Method[Any], recorder: Recorder, head: StoredHead | None) -> Method[Any]:
@@ -160,86 +156,6 @@ def _traced(method: Method[Any], recorder: Recorder, head: StoredHead | None) ->
         source = xp.matrix_transpose(rows) if head.transposed else rows
     like: Any = xp.zeros((), dtype=xp.float32)
     return make_method(source, method.config, like=like, **method.measured)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """A method with what is baked in beside it.
-
-    Attributes
-    ----------
-    method, traced : Method
-        On NumPy, which has the records' shapes, and on traced arrays.
-    update_every : int
-    capacity : int
-        The most frames that ever wait.
-    """
-
-    method: Method[Any]
-    traced: Method[Any]
-    update_every: int
-    capacity: int
-
-    def write(
-        self, features: Any, logits: Any, *, update: Array, held: Values
-    ) -> tuple[Values, Values]:
-        """The answer to a batch by output, and the state after it by field."""
-        before = self._state(held)
-        prediction = self.traced.predict(features, logits, before)
-        accepted = update & prediction.finite
-        # Of others nothing is kept, so that nobody need look at every row.
-        certain = replace(prediction, finite=xp.asarray(True))
-        evidence = self.traced.collect(features, certain, before, self._pending(held))
-        count: Any = self.traced.count(evidence)
-        enough = count >= self._awaited(held["frames"])
-
-        def learn() -> Values:
-            # What is computed here stands inside the conditional.
-            new = arrays_of(self.traced.update(evidence, before))
-            return {**new, "frames": held["frames"] + xp.astype(count, xp.int64), **self._none()}
-
-        def keep() -> Values:
-            return held | self._kept(evidence, held, accepted)
-
-        learns = accepted & enough
-        after = choose(learns, learn, keep)
-        return _outputs(prediction), after
-
-    def _state(self, values: Mapping[str, Array]) -> Any:
-        """The state's record."""
-        fresh = self.method.init_state()
-        return type(fresh)(**{field: values[field] for field in arrays_of(fresh)})
-
-    def _pending(self, held: Values) -> Any | None:
-        """The record of what waits, if anything ever does."""
-        if not self.capacity:
-            return None
-        empty = self.method.no_evidence(self.capacity)
-        return type(empty)(**{field: held[PENDING + field] for field in arrays_of(empty)})
-
-    def _none(self) -> Values:
-        """Nothing waits."""
-        if not self.capacity:
-            return {}
-        empty: Any = arrays_of(self.traced.no_evidence(self.capacity))
-        return {PENDING + field: array for field, array in empty.items()}
-
-    def _kept(self, evidence: Any, held: Values, accepted: Array) -> Values:
-        """What waits with this batch on top, where that may be learned from."""
-        if not self.capacity:
-            return {}
-        waiting = arrays_of(self.traced.hold(evidence, self.capacity))
-        return {
-            PENDING + field: xp.where(accepted, array, held[PENDING + field])
-            for field, array in waiting.items()
-        }
-
-    def _awaited(self, frames: Any) -> Array:
-        """Frames that the next update waits for."""
-        first, later = (
-            xp.asarray(count, dtype=xp.float32) for count in (self.capacity + 1, self.update_every)
-        )
-        return xp.where(frames > 0, later, first)  # type: ignore[no-any-return]
 
 
 def _outputs(prediction: Prediction) -> Values:

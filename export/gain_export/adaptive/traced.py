@@ -61,14 +61,7 @@ def _reflected(node: str) -> Callable[..., Array]:
 
 
 class Array:
-    """A value of the graph, or a constant; broadcast to `shape` where it is narrower.
-
-    Parameters
-    ----------
-    held : Tensor or NumPy array
-    shape : tuple, optional
-        Default: that of `held`.
-    """
+    """A value of the graph, or a constant; broadcast to `shape` where what is held is narrower."""
 
     __slots__ = ("held", "shape")
     __array_ufunc__ = None  # NumPy's numbers leave their operators to this class.

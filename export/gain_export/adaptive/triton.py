@@ -47,18 +47,8 @@ _TYPES = {
 def check_triton(adaptive_path: str | Path, repository: str | Path, /, *, force: bool) -> None:
     """Refuse a repository that cannot take the model, before anything is written.
 
-    Parameters
-    ----------
-    adaptive_path : str or Path
-        Need not exist yet.
-    repository : str or Path
-    force : bool
-
-    Raises
-    ------
-    ArtifactError
-        If the repository is no folder, or the model is there and is not to be replaced. With
-        `force` too, what is there is replaced only if it is a model's folder.
+    Raises ArtifactError if it is no folder, or the model is there without `force`, or what is there
+    is no model's folder. The adaptive file need not exist yet.
     """
     repository = Path(repository)
     if exists(repository, error=ArtifactError) and not is_folder(repository, error=ArtifactError):

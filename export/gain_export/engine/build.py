@@ -18,9 +18,9 @@ from typing import IO, Any
 from gain_core import errors
 from gain_core.errors import EngineError, GainError
 from gain_export.engine.compile import EngineOptions
-from gain_export.engine.verify import EngineCheck, prepare_check, verify_engine
+from gain_export.engine.verify import verify_engine
 from gain_export.precision.lower import precision_of
-from gain_export.write import OnStep
+from gain_export.write import OnStep, VerifyImages, choose_images
 from gain_runtime.files.artifact import read_model
 from gain_runtime.files.engine import (
     EngineHeader,
@@ -131,9 +131,9 @@ def build_engine(
             logger.info("%s", err)
     if kept is not None and _is_settled(kept, verify_images, allow_drift=allow_drift):
         return kept
-    check = prepare_check(verify_images, allow_drift=allow_drift)
+    images = choose_images(verify_images)
     if kept is not None:
-        return _verified_again(kept, onnx_path, check)
+        return _verified_again(kept, onnx_path, images, allow_drift=allow_drift)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="gain-engine-") as folder:
         plan_file = Path(folder) / "plan"
@@ -150,7 +150,9 @@ def build_engine(
         plan_file.unlink()
         candidate = Path(folder) / path.name
         write_engine(candidate, header, plan)
-        verified = verify_engine(onnx_path, candidate, check, built_here=True)
+        verified = verify_engine(
+            onnx_path, candidate, images, allow_drift=allow_drift, built_here=True
+        )
         header = replace(header, verification=verified)
         write_engine(path, header, plan)
     return EngineReport(
@@ -165,16 +167,7 @@ def build_engine(
 def check_engine_options(options: EngineOptions, /) -> None:
     """Refuse options that no engine can be built with here, before there is a network.
 
-    Parameters
-    ----------
-    options : EngineOptions
-
-    Raises
-    ------
-    BackendUnavailableError, ConfigError
-        As `build_engine`.
-    EngineError
-        If the library's process fails.
+    Raises as `build_engine`, and EngineError if the library's process fails.
     """
     _run({"options": asdict(options)}, "engine", lambda step: None)
 
@@ -215,15 +208,19 @@ def _is_settled(
     return verify_images is None and record["verified"] == "yes" and (allow_drift or not accepted)
 
 
-def _verified_again(report: EngineReport, onnx_path: Path, check: EngineCheck) -> EngineReport:
+def _verified_again(
+    report: EngineReport, onnx_path: Path, images: VerifyImages, *, allow_drift: bool
+) -> EngineReport:
     """An engine that still fits, with what running it here gave in its header."""
-    record = verify_engine(onnx_path, report.path, check, built_here=False)
+    record = verify_engine(
+        onnx_path, report.path, images, allow_drift=allow_drift, built_here=False
+    )
     if record["verified"] == "no":
         if report.header.verification["verified"] == "yes":
             logger.warning(
                 "%s: is not verified on %s here: %s; its header keeps what it was verified on",
                 report.path,
-                check.images.source,
+                images.source,
                 record["reason"],
             )
         return report

@@ -159,8 +159,14 @@ def _compile_plan(
             f"{log.first_error()}"
         )
     if cache is not None:
-        _store_timing_cache(cache, cache_file(library, gpu, "timing"))
+        file = cache_file(library, gpu, "timing")
+        # A disk that cannot take it costs time at the next build and nothing else.
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, bytes(cache.serialize()))
     plan = bytes(plan)
+    members = library.BuilderFlag.__members__
+    flags = tuple(name for name, flag in members.items() if config.get_flag(flag))
     header = EngineHeader(
         artifact_sha256=sha256,
         library=library.__name__,
@@ -170,7 +176,7 @@ def _compile_plan(
         profile=profile,
         precision=precision,
         builder_level=options.builder_level,
-        flags=(*_set_flags(library, config), *levels),
+        flags=(*flags, *levels),
         plan_sha256=hashlib.sha256(plan).hexdigest(),
         log_tail=tuple(log.tail),
     )
@@ -193,7 +199,11 @@ def _parse(library: Any, builder: Any, onnx_path: Path, log: Any) -> Any:
     parser = library.OnnxParser(network, log)
     if not parser.parse_from_file(str(onnx_path)):
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
-        reason = "; ".join(_parser_error(error) for error in errors[:_MAX_PARSER_ERRORS])
+        # What the parser did not like, and at which node.
+        reason = "; ".join(
+            f"{error.node_operator()} {error.node_name()}: {' '.join(str(error.desc()).split())}"
+            for error in errors[:_MAX_PARSER_ERRORS]
+        )
         raise EngineError(
             f"{onnx_path}: {library.__name__} {library_version(library)} cannot read it: "
             f"{reason or log.first_error()}"
@@ -201,34 +211,13 @@ def _parse(library: Any, builder: Any, onnx_path: Path, log: Any) -> Any:
     return network
 
 
-def _parser_error(error: Any) -> str:
-    """What the parser did not like, and at which node."""
-    text = " ".join(str(error.desc()).split())
-    return f"{error.node_operator()} {error.node_name()}: {text}"
-
-
 def set_target(
     library: Any, config: Any, options: EngineOptions, /, *, gpu: Gpu | None
 ) -> tuple[int, ...]:
-    """Choose the GPUs to build for.
+    """Choose the GPUs to build for; returns their compute capabilities, ascending.
 
-    Parameters
-    ----------
-    library : module
-    config : IBuilderConfig
-    options : EngineOptions
-    gpu : Gpu or None
-        The one here, None where none can be asked.
-
-    Returns
-    -------
-    tuple of int
-        Their compute capabilities, ascending.
-
-    Raises
-    ------
-    ConfigError
-        If no GPU is known, or the library does not build for the one that is wanted.
+    `gpu` is the one here, None where none can be asked. Raises ConfigError if no GPU is known, or
+    the library does not build for the one that is wanted.
     """
     here = None if gpu is None else gpu.compute_capability
     wanted = tuple(sorted(set(options.compute_capabilities))) or ((here,) if here else ())
@@ -311,23 +300,9 @@ def _set_limits(library: Any, config: Any, options: EngineOptions, gpu: Gpu | No
 
 
 def set_compatibility(library: Any, config: Any, options: EngineOptions, /) -> tuple[str, ...]:
-    """Widen where the plan runs.
+    """Widen where the plan runs, as the options ask; ConfigError if the library cannot.
 
-    Parameters
-    ----------
-    library : module
-    config : IBuilderConfig
-    options : EngineOptions
-
-    Returns
-    -------
-    tuple of str
-        The level of hardware compatibility, which is not among the builder's flags.
-
-    Raises
-    ------
-    ConfigError
-        If the library has no such compatibility.
+    Returns the level of hardware compatibility, which is not among the builder's flags.
     """
     if options.version_compatible:
         if not hasattr(library.BuilderFlag, "VERSION_COMPATIBLE"):
@@ -350,12 +325,6 @@ def _incompatible(library: Any, option: str, remedy: str) -> ConfigError:
         f"{option}: {library.__name__} {library_version(library)} has no such compatibility; "
         f"{remedy}"
     )
-
-
-def _set_flags(library: Any, config: Any) -> tuple[str, ...]:
-    """The names of the builder flags that are set."""
-    members = library.BuilderFlag.__members__
-    return tuple(name for name, flag in members.items() if config.get_flag(flag))
 
 
 def _monitor(library: Any, on_phase: OnPhase) -> Any:
@@ -394,24 +363,11 @@ def _load_timing_cache(library: Any, config: Any, gpu: Gpu | None) -> Any:
     return cache
 
 
-def _store_timing_cache(cache: Any, file: Path) -> None:
-    """Write the cache; a disk that cannot take it costs time at the next build and nothing else."""
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, bytes(cache.serialize()))
-
-
 _SECONDS_BETWEEN_STEPS = 0.1
 
 
 def say(stream: TextIO, record: dict[str, Any], /) -> None:
-    """Write one line and send it off.
-
-    Parameters
-    ----------
-    stream : file
-    record : dict
-    """
+    """Write one line and send it off."""
     stream.write(json.dumps(record) + "\n")
     stream.flush()
 
@@ -419,11 +375,8 @@ def say(stream: TextIO, record: dict[str, Any], /) -> None:
 def main() -> int:
     """Build what standard input asks for; without a file, only check the options.
 
-    Returns
-    -------
-    int
-        0 built or checked, and the last line holds the header or says so; 1 refused, and it holds
-        the error.
+    Returns 0 if built or checked, and the last line holds the header or says so; 1 if refused, and
+    it holds the error.
     """
     request = json.load(sys.stdin)
     options = request["options"]

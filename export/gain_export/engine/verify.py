@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from gain_export.precision.bars import (
     run_images,
 )
 from gain_export.precision.lower import precision_of
-from gain_export.write import VerifyImages, choose_images
+from gain_export.write import VerifyImages
 from gain_runtime.files.artifact import Artifact, load_artifact, read_model
 from gain_runtime.files.engine import EngineHeader, read_engine
 from gain_runtime.preprocess import preprocess_batch
@@ -26,81 +25,40 @@ from gain_runtime.sessions.onnx import OnnxSession
 from gain_runtime.sessions.tensorrt import TensorRTSession
 from gain_runtime.sessions.tensorrt_library import current_gpu, expected_header, load_library
 
-__all__ = ["EngineCheck", "Record", "prepare_check", "verify_engine"]
+__all__ = ["Record", "verify_engine"]
 
 Record = dict[str, float | int | str]
-
-
-class EngineCheck(NamedTuple):
-    """How an engine is verified: on which images, drawn here or given, and how strictly."""
-
-    images: VerifyImages
-    drawn: bool
-    allow_drift: bool
 
 
 class _UnverifiableError(Exception):
     """Why an engine cannot be verified here, in words; it never leaves this module."""
 
 
-def prepare_check(folder: str | Path | None, /, *, allow_drift: bool) -> EngineCheck:
-    """Read the images of a folder, or draw some without one.
-
-    Parameters
-    ----------
-    folder : str, Path or None
-    allow_drift : bool
-        Record what misses the bar, or an engine that does not run, and refuse neither.
-
-    Returns
-    -------
-    EngineCheck
-
-    Raises
-    ------
-    ArtifactError
-        If there is no such folder, or no readable photograph in it.
-    """
-    images = choose_images(None if folder is None else Path(folder))
-    return EngineCheck(images, drawn=folder is None, allow_drift=allow_drift)
-
-
 def verify_engine(
-    onnx_path: Path, engine_file: Path, check: EngineCheck, /, *, built_here: bool
+    onnx_path: Path,
+    engine_file: Path,
+    images: VerifyImages,
+    /,
+    *,
+    allow_drift: bool,
+    built_here: bool,
 ) -> Record:
     """Run an engine at its smallest and its largest batch and compare it with float32.
 
-    The reference is the float32 artifact that the file was lowered from, where that lies beside
-    it unchanged, else the file itself; ONNX Runtime runs it on the CPU.
-
-    Parameters
-    ----------
-    onnx_path : Path
-        What the engine was built of.
-    engine_file : Path
-        May lie elsewhere.
-    check : EngineCheck
-    built_here : bool
-        The plan comes from this process, and code that it brings may run on the host.
-
-    Returns
-    -------
-    dict
-        As `EngineHeader.verification`.
-
-    Raises
-    ------
-    EngineError
-        If there is a GPU that the engine is for, and the engine does not run on it.
-    ParityError
-        If the engine misses the bar of its precision, or its outputs are not finite.
+    The reference is the float32 artifact that the file was lowered from, where that lies beside it
+    unchanged, else the file itself; ONNX Runtime runs it on the CPU. The engine may lie elsewhere
+    than the file it was built of; of a plan that was `built_here` code that it brings may run on
+    the host. `allow_drift` records what misses the bar, or an engine that does not run, and refuses
+    neither. Returns the record for `EngineHeader.verification`. Raises EngineError if there is a
+    GPU that the engine is for and it does not run on it, and ParityError if it misses the bar of
+    its precision, or its outputs are not finite.
     """
     header = read_engine(engine_file).header
     batches = sorted({header.profile[0], header.profile[-1]})
     try:
         artifact = _load(onnx_path)
         _check_place(artifact, header, built_here=built_here)
-        pixel_values = preprocess_batch(list(check.images.images), artifact.manifest.preprocess)
+        pixel_values = preprocess_batch(list(images.images), artifact.manifest.preprocess)
         found = _run_engine(artifact, engine_file, pixel_values, batches)
         reference, reference_precision = _find_reference(artifact)
         exact = _run_reference(reference, pixel_values, batches[0])
@@ -108,20 +66,27 @@ def verify_engine(
         return _not_verified(str(err))
     except EngineError as err:
         reason = str(err).replace(str(engine_file), engine_file.name)
-        if check.allow_drift:
+        if allow_drift:
             return _not_verified(f"it does not run on the GPU that it is for: {reason}")
         raise EngineError(
             f"{engine_file.name}: does not run on the GPU that it is for, so that it cannot be "
             f"verified: {reason}; nothing was written; --allow-drift writes it unverified"
         ) from err
     drift = _compare(found, exact, engine_file.name)
-    accepted = _judge(drift, header, reference, check, engine_file.name)
+    accepted = "; ".join(drift.misses(ENGINE_BARS[header.precision]))
+    if accepted and not allow_drift:
+        origin = f"drawn here, {images.source}" if images.drawn else images.source
+        raise ParityError(
+            f"{engine_file.name}: {header.library} {header.version} is too far from "
+            f"{reference.path.name} on the CPU, on {drift.images} images ({origin}): {accepted}; "
+            "nothing was written; --allow-drift accepts it"
+        )
     return {
         "verified": "yes",
         "reference": _line(reference.path.name),
         "reference_precision": reference_precision,
-        "image_source": _line(check.images.source),
-        "images_drawn": "yes" if check.drawn else "no",
+        "image_source": _line(images.source),
+        "images_drawn": "yes" if images.drawn else "no",
         "batch_sizes": ", ".join(map(str, batches)),
         **asdict(drift),
         "accepted": accepted,
@@ -206,21 +171,6 @@ def _compare(found: list[Outputs], exact: Outputs, name: str) -> Drift:
     except ParityError as err:
         raise ParityError(f"{name}: {err}") from err
     return replace(drift, images=len(exact[0]))
-
-
-def _judge(
-    drift: Drift, header: EngineHeader, reference: Artifact, check: EngineCheck, name: str
-) -> str:
-    """What misses the bar and is accepted."""
-    missed = "; ".join(drift.misses(ENGINE_BARS[header.precision]))
-    if missed and not check.allow_drift:
-        origin = f"drawn here, {check.images.source}" if check.drawn else check.images.source
-        raise ParityError(
-            f"{name}: {header.library} {header.version} is too far from {reference.path.name} on "
-            f"the CPU, on {drift.images} images ({origin}): {missed}; nothing was written; "
-            "--allow-drift accepts it"
-        )
-    return missed
 
 
 def _not_verified(reason: str) -> Record:

@@ -41,12 +41,8 @@ Outputs = tuple[Floats, Floats]
 class Bar:
     """The least that is accepted without --allow-drift.
 
-    Attributes
-    ----------
-    top1_agreement : float
-        Share of images that get the float32 artifact's class.
-    cosine : float
-        Of the features and of the logits of every single image.
+    Share of images that get the float32 artifact's class, and cosine of the features and of the
+    logits of every single image.
     """
 
     top1_agreement: float
@@ -73,16 +69,7 @@ ENGINE_BARS: dict[str | None, Bar] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """What lower precision changed on some images.
-
-    Attributes
-    ----------
-    images : int
-    top1_agreement : float
-    features_cosine_min, logits_cosine_min : float
-        Of the image that differs most.
-    logits_max_abs_diff : float
-    """
+    """What lower precision changed on some images; cosines are of the image that differs most."""
 
     images: int
     top1_agreement: float
@@ -109,24 +96,10 @@ class Drift:
 def measure_drift(
     candidate: Artifact, reference: Artifact, /, images: Sequence[npt.NDArray[np.uint8]]
 ) -> Drift:
-    """Run both artifacts over images on the CPU and compare them.
+    """Run the artifact in lower precision and its float32 one over (H, W, 3) uint8 RGB images.
 
-    Parameters
-    ----------
-    candidate, reference : Artifact
-        In lower precision and in float32, of the same network.
-    images : sequence of arrays, (H, W, 3) uint8 RGB
-
-    Returns
-    -------
-    Drift
-
-    Raises
-    ------
-    EngineError
-        If ONNX Runtime cannot run one of them.
-    ParityError
-        If the candidate's features or logits are not finite.
+    On the CPU. Raises EngineError if ONNX Runtime cannot run one of them, and ParityError if the
+    candidate's features or logits are not finite.
     """
     pixel_values = preprocess_batch(list(images), reference.manifest.preprocess)
     found = []
@@ -137,29 +110,11 @@ def measure_drift(
 
 
 def run_images(session: Session, pixel_values: Floats, /, *, batch_size: int = 1) -> Outputs:
-    """Run a session over images in batches of one size.
+    """Run a session over (N, 3, H, W) float32 images, N at least 1, in batches of one size.
 
-    Parameters
-    ----------
-    session : Session
-        With outputs on the host.
-    pixel_values : array, (N, 3, height_px, width_px) float32
-        N at least 1.
-    batch_size : int, optional
-        The last batch is filled up with copies of the last image, whose outputs are dropped: an
-        artifact may be fixed to one size.
-
-    Returns
-    -------
-    array, (N, D) float32
-        Features; the logits once more where the artifact has no features.
-    array, (N, K) float32
-        Logits.
-
-    Raises
-    ------
-    EngineError
-        If the session fails.
+    The last batch is filled up with copies of the last image, whose outputs are dropped: an
+    artifact may be fixed to one size. Without features the logits stand for them. Raises
+    EngineError if the session, whose outputs are on the host, fails.
     """
     found = []
     for start in range(0, len(pixel_values), batch_size):
@@ -178,23 +133,9 @@ def run_images(session: Session, pixel_values: Floats, /, *, batch_size: int = 1
 
 
 def compare_outputs(candidate: Outputs, reference: Outputs, /, *, remedy: str) -> Drift:
-    """How far one network's outputs are from another's on the same images.
+    """How far the candidate's outputs are from the finite ones of the reference on the same images.
 
-    Parameters
-    ----------
-    candidate, reference : pair of arrays, (N, D) and (N, K) float32
-        Features and logits; the reference's are finite.
-    remedy : str
-        What to do where the candidate's are not finite, for the message.
-
-    Returns
-    -------
-    Drift
-
-    Raises
-    ------
-    ParityError
-        If the candidate's features or logits are not finite.
+    Raises ParityError if the candidate's features or logits are not finite; it ends in `remedy`.
     """
     for name, values in zip(("features", "logits"), candidate, strict=True):
         bad = int(np.sum(~np.isfinite(values).all(axis=1)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -49,40 +49,20 @@ _EMULATED = "emulated: float32 on values rounded to bf16"
 class PrecisionReport:
     """An artifact in lower precision that was written, and how far it is from float32.
 
-    Attributes
-    ----------
-    path : Path
-    sha256 : str
-        Of the file's bytes, hexadecimal.
-    precision : {"fp32", "fp16", "bf16", "int8"}
-        fp32 is the artifact itself: there was nothing to lower.
-    size_bytes, float32_bytes : int
-        Of this file and of the artifact it was made from.
-    image_source : str
-        What it was verified on; empty for fp32.
-    images_drawn : bool
-        Whether those images were drawn here, because no photographs were given.
-    emulated : bool
-        Whether the verification ran it in float32 on rounded values, see `emulate`.
-    drift : Drift or None
-        None where it could not be run here and was accepted all the same, and for fp32.
-    accepted : tuple of str
-        What missed the bar and was accepted by --allow-drift.
-    written : bool
-        Whether this call wrote it; False where the one there was taken.
+    With fp32 it is the artifact itself: there was nothing to lower.
     """
 
     path: Path
-    sha256: str
+    sha256: str  # of the file's bytes, hexadecimal
     precision: Precision | Literal["fp32"]
     size_bytes: int
-    float32_bytes: int
-    image_source: str
-    images_drawn: bool
-    emulated: bool
-    drift: Drift | None
-    accepted: tuple[str, ...]
-    written: bool
+    float32_bytes: int  # of the artifact it was made from
+    image_source: str = ""  # what it was verified on
+    images_drawn: bool = False  # here, because no photographs were given
+    emulated: bool = False  # verified in float32 on rounded values
+    drift: Drift | None = None  # None, too, where it could not be run here and was accepted
+    accepted: tuple[str, ...] = ()  # what missed the bar, accepted by --allow-drift
+    written: bool = False  # by this call, or the one there was taken
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain values for JSON."""
@@ -90,19 +70,7 @@ class PrecisionReport:
 
 
 def precision_path(artifact_path: str | Path, precision: Precision, /) -> Path:
-    """Where an artifact's copy in lower precision goes.
-
-    Parameters
-    ----------
-    artifact_path : str or Path
-        `NAME.gain.onnx` or `NAME.onnx`.
-    precision : str
-
-    Returns
-    -------
-    Path
-        `NAME.PRECISION.gain.onnx` in the same folder.
-    """
+    """Where an artifact's copy in lower precision goes: `NAME.PRECISION.gain.onnx` beside it."""
     path = Path(artifact_path)
     name = path.name.removesuffix(".onnx").removesuffix(".gain")
     return path.with_name(f"{name}.{precision}.gain.onnx")
@@ -121,44 +89,27 @@ def convert_precision(
 ) -> PrecisionReport:
     """Write an artifact's network in lower precision beside it; the artifact is not changed.
 
-    Parameters
-    ----------
-    artifact_path : str or Path
-        In float32.
-    precision : {"fp16", "bf16", "int8"}
-    calibration_images : str or Path, optional
-        Folder of images; `int8` needs it.
-    calibration : {"minmax", "percentile"}, optional
-        How int8 ranges come from them, see `measure_ranges`. Without it minmax, and percentile
-        where that misses the bar; the nearer of the two where both do.
-    verify_images : str or Path, optional
-        Folder to verify on; the calibration images without it, drawn ones without both.
-    allow_drift : bool, optional
-        Write the file although it misses the bar, or although it cannot be run on this machine.
-    force : bool, optional
-        Replace an existing file.
+    `int8` needs a folder of `calibration_images`; without `calibration` its ranges are minmax, and
+    percentile where that misses the bar, or the nearer of the two where both do. It is verified on
+    `verify_images`, else on the calibration images, else on drawn ones. `allow_drift` writes a file
+    that misses the bar, or cannot be run on this machine; `force` replaces an existing one.
 
-    Returns
-    -------
-    PrecisionReport
-
-    Raises
-    ------
-    ArtifactError
-        If a file or folder cannot be read or written, nothing in the graph can be lowered, or
-        the artifact is in lower precision or adaptive already.
-    ConfigError
-        If the precision is unknown, or int8 has no calibration images.
-    EngineError
-        If ONNX Runtime cannot run the result, or the float32 network.
-    ParityError
-        If it misses its bar. Nothing is written in any of these cases.
+    Nothing is written where it raises: ArtifactError if a file or folder cannot be read or written,
+    nothing in the graph can be lowered, or the artifact is in lower precision or adaptive already;
+    ConfigError if the precision is unknown, or int8 has no images; EngineError if ONNX Runtime
+    cannot run the result, or the float32 network; ParityError if it misses its bar.
     """
-    source = Path(artifact_path)
-    output = _checked_output(source, precision, calibration_images, force=force)
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision}")
+    if precision == "int8" and calibration_images is None:
+        raise ConfigError(
+            "precision int8: expected calibration images, got none; add --calibrate DIR with "
+            "clean images of the classes the network knows"
+        )
+    source, output = Path(artifact_path), precision_path(artifact_path, precision)
+    check_output(output, force=force)
     model, reference = _read_float32(source)
-    folder = verify_images or calibration_images
-    images = choose_images(None if folder is None else Path(folder))
+    images = choose_images(verify_images or calibration_images)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".gain-export-") as scratch:
         check = partial(
             _verified,
@@ -188,15 +139,23 @@ def convert_precision(
             f"{output.name}: {precision} is too far from float32 on {drift.images} images "
             f"({images.source}): {'; '.join(missed)}; it was not written; --allow-drift accepts it"
         )
-    numbers = _numbers(reference, precision, images, drift) | {
-        "images_drawn": "yes" if folder is None else "no"
+    numbers: dict[str, float | int | str] = {
+        MARK: precision,
+        "reference": reference.path.name,
+        "reference_sha256": reference.sha256,
+        "image_source": images.source,
     }
+    if drift is None:
+        numbers["verified"] = "no"
+    else:
+        if precision == "bf16":
+            numbers["arithmetic"] = _EMULATED
+        numbers |= asdict(drift)
+    numbers["images_drawn"] = "yes" if images.drawn else "no"
     if precision == "int8":
         assert calibration_images is not None
-        numbers |= {
-            "calibration": str(calibration),
-            "calibration_source": Path(calibration_images).name,
-        }
+        numbers["calibration"] = str(calibration)
+        numbers["calibration_source"] = Path(calibration_images).name
     write_metadata(model, replace(reference.manifest, verification=numbers))
     data = bytes(model.SerializeToString())
     write_atomically(output, data, error=ArtifactError)
@@ -207,7 +166,7 @@ def convert_precision(
         size_bytes=len(data),
         float32_bytes=source.stat().st_size,
         image_source=images.source,
-        images_drawn=folder is None,
+        images_drawn=images.drawn,
         emulated=precision == "bf16" and drift is not None,
         drift=drift,
         accepted=missed,
@@ -215,34 +174,8 @@ def convert_precision(
     )
 
 
-def _checked_output(
-    source: Path, precision: Precision, calibration_images: str | Path | None, *, force: bool
-) -> Path:
-    """Where the file goes, after every refusal that needs no work."""
-    if precision not in PRECISIONS:
-        raise ConfigError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision}")
-    if precision == "int8" and calibration_images is None:
-        raise ConfigError(
-            "precision int8: expected calibration images, got none; add --calibrate DIR with "
-            "clean images of the classes the network knows"
-        )
-    output = precision_path(source, precision)
-    check_output(output, force=force)
-    return output
-
-
 def check_float32(artifact_path: str | Path, /) -> None:
-    """Refuse what `convert_precision` would refuse of an artifact at sight; writes nothing.
-
-    Parameters
-    ----------
-    artifact_path : str or Path
-
-    Raises
-    ------
-    ArtifactError
-        If it is missing or damaged, in lower precision or adaptive already.
-    """
+    """Refuse what `convert_precision` would refuse of an artifact at sight; writes nothing."""
     _read_float32(Path(artifact_path))
 
 
@@ -305,11 +238,16 @@ def _calibrated(
     scratch: Path,
 ) -> tuple[onnx.ModelProto, CalibrationMethod, Checked]:
     """The int8 model of the first method that passes, or else comes nearest, with that."""
+    head = artifact.manifest.head
+    pixel_values = preprocess_batch(list(images), artifact.manifest.preprocess)
     found = []
     for method in methods:
         lowered = onnx.ModelProto()
         lowered.CopyFrom(model)
-        _to_int8(lowered, artifact, images, method=method, scratch=scratch)
+        layers = find_layers(lowered, head_weight=None if head is None else head.weight)
+        values = sorted({layer.value for layer in layers})
+        ranges = measure_ranges(lowered, values, pixel_values, method=method, folder=scratch)
+        quantise(lowered, layers, ranges)
         drift, missed = check(lowered)
         if not missed:
             return lowered, method, (drift, missed)
@@ -322,28 +260,6 @@ def _nearness(drift: Drift | None) -> tuple[float, float]:
     if drift is None:
         return 0.0, 0.0
     return drift.top1_agreement, min(drift.features_cosine_min, drift.logits_cosine_min)
-
-
-def _to_int8(
-    model: onnx.ModelProto,
-    artifact: Artifact,
-    images: Sequence[npt.NDArray[np.uint8]],
-    /,
-    *,
-    method: CalibrationMethod,
-    scratch: Path,
-) -> None:
-    """Calibrate on images and put the model into int8, in place."""
-    head = artifact.manifest.head
-    layers = find_layers(model, head_weight=None if head is None else head.weight)
-    ranges = measure_ranges(
-        model,
-        sorted({layer.value for layer in layers}),
-        preprocess_batch(list(images), artifact.manifest.preprocess),
-        method=method,
-        folder=scratch,
-    )
-    quantise(model, layers, ranges)
 
 
 def _verified(
@@ -374,23 +290,6 @@ def _verified(
     return drift, tuple(drift.misses(BARS[precision]))
 
 
-def _numbers(
-    reference: Artifact, precision: Precision, images: VerifyImages, drift: Drift | None
-) -> dict[str, float | int | str]:
-    """What the manifest says about the verification."""
-    numbers: dict[str, float | int | str] = {
-        MARK: precision,
-        "reference": reference.path.name,
-        "reference_sha256": reference.sha256,
-        "image_source": images.source,
-    }
-    if drift is None:
-        return numbers | {"verified": "no"}
-    if precision == "bf16":
-        numbers["arithmetic"] = _EMULATED
-    return numbers | asdict(drift)
-
-
 def existing_precision(
     artifact_path: str | Path,
     precision: Precision,
@@ -403,28 +302,11 @@ def existing_precision(
 ) -> PrecisionReport:
     """The file in lower precision that lies beside an artifact, if it is what is asked for.
 
-    Parameters
-    ----------
-    artifact_path : str or Path
-        In float32.
-    precision : {"fp16", "bf16", "int8"}
-    calibration_images, calibration, verify_images, allow_drift
-        As of `convert_precision`; of folders the names are compared, and only where they are given.
-
-    Returns
-    -------
-    PrecisionReport
-        With what the file records; nothing is run.
-
-    Raises
-    ------
-    ArtifactError
-        If one of the files is missing or damaged, or the one in lower precision was made of
-        another artifact, in another precision, or on other images; the message names the field.
-    EngineError
-        If it was never verified, and `allow_drift` is not given.
-    ParityError
-        If it misses its bar, and `allow_drift` is not given.
+    Takes the settings of `convert_precision`: of folders the names are compared, and only where
+    they are given. Nothing is run. Raises ArtifactError if a file is missing or damaged, or was
+    made of another artifact, in another precision or on other images, with the field that differs;
+    and without `allow_drift` EngineError if it was never verified, ParityError if it misses its
+    bar.
     """
     reference = load_artifact(artifact_path)
     found = load_artifact(precision_path(artifact_path, precision))
@@ -437,9 +319,14 @@ def existing_precision(
     images = verify_images or calibration_images
     if images is not None:
         wanted["image_source"] = Path(images).name or str(images)
-    _refuse_other(found, wanted)
-    drift, accepted = _recorded_drift(found, precision, allow_drift=allow_drift)
     numbers = found.manifest.verification
+    for name, value in wanted.items():
+        if numbers.get(name) != value:
+            raise ArtifactError(
+                f"{found.path}: exists already and does not fit: {name}: made with "
+                f"{numbers.get(name, 'none recorded')}, expected {value}; --force makes it again"
+            )
+    drift, accepted = _recorded_drift(found, precision, allow_drift=allow_drift)
     return PrecisionReport(
         path=found.path,
         sha256=found.sha256,
@@ -451,19 +338,7 @@ def existing_precision(
         emulated="arithmetic" in numbers,
         drift=drift,
         accepted=accepted,
-        written=False,
     )
-
-
-def _refuse_other(found: Artifact, wanted: Mapping[str, object]) -> None:
-    """The file records what is wanted, or the error names the first field that differs."""
-    recorded = found.manifest.verification
-    for name, value in wanted.items():
-        if recorded.get(name) != value:
-            raise ArtifactError(
-                f"{found.path}: exists already and does not fit: {name}: made with "
-                f"{recorded.get(name, 'none recorded')}, expected {value}; --force makes it again"
-            )
 
 
 def _recorded_drift(
@@ -490,22 +365,7 @@ def _recorded_drift(
 
 
 def float32_artifact(artifact_path: str | Path, /) -> PrecisionReport:
-    """An artifact as it is, if it is in float32.
-
-    Parameters
-    ----------
-    artifact_path : str or Path
-
-    Returns
-    -------
-    PrecisionReport
-        Of the artifact itself.
-
-    Raises
-    ------
-    ArtifactError
-        If it is missing or damaged, or in lower precision.
-    """
+    """An artifact as it is; ArtifactError if it is damaged, missing or not in float32."""
     artifact = load_artifact(artifact_path)
     _refuse_lowered(artifact)
     if precision_of(read_model(artifact.path)[0]) != "fp32":
@@ -520,10 +380,4 @@ def float32_artifact(artifact_path: str | Path, /) -> PrecisionReport:
         precision="fp32",
         size_bytes=size_bytes,
         float32_bytes=size_bytes,
-        image_source="",
-        images_drawn=False,
-        emulated=False,
-        drift=None,
-        accepted=(),
-        written=False,
     )

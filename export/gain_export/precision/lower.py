@@ -29,12 +29,6 @@ __all__ = [
 LARGEST = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895e38}
 
 
-def _fits_low(tensor: onnx.TensorProto, low_type: int, /) -> bool:
-    """Whether every value of a float32 tensor is finite in `low_type`."""
-    array = numpy_helper.to_array(tensor)
-    return bool(array.size == 0 or np.abs(array).max() <= LARGEST[low_type])
-
-
 def low_tensor(tensor: onnx.TensorProto, low_type: int, /) -> onnx.TensorProto:
     """A float32 tensor rounded to the nearest value of `low_type`, under the same name."""
     array = np.asarray(numpy_helper.to_array(tensor), dtype=np.float32)
@@ -75,17 +69,9 @@ _LOW_TYPES = {
 
 
 def precision_of(model: onnx.ModelProto, /) -> str | None:
-    """What the lower-precision pass recorded, or fp32 where it did nothing and all is float32.
+    """One of `PRECISIONS`: what the pass recorded, or fp32 where it did nothing and all is float32.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-
-    Returns
-    -------
-    str or None
-        One of `PRECISIONS`; None for a file that is no artifact, and for an artifact whose own
-        source was in lower precision.
+    None for a file that is no artifact, or whose own source was in lower precision.
     """
     metadata = {item.key: item.value for item in model.metadata_props}
     if PREFIX + "schema" not in metadata:
@@ -104,17 +90,7 @@ def precision_of(model: onnx.ModelProto, /) -> str | None:
 def emulated(model: onnx.ModelProto, low_type: int, /) -> onnx.ModelProto:
     """A copy whose nodes compute in float32, with every value of `low_type` rounded to it.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        As `lower` leaves it; not changed.
-    low_type : int
-        `TensorProto.BFLOAT16` or `TensorProto.FLOAT16`.
-
-    Returns
-    -------
-    onnx.ModelProto
-        With the same inputs, outputs, constants and metadata.
+    Of a model as `lower` leaves it; inputs, outputs, constants and metadata are the same.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -160,18 +136,8 @@ _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv"})
 # Operators that move values or cut them off: exact in any precision, so a cast passes through.
 _MOVES = frozenset(
     {
-        "Clip",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Identity",
-        "Relu",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Transpose",
-        "Unsqueeze",
+        *("Clip", "Expand", "Flatten", "Gather", "Identity", "Relu", "Reshape", "Slice", "Split"),
+        *("Squeeze", "Transpose", "Unsqueeze"),
     }
 )
 # With one constant operand these are the bias and the scale of a product; with two computed ones
@@ -182,29 +148,14 @@ _NOT_IN_BFLOAT16 = frozenset({"Conv"})
 
 
 def lower(model: onnx.ModelProto, low_type: int, /) -> int:
-    """Move a float32 graph's MatMul, Gemm and Conv into a 16-bit type.
+    """Move a float32 graph's MatMul, Gemm and Conv into FLOAT16 or BFLOAT16, in place.
 
     LayerNormalization and its decomposed form, Softmax, reductions, residual sums, inputs and
-    outputs stay float32. A value is cast at most once in either direction, and no cast follows
-    another. A constant that is used in low precision only is stored in it, under its own name.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Changed in place; opset, format version and metadata stay.
-    low_type : int
-        `TensorProto.FLOAT16` or `TensorProto.BFLOAT16`. At the opsets devices read, Conv has no
-        bfloat16 form and stays float32.
-
-    Returns
-    -------
-    int
-        How many matrix products are in low precision now.
-
-    Raises
-    ------
-    ArtifactError
-        If there is none that could be lowered.
+    outputs stay float32, and so does Conv in bfloat16, which has no such form at the opsets devices
+    read. A value is cast at most once in either direction, and no cast follows another. A constant
+    that is used in low precision only is stored in it, under its own name. Opset, format version
+    and metadata stay. Returns how many products are in low precision now; raises ArtifactError if
+    there is none.
     """
     hoist_constants(model)
     chosen = _choose(model, low_type)
@@ -220,22 +171,14 @@ def lower(model: onnx.ModelProto, low_type: int, /) -> int:
 
 
 def lowered_values(model: onnx.ModelProto, low_type: int, /) -> list[str]:
-    """Name the computed values that `lower` would hold in low precision, inputs of products too.
+    """Sorted names of the computed values that `lower` would hold low, inputs of products too.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        In float32; its Constant nodes become initializers, in place.
-    low_type : int
-        As for `lower`.
-
-    Returns
-    -------
-    list of str
-        Sorted.
+    The float32 Constant nodes of the model become initializers, in place.
     """
     hoist_constants(model)
-    computed = _float_values(model) - {tensor.name for tensor in model.graph.initializer}
+    computed = _values_of_type(model, TensorProto.FLOAT) - {
+        tensor.name for tensor in model.graph.initializer
+    }
     found: set[str] = set()
     for position in _choose(model, low_type):
         node = model.graph.node[position]
@@ -245,9 +188,12 @@ def lowered_values(model: onnx.ModelProto, low_type: int, /) -> list[str]:
 
 def _choose(model: onnx.ModelProto, low_type: int) -> set[int]:
     """Positions of the nodes that go into low precision."""
-    floats = _float_values(model)
+    floats = _values_of_type(model, TensorProto.FLOAT)
+    # Whether every value of a constant is finite in the low type.
     fits = {
-        tensor.name: _fits_low(tensor, low_type)
+        tensor.name: bool(
+            np.abs(numpy_helper.to_array(tensor)).max(initial=0.0) <= LARGEST[low_type]
+        )
         for tensor in model.graph.initializer
         if tensor.data_type == TensorProto.FLOAT
     }
@@ -280,16 +226,6 @@ def _goes_low(
     return False
 
 
-def _float_values(model: onnx.ModelProto) -> set[str]:
-    """Names of the values known to be float32 tensors."""
-    inferred = onnx.shape_inference.infer_shapes(model).graph
-    values = (*inferred.input, *inferred.output, *inferred.value_info)
-    names = {item.name for item in values if item.type.tensor_type.elem_type == TensorProto.FLOAT}
-    return names | {
-        item.name for item in inferred.initializer if item.data_type == TensorProto.FLOAT
-    }
-
-
 class _Rewriter:
     """Writes the graph anew; a value keeps its name in float32 and gets a second one in low."""
 
@@ -301,8 +237,12 @@ class _Rewriter:
         self._constants = {
             tensor.name: position for position, tensor in enumerate(model.graph.initializer)
         }
-        self._floats = _float_values(model)
-        self._full_uses = self._used_in_full()
+        self._floats = _values_of_type(model, TensorProto.FLOAT)
+        # Values that a float32 node or the caller reads.
+        self._full_uses = {value.name for value in model.graph.output}
+        for position, node in enumerate(model.graph.node):
+            if position not in chosen:
+                self._full_uses.update(consumed_values(node))
         self._low_names: dict[str, str] = {}
         self._only_low: set[str] = set()
         self._nodes: list[onnx.NodeProto] = []
@@ -323,15 +263,6 @@ class _Rewriter:
         nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self._nodes]
         del graph.node[:]
         graph.node.extend(nodes)
-
-    def _used_in_full(self) -> set[str]:
-        """Values that a float32 node or the caller reads."""
-        graph = self._model.graph
-        used = {value.name for value in graph.output}
-        for position, node in enumerate(graph.node):
-            if position not in self._chosen:
-                used.update(consumed_values(node))
-        return used
 
     def _write_low(self, node: onnx.NodeProto) -> None:
         """One node with its floating-point values in low precision."""
@@ -355,19 +286,14 @@ class _Rewriter:
             self._low_names[name] = name
             return name
         self._low_names[name] = self._name(name)
-        self._cast(name, self._low_names[name], self._type)
+        self._nodes.append(_cast(name, self._low_names[name], self._type))
         return self._low_names[name]
 
     def _in_full(self, name: str) -> None:
         """See that a value exists in float32, under its own name."""
         if name in self._only_low:
             self._only_low.remove(name)
-            self._cast(self._low_names[name], name, TensorProto.FLOAT)
-
-    def _cast(self, source: str, target: str, data_type: int) -> None:
-        self._nodes.append(
-            helper.make_node("Cast", [source], [target], name=f"{target}.cast", to=data_type)
-        )
+            self._nodes.append(_cast(self._low_names[name], name, TensorProto.FLOAT))
 
     def _name(self, name: str) -> str:
         return free_name(self._model, f"{name}.{self._suffix}")

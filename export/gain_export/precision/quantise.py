@@ -14,7 +14,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from gain_core.errors import ArtifactError, ConfigError, EngineError, one_line
-from gain_export.graph import attribute, free_name, subgraphs
+from gain_export.graph import attribute, free_name, prune
 from gain_export.precision.lower import hoist_constants
 from gain_runtime.sessions.onnx import CPU_PROVIDER, NATIVE_ERRORS, create_native
 
@@ -47,33 +47,14 @@ def measure_ranges(
     method: CalibrationMethod,
     folder: Path,
 ) -> dict[str, float]:
-    """The magnitude that 127 is to stand for, for each named value.
+    """The magnitude, at least zero, that 127 is to stand for, for each named value of the network.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        The float32 network; not changed.
-    names : sequence of str
-        Float32 values of the graph, its input included.
-    pixel_values : array, (N, 3, H, W) float32
-        Run one by one, twice for `percentile`.
-    method : str
-        `minmax`: the largest |x| seen. `percentile`: the |x| that 99.99 % of the values stay
-        below, so that a single outlier does not take the resolution from all others.
-    folder : Path
-        Where the instrumented network may lie meanwhile.
-
-    Returns
-    -------
-    dict
-        From name to magnitude, at least zero.
-
-    Raises
-    ------
-    ConfigError
-        If the method is unknown.
-    EngineError
-        If ONNX Runtime cannot run the network, or a value is NaN or infinite.
+    The names are of float32 values of the graph, its input included; the images (N, 3, H, W)
+    float32 are run one by one, twice for `percentile`, and `folder` holds the instrumented network
+    meanwhile. `minmax` is the largest |x| seen; `percentile` the |x| that 99.99 % of the values
+    stay below, so that a single outlier does not take the resolution from all others. Raises
+    ConfigError if the method is unknown, and EngineError if ONNX Runtime fails or a value is NaN or
+    infinite.
     """
     if method not in METHODS:
         raise ConfigError(f"calibration: expected one of {', '.join(METHODS)}, got {method}")
@@ -142,46 +123,21 @@ _CHANNEL_AXES = {"MatMul": -1, "Conv": 0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A MatMul, Gemm or Conv whose weight is constant.
+    """A MatMul, Gemm or Conv of a computed float32 value and an initializer, its weight."""
 
-    Attributes
-    ----------
-    position : int
-        Of its node in the graph.
-    value, weight : str
-        What it reads: a computed float32 value, and an initializer.
-    axis : int
-        The weight's axis of output channels.
-    """
-
-    position: int
+    position: int  # of its node in the graph
     value: str
     weight: str
-    axis: int
+    axis: int  # the weight's, of output channels
 
 
 def find_layers(model: onnx.ModelProto, /, *, head_weight: str | None) -> list[Layer]:
-    """Find the layers that int8 is worth its error for, all but the head.
+    """The layers that int8 is worth its error for, in graph order, all but the head.
 
     Products of two computed values (attention) stay float32, and so does the head: adaptation
-    starts from its exact rows.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Its float32 Constant nodes become initializers, in place.
-    head_weight : str or None
-        Name of the head's weight; None where the artifact has logits only.
-
-    Returns
-    -------
-    list of Layer
-        In graph order.
-
-    Raises
-    ------
-    ArtifactError
-        If there is none.
+    starts from its exact rows. `head_weight` is None where the artifact has logits only. The
+    model's float32 Constant nodes become initializers, in place. Raises ArtifactError if there is
+    none.
     """
     hoist_constants(model)
     weights = {
@@ -210,19 +166,11 @@ def find_layers(model: onnx.ModelProto, /, *, head_weight: str | None) -> list[L
 
 
 def quantise(model: onnx.ModelProto, layers: list[Layer], ranges: Mapping[str, float], /) -> None:
-    """Store the layers' weights as int8 and round what they read to int8.
+    """Store the layers' weights as int8 and round what they read to int8, in place.
 
-    Weights are symmetric with one scale a channel, what the layers read is symmetric int8 with
-    one scale: TensorRT takes no zero point other than zero. Biases stay float32.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Changed in place; opset, format version, metadata, inputs and outputs stay.
-    layers : list of Layer
-        Of this very graph.
-    ranges : mapping
-        Magnitude of every value the layers read; one that is always zero is left alone.
+    Weights are symmetric with one scale a channel, what the layers read is symmetric int8 with one
+    scale: TensorRT takes no zero point other than zero. Biases stay float32. A value whose
+    magnitude in `ranges` is zero is left alone.
     """
     graph = model.graph
     before: dict[int, list[onnx.NodeProto]] = {}
@@ -245,7 +193,7 @@ def quantise(model: onnx.ModelProto, layers: list[Layer], ranges: Mapping[str, f
         nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
     del graph.node[:]
     graph.node.extend(nodes)
-    _drop_unused(graph)
+    prune(model, list(graph.output))
 
 
 def _round_value(
@@ -293,18 +241,3 @@ def _to_int8(
     scales = np.where(largest > 0.0, largest / _LARGEST_INT8, 1.0).astype(np.float32)
     integers = np.clip(np.rint(array / scales), -_LARGEST_INT8, _LARGEST_INT8).astype(np.int8)
     return integers, scales.reshape(-1)
-
-
-def _drop_unused(graph: onnx.GraphProto) -> None:
-    """Remove the initializers that no node reads any more."""
-    used = {value.name for value in graph.output}
-    pending = [graph]
-    while pending:
-        inner = pending.pop()
-        for node in inner.node:
-            used.update(node.input)
-            pending.extend(subgraphs(node))
-        used.update(value.name for value in inner.output)
-    for position in reversed(range(len(graph.initializer))):
-        if graph.initializer[position].name not in used:
-            del graph.initializer[position]
