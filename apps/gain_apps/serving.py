@@ -49,15 +49,8 @@ MOST_BYTES = 16 * 2**20
 class Front:
     """HTTP and WebSocket; any number of replicas.
 
-    Parameters
-    ----------
-    settings : ServingSettings
-    network : handle
-        Of `Network`.
-    *adaptations : handle
-        Of `Adaptation`, by shard.
-    token : str, optional
-        What clients must know.
+    `network` is a handle of `Network`, `adaptations` are those of `Adaptation` by shard, `token` is
+    what clients must know.
     """
 
     def __init__(
@@ -75,13 +68,7 @@ class Front:
         self._logins = Logins()
 
     def admit(self, connection: HTTPConnection, /) -> None:
-        """Refuse who does not know the token.
-
-        Raises
-        ------
-        HTTPException
-            401.
-        """
+        """Refuse who does not know the token: HTTPException 401."""
         access = self._access
         if not access.needs_token or access.is_token(bearer_token(connection.headers)):
             return
@@ -97,10 +84,7 @@ class Front:
     def check(self, key: str, artifact: str | None, /) -> None:
         """Refuse a key that names no file, and an artifact that is not served.
 
-        Raises
-        ------
-        HTTPException
-            422 or 404.
+        HTTPException 422 or 404.
         """
         if KEY.fullmatch(key) is None:
             raise HTTPException(
@@ -122,11 +106,8 @@ class Front:
     async def classify(self, key: str, frame: bytes, /) -> dict[str, Any]:
         """A JPEG through the network, then through the camera's adaptation.
 
-        Raises
-        ------
-        HTTPException
-            413 or 422 for what is no picture; 503 where a replica died, with the time after which
-            to send the frame again; 500 for what a replica raised.
+        HTTPException 413 or 422 for what is no picture; 503 where a replica died, with the time
+        after which to send the frame again; 500 for what a replica raised.
         """
         if not 0 < len(frame) <= MOST_BYTES:
             raise HTTPException(
@@ -226,12 +207,7 @@ CPUS = {"Front": 0.25, "Network": 1.0, "Adaptation": 0.25}
 
 
 class Network:
-    """The artifact on batches of JPEGs; any number of replicas.
-
-    Parameters
-    ----------
-    settings : ServingSettings
-    """
+    """The artifact on batches of JPEGs; any number of replicas."""
 
     def __init__(self, settings: ServingSettings, /) -> None:
         artifact = load_artifact(settings.artifact)
@@ -249,20 +225,8 @@ class Network:
     async def __call__(self, frame: bytes) -> Seen | str:
         """What the network says of one frame, run in a batch with others that wait.
 
-        Parameters
-        ----------
-        frame : bytes
-            A JPEG, or any picture that `decode_image` reads.
-
-        Returns
-        -------
-        Seen or str
-            A str is one line that says what is wrong with the frame.
-
-        Raises
-        ------
-        EngineError
-            If the forward pass fails.
+        The frame is any picture that `decode_image` reads; a text is one line that says what is
+        wrong with it. EngineError if the forward pass fails.
         """
         seen: Seen | str = await self._together(frame)
         return seen
@@ -288,19 +252,10 @@ class Network:
 
 
 def app(args: ServingSettings | Mapping[str, Any]) -> Any:
-    """The application, for `serve run` and for `import_path` of a config file.
+    """The Serve application, for `serve run` and for `import_path` of a config file.
 
     The token that clients must know is found by `token_from_secrets` in the process that calls
-    this; Serve shows the arguments, so it is none.
-
-    Parameters
-    ----------
-    args : ServingSettings, or mapping of its fields
-        Serve gives what stands in the file; numbers may be texts.
-
-    Returns
-    -------
-    ray.serve.Application
+    this; Serve shows the arguments, so it is none. Numbers of a mapping may be texts.
 
     Raises
     ------

@@ -68,15 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Defaults to the process's arguments.
-
-    Returns
-    -------
-    int
-        0 done, 1 refused (one line says why), 130 interrupted; 2 is argparse's own.
+    0 done, 1 refused (one line says why), 130 interrupted; 2 is argparse's own.
     """
     args = build_parser().parse_args(argv)
     try:

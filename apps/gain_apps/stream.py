@@ -63,12 +63,7 @@ keys in the window:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; flags that are not given are absent from the result.
-
-    Returns
-    -------
-    argparse.ArgumentParser
-    """
+    """The command line; flags that are not given are absent from the result."""
     parser = argparse.ArgumentParser(
         prog="gain-stream",
         description="Classify a stream of frames with an artifact and adapt to it while it runs.",
@@ -230,18 +225,7 @@ def _add_old(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments; `sys.argv` without the program name by default.
-
-    Returns
-    -------
-    int
-        Exit status.
-    """
+    """Run the command with these arguments, by default the process's; its exit status."""
     closed = open_missing_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     flags = vars(parse_arguments(build_parser(), arguments))

@@ -75,13 +75,7 @@ def peak_memory_bytes() -> int:
 
 
 def notify(message: str, /) -> None:
-    """Send one message to the service manager, if there is one; see sd_notify(3).
-
-    Parameters
-    ----------
-    message : str
-        Such as `READY=1`, `STOPPING=1` or `STATUS=...`.
-    """
+    """Send `READY=1`, `STATUS=...` or the like to the service manager, if any: sd_notify(3)."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -114,13 +108,8 @@ class ThermalWatch:
     """Looks at sysfs every ten seconds and says when throttling begins and ends.
 
     Slowed down means that a passive cooling device (a limit on a clock, not a fan) is in use, or
-    that a core's counter of throttling has grown since the last look.
-
-    Parameters
-    ----------
-    root : Path, optional
-    clock : callable, optional
-        Monotonic seconds.
+    that a core's counter of throttling has grown since the last look. `clock` gives monotonic
+    seconds.
     """
 
     def __init__(
@@ -183,13 +172,7 @@ class ThermalWatch:
 
 
 def hide_credentials(arguments: Sequence[str], /) -> None:
-    """Show URIs of the command line without their credentials in the list of processes.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-        As they were given, without the program's name.
-    """
+    """Hide the credentials in URIs of the command line from the list of processes."""
     shown = [_shown(argument) for argument in arguments]
     if shown == list(arguments):
         return
@@ -241,14 +224,9 @@ NAMES = ("standard input", "standard output", "standard error")
 
 
 def open_missing_streams() -> frozenset[int]:
-    """Put the null device where a standard stream was closed (`>&-`).
+    """Put the null device where a standard stream was closed (`>&-`); the numbers of those.
 
     Without it, the next file that is opened would get its number, and whatever a library prints.
-
-    Returns
-    -------
-    frozenset of int
-        The numbers of those that were closed.
     """
     closed = set()
     for number in (0, 1, 2):
@@ -281,13 +259,7 @@ def say(line: str, /) -> None:
 
 
 def write_result(line: str, /) -> None:
-    """Write a line of results to standard output; as `finish_output` where that fails.
-
-    Raises
-    ------
-    StreamError
-        As `finish_output`.
-    """
+    """Write a line of results to standard output; StreamError as `finish_output`."""
     try:
         print(line, flush=True)
     except BrokenPipeError:
@@ -300,10 +272,7 @@ def write_result(line: str, /) -> None:
 def finish_output() -> None:
     """Write out what standard output holds; a reader that has gone (`| head`) is no error of ours.
 
-    Raises
-    ------
-    StreamError
-        If it cannot be written: the results are not where the caller looks for them.
+    StreamError if it cannot be written: the results are not where the caller looks for them.
     """
     try:
         sys.stdout.flush()
@@ -334,21 +303,8 @@ MOST_BYTES = 4096
 def fill_in(text: str, /, *, where: str) -> str:
     """Replace each `${NAME}` by what systemd, Docker or the environment knows under that name.
 
-    Parameters
-    ----------
-    text : str
-    where : str
-        What messages call it.
-
-    Returns
-    -------
-    str
-        Holds secrets; never print it.
-
-    Raises
-    ------
-    ConfigError
-        If one is not known or cannot be read.
+    The result holds secrets; never print it. ConfigError beginning with `where` if one is not known
+    or cannot be read.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -364,15 +320,10 @@ def fill_in(text: str, /, *, where: str) -> str:
 
 
 def find_secret(name: str, /) -> str | None:
-    """A secret by its name; None where nobody knows it.
+    """A secret by its name; None where nobody knows it, ConfigError if it cannot be read.
 
     Looked for as a file in `$CREDENTIALS_DIRECTORY` (systemd's `LoadCredential=`), then in
     `/run/secrets` (Docker), then as an environment variable.
-
-    Raises
-    ------
-    ConfigError
-        If it is there and cannot be read.
     """
     folders = [DOCKER_SECRETS]
     if "CREDENTIALS_DIRECTORY" in os.environ:

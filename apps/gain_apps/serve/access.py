@@ -75,17 +75,10 @@ class Access:
     """The rules; it holds no connection and keeps no session.
 
     Without a token the page answers only to loopback names, so that a foreign site whose name is
-    made to resolve to 127.0.0.1 cannot read it. With one, everything but the empty page, the
-    health check and the login needs it, as `Authorization: Bearer` or as the cookie the login
-    sets. Requests another site starts are refused in both cases.
-
-    Parameters
-    ----------
-    token : str or None
-    port : int
-        Part of the cookie's name, because cookies do not know ports.
-    open_paths : frozenset of str
-        Paths that need no token.
+    made to resolve to 127.0.0.1 cannot read it. With one, everything but `open_paths` (the empty
+    page, the health checks and the login) needs it, as `Authorization: Bearer` or as the cookie the
+    login sets. Requests another site starts are refused in both cases. `port` is part of the
+    cookie's name, because cookies do not know ports.
     """
 
     def __init__(self, token: str | None, /, *, port: int, open_paths: frozenset[str]) -> None:
@@ -108,19 +101,7 @@ class Access:
         return hmac.new(key, b"gain-edge page, version 1", hashlib.sha256).hexdigest()
 
     def refusal(self, method: str, path: str, headers: Mapping[str, str], /) -> Refusal | None:
-        """Why a request is refused.
-
-        Parameters
-        ----------
-        method, path : str
-        headers : mapping
-            Names in lower case.
-
-        Returns
-        -------
-        Refusal or None
-            None for a request to be answered.
-        """
+        """Why a request is refused, None for one to be answered; names of headers in lower case."""
         return (
             self._foreign_host(headers)
             or _foreign_site(method, headers)
@@ -226,12 +207,7 @@ SECURITY_HEADERS = {
 class AccessGate:
     """An ASGI application that lets through what `access` allows.
 
-    Parameters
-    ----------
-    app : ASGI application
-    access : Access
-    on_refusal : callable, optional
-        Receives who sent a wrong token; a request without any is not one.
+    `on_refusal` receives who sent a wrong token; a request without any is not one.
     """
 
     def __init__(

@@ -121,16 +121,9 @@ class StreamFacts:
 
 
 def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind, str]]:
-    """The events that tell how two states of a stream differ.
+    """Kind and text of the events that tell how two states of a stream differ.
 
-    Parameters
-    ----------
-    before, after : StreamFacts
-
-    Returns
-    -------
-    list of (str, str)
-        Kind and text of each event; numbers that change with every frame give none.
+    Numbers that change with every frame give none.
     """
     found: list[tuple[EventKind, str]] = []
     if after.frames_learned < before.frames_learned:
@@ -208,14 +201,8 @@ class StreamIdentity:
 class Latency:
     """Time from capture to prediction.
 
-    Attributes
-    ----------
-    counts : tuple of int
-        Frames in each bucket of `LATENCY_BOUNDS_S`, and above the last.
-    sum_s : float
-        Sum over all frames, in seconds.
-    recent_ms : tuple of float
-        Of the newest frames, in milliseconds.
+    `counts` are the frames in each bucket of `LATENCY_BOUNDS_S`, and above the last; `sum_s` is
+    over all frames; `recent_ms` is of the newest.
     """
 
     counts: tuple[int, ...]

@@ -221,16 +221,7 @@ def state_of(view: LiveView, /) -> tuple[CameraState, float, str | None]:
 
 
 def row_of(name: str, view: LiveView, /, *, source: str, last_event: Event | None) -> CameraRow:
-    """The overview's row of a camera.
-
-    Parameters
-    ----------
-    name : str
-    view : LiveView
-    source : str
-        Its URI without credentials.
-    last_event : Event or None
-    """
+    """The overview's row of a camera; `source` is its URI without credentials."""
     state, since_s, reason = state_of(view)
     result = view.result
     return CameraRow(
@@ -255,16 +246,7 @@ def row_of(name: str, view: LiveView, /, *, source: str, last_event: Event | Non
 
 
 def status_of(row: CameraRow, view: LiveView, /, *, commands: list[CameraCommand]) -> CameraStatus:
-    """What a board says at one moment.
-
-    Parameters
-    ----------
-    row : CameraRow
-    view : LiveView
-        Of the same moment.
-    commands : list of str
-        Those the page may send.
-    """
+    """What a board says at one moment, that of `row`; `commands` are those the page may send."""
     result, facts, identity = view.result, view.facts, view.identity
     recent = view.latency.recent_ms
     p50, p95 = np.percentile(recent, [50, 95]) if recent else (None, None)

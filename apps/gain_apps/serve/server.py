@@ -39,11 +39,6 @@ def guarded_protocol() -> type[H11Protocol]:
     A connection that does not send a whole request within ten seconds is closed. Where there are
     too many, the one that has been waiting longest without a request makes room for the newcomer,
     so that the page, `/metrics` and `/healthz` answer however many are held open.
-
-    Returns
-    -------
-    type
-        For `uvicorn.Config(http=...)`.
     """
     open_ones: dict[GuardedProtocol, str] = {}
 
@@ -120,10 +115,7 @@ JOIN_S = 0.7
 class PageServer(Closing):
     """Serves cameras until it is closed (a context manager); see `open_server`.
 
-    Raises
-    ------
-    StreamError
-        If the address cannot be listened on.
+    StreamError if the address cannot be listened on.
     """
 
     def __init__(self, cameras: Cameras, /, *, address: ServeAddress, token: str | None) -> None:

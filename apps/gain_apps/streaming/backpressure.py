@@ -44,18 +44,10 @@ class Backpressure:
     First `update_every` is raised, four-fold up to 64: every frame is still learned from, in larger
     portions (an adaptive file keeps its portions and learns from fewer frames). Then frames are
     skipped before they cost anything, all but every second, fourth, eighth: evenly, where a full
-    queue would drop them in bursts. Each step is a warning, and so is
-    each step back, which comes when no frame was dropped for a while; a step back that was too
-    early doubles that while.
+    queue would drop them in bursts. Each step is a warning, and so is each step back, which comes
+    when no frame was dropped for a while; a step back that was too early doubles that while.
 
-    Parameters
-    ----------
-    adapter : Slowable
-        Its `update_every` is what it returns to.
-    dropped : callable
-        Frames the reader has dropped so far.
-    clock : callable, optional
-        Monotonic seconds.
+    `dropped` gives the frames that the reader has dropped so far, `clock` monotonic seconds.
     """
 
     def __init__(

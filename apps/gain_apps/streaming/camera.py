@@ -38,14 +38,8 @@ LIVE_KINDS = ("camera", "network", "pipeline")
 class Camera:
     """A stream that can be paused, restarted and watched; only the service's threads change it.
 
-    Parameters
-    ----------
-    config : StreamConfig
-    host : StreamHost
-        With the session, connection and clocks that all share; the board is the camera's own.
-    board : LiveBoard
-    stop : StopRequest
-        The process's.
+    `host` has the session, connection and clocks that all share; the board is the camera's own,
+    `stop` the process's.
     """
 
     def __init__(
@@ -133,24 +127,12 @@ class Camera:
         return not self.alive
 
     def pause(self, why: str, /) -> None:
-        """End the stream and wait to be resumed.
-
-        Raises
-        ------
-        ConfigError
-            If it does not end.
-        """
+        """End the stream and wait to be resumed; ConfigError if it does not end."""
         self._end()
         self.board.enter("paused", why)
 
     def restart(self) -> None:
-        """End the stream and begin anew.
-
-        Raises
-        ------
-        ConfigError
-            If it does not end.
-        """
+        """End the stream and begin anew; ConfigError if it does not end."""
         self._end()
         self.start()
 

@@ -235,10 +235,7 @@ class StreamConfig:
     def resolve(cls, settings: Mapping[str, Any], /) -> StreamConfig:
         """Defaults, overridden by what was given, by field name.
 
-        Raises
-        ------
-        ConfigError
-            If INPUT or the model is missing, or as the class itself.
+        ConfigError if INPUT or the model is missing, or as the class itself.
         """
         given = [settings.get("input"), settings.get("model")]
         for value, shown in zip(given, ("INPUT", "--model"), strict=True):

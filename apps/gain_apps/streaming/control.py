@@ -49,16 +49,9 @@ HANGUP = getattr(signal, "SIGHUP", None)
 class StopRequest:
     """Whether and why a run was asked to stop before its source ended.
 
-    Parameters
-    ----------
-    parent : StopRequest, optional
-        The process's, for one of several streams: what stops that stops this.
-
-    Attributes
-    ----------
-    nothing_to_lose : bool
-        While it is set, a signal ends the process at once: nothing was learned or written yet, and
-        an opening that hangs in a driver cannot be interrupted.
+    What stops `parent`, the process's for one of several streams, stops this. While
+    `nothing_to_lose` is set, a signal ends the process at once: nothing was learned or written yet,
+    and an opening that hangs in a driver cannot be interrupted.
     """
 
     def __init__(self, parent: StopRequest | None = None, /) -> None:
@@ -172,24 +165,13 @@ HUNG_STATUS = 4
 
 
 class Watchdog(Closing):
-    """Ends the process when a stream did not call `beat` for a while (a context manager).
+    """Ends the process when a stream did not call `beat` for `limit_s` (a context manager).
 
     A driver that hangs in a forward pass cannot be interrupted from Python; the process ends with
     status 4 and the stacks on stderr, so that a supervisor starts it again from the last snapshot.
     Under systemd (`Type=notify`, `WatchdogSec=`), which is told that the process is alive only
-    while every stream is, it also works without a limit of its own.
-
-    Parameters
-    ----------
-    limit_s : float or None
-        Longest time between two beats of a stream; None leaves the end to systemd.
-    on_expiry : callable, optional
-        What ends the process.
-
-    Raises
-    ------
-    ConfigError
-        If `limit_s` is not positive.
+    while every stream is, it also works without a limit of its own. `on_expiry` is what ends the
+    process. ConfigError if the limit is not positive.
     """
 
     def __init__(
@@ -260,16 +242,7 @@ COMMANDS: tuple[Command, ...] = get_args(Command)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRequest:
-    """A command in the queue.
-
-    Attributes
-    ----------
-    command : Command
-    who : str
-        Who gave it.
-    outcome : Future of str
-        What was done, once it was carried out.
-    """
+    """A command in the queue, who gave it, and what was done, once it was carried out."""
 
     command: Command
     who: str
@@ -344,31 +317,12 @@ def carry_out(
     keeper: SnapshotKeeper | None = None,
     who: str = "",
 ) -> str:
-    """Do one thing to a running stream, on the stream's own thread.
+    """Do one thing to a running stream, on the stream's own thread; what was done, in words.
 
-    Parameters
-    ----------
-    command : str
-        One of `COMMANDS`.
-    adapter : Adapter
-    stop : StopRequest
-    state_out : str or None
-        Where `save` saves, and without snapshots where `roll-back` looks.
-    keeper : SnapshotKeeper or None, optional
-        Takes a snapshot at `save`, goes back to one at `roll-back`, and remembers over a restart
-        that learning was paused.
-    who : str, optional
-        Who asked for it.
-
-    Returns
-    -------
-    str
-        What was done, for the log and the page.
-
-    Raises
-    ------
-    ArtifactError, ConfigError
-        If a state cannot be written or read, or belongs to something else.
+    `save` saves to `state_out`, where without snapshots `roll-back` looks. `keeper` takes a
+    snapshot at `save`, goes back to one at `roll-back`, and remembers over a restart that learning
+    was paused. ArtifactError or ConfigError if a state cannot be written or read, or belongs to
+    something else.
     """
     if command == "quit":
         stop.quit()
@@ -428,15 +382,7 @@ def drain_commands(
 ) -> None:
     """Carry out everything that waits; one that fails is said, and the stream goes on.
 
-    Parameters
-    ----------
-    queue : CommandQueue
-    adapter : Adapter
-    stop : StopRequest
-    state_out : str or None
-    keeper : SnapshotKeeper or None, optional
-    note : callable, optional
-        Receives what was done and who asked for it.
+    `note` receives what was done and who asked for it.
     """
     for request in queue.drain():
         try:

@@ -47,21 +47,10 @@ logger = logging.getLogger(__name__)
 class StreamHost:
     """What a stream finds in its process; alone, it finds nothing.
 
-    Attributes
-    ----------
-    session : Session or None
-        The network, where streams share it; not closed. None opens the settings' own.
-    board : LiveBoard or None
-        Where the page looks.
-    mqtt : MqttPublisher or None
-        The connection that all streams share.
-    queue : CommandQueue
-        What viewers ask for.
-    thermal : ThermalWatch
-    watchdog : Watchdog or None
-        One that runs already; None starts one where the settings ask for it.
-    waits : bool
-        Whether a source that is away is waited for at the start, too.
+    `session` is the network, where streams share it; not closed. `board` is where the page looks,
+    `mqtt` the connection that all share, `queue` what viewers ask for. Without a `watchdog` that
+    runs already the settings start one. `waits` is whether a source that is away is waited for at
+    the start, too.
     """
 
     session: Session | None = None
@@ -418,15 +407,7 @@ def _pictures(frames: Sequence[Frame]) -> tuple[list[npt.NDArray[np.uint8]], lis
 def rank(
     probs: npt.NDArray[np.floating], labels: Sequence[str], /, *, top_k: int
 ) -> tuple[Ranked, ...]:
-    """The most probable classes, best first; ties go to the lowest index.
-
-    Parameters
-    ----------
-    probs : array, (K,) floating
-    labels : sequence of K str
-    top_k : int
-        All classes where there are fewer.
-    """
+    """The most probable classes of (K,), best first; ties go to the lowest index."""
     order = np.argsort(-probs, kind="stable")[:top_k]
     return tuple(
         Ranked(index=int(index), label=labels[index], prob=float(probs[index])) for index in order

@@ -43,11 +43,8 @@ logger = logging.getLogger(__name__)
 class Outputs:
     """Named sinks that receive every result.
 
-    Parameters
-    ----------
-    drop_failing : bool, optional
-        Whether a sink that fails is closed and left out from then on, which is said once and is
-        an error of `close`; otherwise its failure is raised at once.
+    With `drop_failing` a sink that fails is closed and left out from then on, which is said once
+    and is an error of `close`; otherwise its failure is raised at once.
     """
 
     def __init__(self, *, drop_failing: bool = False) -> None:
@@ -62,17 +59,7 @@ class Outputs:
         return [str(err) for err in self._dropped]
 
     def add(self, name: str, sink: Sink, /, *, poll: Callable[[], None] | None = None) -> None:
-        """Add a sink.
-
-        Parameters
-        ----------
-        name : str
-            What messages call it.
-        sink : Sink
-            Owned from here on.
-        poll : callable, optional
-            Called while there is no frame to write.
-        """
+        """Add a sink, owned from here on; `poll` is called while there is no frame to write."""
         self._sinks.append((name, sink))
         if poll is not None:
             self._polls.append((name, poll))
@@ -80,10 +67,7 @@ class Outputs:
     def write(self, result: FrameResult, /) -> None:
         """Hand a result to every sink.
 
-        Raises
-        ------
-        StreamError
-            If one failed, naming it; the others have received the result.
+        StreamError if one failed, naming it; the others have received the result.
         """
         failures = self._each(lambda sink: sink.write(result))
         if not self._drop_failing:
@@ -110,10 +94,7 @@ class Outputs:
     def close(self) -> None:
         """Close every sink; may be called twice.
 
-        Raises
-        ------
-        StreamError
-            If one cannot be finished or was left out, naming it; the others are closed.
+        StreamError if one cannot be finished or was left out, naming it; the others are closed.
         """
         failures, self._dropped = self._dropped, []
         # Even an error that is none of ours leaves no other sink open.
@@ -181,20 +162,8 @@ def open_outputs(
 ) -> None:
     """Open every sink the settings ask for; those already open stay in `outputs`.
 
-    Parameters
-    ----------
-    outputs : Outputs
-    source : FrameSource
-    config : StreamConfig
-    on_action : callable
-        What a key in the window does.
-    mqtt : MqttPublisher, optional
-        The connection that several streams share; not closed.
-
-    Raises
-    ------
-    StreamError, ConfigError, BackendUnavailableError
-        If one cannot be opened.
+    `on_action` is what a key in the window does; `mqtt` the connection that several streams share,
+    not closed. StreamError, ConfigError or BackendUnavailableError if one cannot be opened.
     """
     info = source.info
     overlay = Overlay(info, side_by_side=config.side_by_side)
@@ -268,22 +237,12 @@ class Timeline:
 
 
 class TimelineSink:
-    """Collects a run and draws its picture when it is closed.
+    """Collects a run and draws its picture when it is closed, if there was any frame.
 
-    Parameters
-    ----------
-    path : Path
-        PNG (or any format matplotlib knows by its ending); written under a temporary name and
-        renamed when complete.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If matplotlib is not installed (extra `report`).
-    ConfigError
-        If the ending names no picture format.
-    StreamError
-        If the folder does not exist; from `close`, if the picture cannot be written.
+    A PNG, or any format matplotlib knows by the ending; written under a temporary name and renamed
+    when complete. BackendUnavailableError without matplotlib (extra `report`), ConfigError if the
+    ending names no picture format, StreamError if the folder does not exist or, from `close`, if
+    the picture cannot be written.
     """
 
     def __init__(self, path: Path, /) -> None:
@@ -320,19 +279,8 @@ def rolling_mean(values: Floats, window: int, /) -> Floats:
 def draw_timeline(timeline: Timeline, path: Path, /) -> None:
     """Draw accuracy and ECE (or confidence, where truth is not known), strength and gain.
 
-    Parameters
-    ----------
-    timeline : Timeline
-        At least one frame.
-    path : Path
-        Where the picture goes.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If matplotlib is not installed.
-    StreamError
-        If the picture cannot be written; nothing is left behind then.
+    At least one frame. BackendUnavailableError without matplotlib, StreamError if the picture
+    cannot be written; nothing is left behind then.
     """
     figure = require("matplotlib.figure", extra="report").Figure(figsize=(13, 8), dpi=110)
     axes = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))

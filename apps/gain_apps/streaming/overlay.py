@@ -48,18 +48,8 @@ def font(size_px: int, /) -> Font:
 def drawable(text: str, /, *, fallback: str) -> str:
     """Spell a text in ASCII, or take the fallback where too little of it would be left.
 
-    Parameters
-    ----------
-    text : str
-        A label, in any alphabet.
-    fallback : str
-        ASCII text to show for labels in other alphabets (`class 17`).
-
-    Returns
-    -------
-    str
-        Accents are dropped (`Crème brûlée` is `Creme brulee`): the built-in typeface has no
-        letters beyond ASCII.
+    Accents are dropped (`Crème brûlée` is `Creme brulee`): the built-in typeface has no letters
+    beyond ASCII. The fallback (`class 17`) is for labels in other alphabets.
     """
     plain = unicodedata.normalize("NFKD", text.translate(SPELLED))
     kept = "".join(char for char in plain if char.isascii() and char.isprintable())
@@ -120,11 +110,7 @@ class CardContent:
 def describe(result: FrameResult, /, *, view: str = "both") -> CardContent:
     """What to write on the card of a result.
 
-    Parameters
-    ----------
-    result : FrameResult
-    view : {"both", "source", "adapted"}
-        `source` and `adapted` are the halves of a side-by-side view.
+    The views `source` and `adapted` are the halves of a side-by-side view.
     """
     truth = result.frame.truth
     source = Row(
@@ -266,12 +252,8 @@ DIVIDER_PX = 4
 class Overlay:
     """Renders results for sinks that show pictures.
 
-    Parameters
-    ----------
-    info : SourceInfo
-        Decides the canvas, which every frame is fitted into.
-    side_by_side : bool, optional
-        Frozen source on the left, adapted prediction on the right.
+    `info` decides the canvas, which every frame is fitted into. With `side_by_side` the frozen
+    source is on the left, the adapted prediction on the right.
     """
 
     def __init__(self, info: SourceInfo, /, *, side_by_side: bool = False) -> None:
@@ -280,13 +262,9 @@ class Overlay:
         self._last: tuple[FrameResult, Image8] | None = None
 
     def render(self, result: FrameResult, /) -> Image8:
-        """Draw one result.
+        """Draw one result: (H, W, 3) uint8 RGB, the same size for every result, both sides even.
 
-        Returns
-        -------
-        array, (H, W, 3) uint8 RGB
-            The same size for every result, both sides even. Shared between sinks that ask for the
-            same result: do not write into it.
+        Shared between sinks that ask for the same result: do not write into it.
         """
         if self._last is not None and self._last[0] is result:
             return self._last[1]
@@ -323,19 +301,10 @@ class Overlay:
 
 
 def canvas_size(info: SourceInfo, /, *, half: bool = False) -> tuple[int, int]:
-    """Width and height of the picture drawn for a source.
+    """Width and height in px, even, of the picture drawn for a source or of one half of it.
 
-    Parameters
-    ----------
-    info : SourceInfo
-    half : bool, optional
-        Whether it is one half of a side-by-side view.
-
-    Returns
-    -------
-    (width, height) in px
-        Even. A video's own size where the card can be read on it, larger for small frames, and
-        one size for photos, whose own sizes differ.
+    A video's own size where the card can be read on it, larger for small frames, and one size for
+    photos, whose own sizes differ.
     """
     width, height = float(info.width_px), float(info.height_px)
     if not info.timed:

@@ -54,22 +54,10 @@ SHARED = (
 
 
 def read_settings(flags: Mapping[str, Any], /) -> tuple[dict[str, Any], Path | None]:
-    """What the flags say, over what the files say that they name.
+    """What the flags say, over what the files say that `config` and `cameras` among them name.
 
-    Parameters
-    ----------
-    flags : mapping
-        Field name of `StreamConfig` to value or `Given`, and `config` and `cameras`: paths.
-
-    Returns
-    -------
-    (dict, Path or None)
-        Settings for `gain_apps.streaming.plan.plan_streams`, and the file that remembers cameras.
-
-    Raises
-    ------
-    ConfigError
-        As `read_config_file`, also of what `--set` was given.
+    The settings for `plan_streams`, by field name of `StreamConfig`, and the file that remembers
+    cameras. ConfigError as `read_config_file`, also of what `--set` was given.
     """
     given = {name: value for name, value in flags.items() if not isinstance(value, Given)}
     given |= _given_settings(flags)
@@ -95,26 +83,12 @@ def read_settings(flags: Mapping[str, Any], /) -> tuple[dict[str, Any], Path | N
 
 
 def read_config_file(path: str | Path, /) -> dict[str, Any]:
-    """Read settings from a TOML file.
+    """Read settings from a TOML file, by field name of `StreamConfig`, `names` or `cameras`.
 
-    Parameters
-    ----------
-    path : str or Path
-        Keys are the flags without their dashes (`update-every = 16`); the table `[gain]` holds
-        fields of the method's config. `input` may be a list, with `names` as another; or each
-        camera has a table `[cameras.NAME]` with its `input` and the settings in which it differs.
-
-    Returns
-    -------
-    dict
-        Field name of `StreamConfig`, `names` or `cameras`, to value; `cameras` holds a dict of
-        fields for each name.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, is no TOML, or holds an unknown key or a value of another
-        type.
+    Keys are the flags without their dashes (`update-every = 16`); the table `[gain]` holds fields
+    of the method's config. `input` may be a list, with `names` as another; or each camera has a
+    table `[cameras.NAME]` with its `input` and the settings in which it differs. ConfigError if the
+    file cannot be read, is no TOML, or holds an unknown key or a value of another type.
     """
     where = f"--config {path}"
     record = read_toml(path, where=where)
@@ -205,18 +179,10 @@ WITH_SECRETS = ("input", "webhook", "event_webhook", "mqtt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """What a process is to run.
+    """What a process is to run: the settings of each stream, and those that all share.
 
-    Attributes
-    ----------
-    configs : tuple of StreamConfig
-        One for each stream; may be empty if cameras can be added.
-    shared : mapping
-        The settings of all streams, also of those that are added later.
-    is_service : bool
-        Whether failed streams are restarted: of several streams, or of one with a page.
-    goes_on : bool
-        Whether the process waits for cameras to be added when it has none.
+    There may be no stream yet if cameras can be added, for which a process that `goes_on` waits.
+    `is_service` is whether failed streams are restarted: of several streams, or of one with a page.
     """
 
     configs: tuple[StreamConfig, ...]
@@ -297,18 +263,8 @@ def _is_photo(uri: str) -> bool:
 def plan_camera(name: str, own: Mapping[str, Any], /, *, shared: Mapping[str, Any]) -> StreamConfig:
     """The settings of one of several streams; the folders of its files are made.
 
-    Parameters
-    ----------
-    name : str
-    own : mapping
-        Its `input`, and settings in which it differs.
-    shared : mapping
-        Those of all streams.
-
-    Raises
-    ------
-    ConfigError
-        As `plan_streams`.
+    `own` has its `input`, and settings in which it differs from `shared`. ConfigError as
+    `plan_streams`.
     """
     _check(name, own, shared)
     _make_folders(shared, own, name)
@@ -397,10 +353,8 @@ NEW_MODE = 0o600
 class CameraFile:
     """The tables `[cameras.NAME]` of a TOML file; comments and all other settings stay as they are.
 
-    Parameters
-    ----------
-    path : str or Path
-        Created at the first change if it is missing.
+    The file is created at the first change if it is missing. A change that fails is a ConfigError,
+    and the file is as before then.
     """
 
     def __init__(self, path: str | Path, /) -> None:
@@ -419,19 +373,7 @@ class CameraFile:
         return os.access(target, os.W_OK) and os.access(self._path.parent, os.W_OK)
 
     def put(self, name: str, settings: Mapping[str, Any], /) -> None:
-        """Add a camera, or replace its settings.
-
-        Parameters
-        ----------
-        name : str
-        settings : mapping
-            Keys as in the file (`update-every`).
-
-        Raises
-        ------
-        ConfigError
-            If the file cannot be read or written; it is as before then.
-        """
+        """Add a camera, or replace its settings; keys as in the file (`update-every`)."""
         self._change(lambda tables: tables.update({name: dict(settings)}) is None)
 
     def set(self, name: str, key: str, value: Any, /) -> bool:

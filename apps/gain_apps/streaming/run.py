@@ -52,22 +52,10 @@ def run_stream(
 ) -> None:
     """Run one stream to its end, to a stop request or to a failure.
 
-    Parameters
-    ----------
-    config : StreamConfig
-    stop : StopRequest
-    console : Console
-        For progress.
-    report : callable
-        Receives the summary once everything is finished, also after a failure in mid-stream.
-    host : StreamHost, optional
-        What it shares with the other streams of a service.
-
-    Raises
-    ------
-    GainError
-        If something cannot be opened or fails in mid-stream. In the latter case the outputs are
-        finished, the state is saved and the summary reported first.
+    `console` shows progress; `report` receives the summary once everything is finished, also after
+    a failure in mid-stream; `host` is what the stream shares with the others of a service.
+    GainError if something cannot be opened or fails in mid-stream: in the latter case the outputs
+    are finished, the state is saved and the summary reported first.
     """
     logger.info("config: %s", json.dumps(config.to_dict()))
     # Until something is open, there is nothing to finish: a signal ends the process at once.

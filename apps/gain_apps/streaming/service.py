@@ -87,25 +87,11 @@ def run_service(
     """Run cameras until all have ended or a stop is requested.
 
     A camera that fails is said once and ends, or begins again where it may come back; the others
-    never notice.
+    never notice. `report` receives the summary of each stream that was opened, in their order, once
+    all have ended. `file` remembers cameras that are added, removed and paused.
 
-    Parameters
-    ----------
-    plan : ProcessPlan
-    stop : StopRequest
-        Ends all of them.
-    report : callable
-        Receives the summary of each stream that was opened, in their order, once all have ended.
-    file : str or Path, optional
-        Settings file that remembers cameras which are added, removed and paused.
-    formatter : CameraNameFormatter, optional
-        Is told the names of the cameras.
-
-    Raises
-    ------
-    GainError
-        The first camera's that failed, once all have ended; or if the network cannot be opened, or
-        the page needs a token or a library.
+    GainError is the first camera's that failed, once all have ended; or the network cannot be
+    opened, or the page needs a token or a library.
     """
     stop.nothing_to_lose = True
     with ExitStack() as stack:
@@ -248,24 +234,10 @@ class Service:
         return None if camera is None else camera.watched()
 
     def add(self, name: str, source: str, settings: Mapping[str, Any], /, *, who: str) -> str:
-        """Add a camera and start it.
+        """Add a camera and start it; what was done.
 
-        Parameters
-        ----------
-        name, source : str
-        settings : mapping
-            Fields of `StreamConfig`; only those that name no file, command or address.
-        who : str
-
-        Returns
-        -------
-        str
-            What was done.
-
-        Raises
-        ------
-        ConfigError
-            If the name is taken, or a setting is wrong or not to be made from afar.
+        `settings` are fields of `StreamConfig`, only those that name no file, command or address.
+        ConfigError if the name is taken, or a setting is wrong or not to be made from afar.
         """
         _refuse_unsafe(source, settings)
         with self._lock:
@@ -286,10 +258,7 @@ class Service:
     def remove(self, name: str, /, *, who: str) -> str:
         """End a camera and forget it; its files and snapshots stay.
 
-        Raises
-        ------
-        ConfigError
-            If it does not end, or the settings file cannot be written.
+        ConfigError if there is none of that name, or the settings file cannot be written.
         """
         with self._lock:
             camera = self._found(name)
@@ -311,10 +280,7 @@ class Service:
     def act(self, name: str, action: Literal["pause", "resume", "restart"], /, *, who: str) -> str:
         """Pause, resume or restart a camera.
 
-        Raises
-        ------
-        ConfigError
-            If it does not end, or the settings file cannot be written.
+        ConfigError if it does not end, or the settings file cannot be written.
         """
         camera = self._found(name)
         kept = None

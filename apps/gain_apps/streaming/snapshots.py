@@ -27,17 +27,8 @@ HELD = "learning-paused.json"
 class SnapshotKeeper:
     """Takes a snapshot every so many learned frames or seconds, whichever comes first.
 
-    Parameters
-    ----------
-    store : SnapshotStore
-        Not owned.
-    adapter : Adapter
-    every_frames : int
-        Frames of learning that a crash may cost at most.
-    every_s : float
-        Seconds of learning that it may cost at most.
-    clock : callable, optional
-        Monotonic seconds; the time of day may jump.
+    That many a crash costs at most. The store is not owned. `clock` gives monotonic seconds; the
+    time of day may jump.
     """
 
     def __init__(
@@ -93,10 +84,7 @@ class SnapshotKeeper:
     def hold(self, who: str, /) -> None:
         """Remember over a restart that learning was paused.
 
-        Raises
-        ------
-        ArtifactError
-            If that cannot be written; learning is paused until the next start only.
+        ArtifactError if that cannot be written; learning is paused until the next start only.
         """
         record = {"since_s": time.time(), "who": who}
         try:
@@ -110,10 +98,7 @@ class SnapshotKeeper:
     def release(self) -> None:
         """Forget that learning was paused.
 
-        Raises
-        ------
-        ArtifactError
-            If that cannot be done; the next start pauses again.
+        ArtifactError if that cannot be done; the next start pauses again.
         """
         try:
             self._held.unlink(missing_ok=True)
@@ -139,10 +124,7 @@ class SnapshotKeeper:
     def restore(self) -> bool:
         """Continue from the newest snapshot that fits; whether there was one.
 
-        Raises
-        ------
-        ArtifactError
-            If the folder cannot be listed.
+        ArtifactError if the folder cannot be listed.
         """
         self._rest_on(self._store.restore(self._adapter))
         if self._base is not None:
@@ -191,17 +173,8 @@ class SnapshotKeeper:
     def roll_back(self) -> str:
         """Return to the last snapshot, or where nothing was learned since it, to the one before.
 
-        The newer ones are deleted, or the next start would load what was rolled back.
-
-        Returns
-        -------
-        str
-            What was done, in words.
-
-        Raises
-        ------
-        ArtifactError
-            If the folder cannot be listed.
+        The newer ones are deleted, or the next start would load what was rolled back. What was
+        done, in words; ArtifactError if the folder cannot be listed.
         """
         before = None
         if self._base is not None and self._adapter.frames == self._kept_frames:
