@@ -119,18 +119,9 @@ class ThermalWatch:
         self._clock = clock
         self._next_s = clock()
         self._count = self._counted()
-        self._throttled = False
-        self._celsius = self._hottest()
-
-    @property
-    def throttled(self) -> bool:
-        """Whether the device was slowed down at the last look."""
-        return self._throttled
-
-    @property
-    def celsius(self) -> float | None:
-        """The hottest zone at the last look; None where none could be read."""
-        return self._celsius
+        # At the last look; the hottest zone is None where none could be read.
+        self.throttled = False
+        self.celsius = self._hottest()
 
     def tick(self) -> None:
         """Look, if the last look is old enough, and say what changed."""
@@ -139,13 +130,13 @@ class ThermalWatch:
             return
         self._next_s = now + EVERY_S
         before, self._count = self._count, self._counted()
-        self._celsius = self._hottest()
+        self.celsius = self._hottest()
         throttled = self._count > before or self._limited()
-        if throttled == self._throttled:
+        if throttled == self.throttled:
             return
-        self._throttled = throttled
-        celsius = self._celsius
-        degrees = "temperature unknown" if celsius is None else f"{celsius:.0f} °C"
+        self.throttled = throttled
+        known = self.celsius is not None
+        degrees = f"{self.celsius:.0f} °C" if known else "temperature unknown"
         if throttled:
             logger.warning(
                 "the device slows itself down (%s); improve its cooling or lower its load", degrees

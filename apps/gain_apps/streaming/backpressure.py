@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
+
+from gain_runtime.adapter import Adapter
 
 __all__ = [
     "Backpressure",
     "Load",
-    "Slowable",
     "step_words",
 ]
 
@@ -32,12 +33,6 @@ MOST_PATIENCE = 720
 Load = Literal["keeping-up", "updating-less", "skipping"]
 
 
-class Slowable(Protocol):
-    """What can learn in larger portions: an adapter."""
-
-    update_every: int
-
-
 class Backpressure:
     """Makes a live stream cheaper step by step while more than 5 % of its frames are dropped.
 
@@ -52,7 +47,7 @@ class Backpressure:
 
     def __init__(
         self,
-        adapter: Slowable,
+        adapter: Adapter,
         dropped: Callable[[], int],
         /,
         *,
@@ -62,7 +57,8 @@ class Backpressure:
         self._dropped = dropped
         self._clock = clock
         self._steps = _steps(adapter.update_every)
-        self._level = 0
+        # Steps taken; 0 while the device keeps up.
+        self.level = 0
         # The first look comes after the first frame, whenever that is.
         self._next_s: float | None = None
         self._dropped_before = 0
@@ -73,19 +69,14 @@ class Backpressure:
         self._settled = False
 
     @property
-    def level(self) -> int:
-        """Steps taken; 0 while the device keeps up."""
-        return self._level
-
-    @property
     def stride(self) -> int:
         """One frame in so many is classified."""
-        return self._steps[self._level][1]
+        return self._steps[self.level][1]
 
     @property
     def load(self) -> Load:
         """The level in a word."""
-        if self._level == 0:
+        if self.level == 0:
             return "keeping-up"
         return "updating-less" if self.stride == 1 else "skipping"
 
@@ -122,30 +113,26 @@ class Backpressure:
         if self._on_trial:
             self._patience = min(2 * self._patience, MOST_PATIENCE)
         self._on_trial = False
-        if self._level + 1 < len(self._steps):
-            self._move(self._level + 1)
+        if self.level + 1 < len(self._steps):
+            words = self._move(self.level + 1)
             logger.warning(
-                "%.0f %% of the frames are dropped: %s from here on", 100.0 * share, self._words()
+                "%.0f %% of the frames are dropped: %s from here on", 100.0 * share, words
             )
 
     def _recover(self) -> None:
         """One step back, or at the end of the way back trust in the device again."""
         self._calm = 0
-        if self._level == 0:
+        if self.level == 0:
             self._on_trial, self._patience = False, FIRST_PATIENCE
             return
-        self._move(self._level - 1)
         self._on_trial = True
-        logger.warning("no frame is dropped: %s", self._words())
+        logger.warning("no frame is dropped: %s", self._move(self.level - 1))
 
-    def _move(self, level: int) -> None:
-        """Work as this level says."""
-        self._level = level
+    def _move(self, level: int) -> str:
+        """Work as this level says; what it means."""
+        self.level = level
         self._adapter.update_every = self._steps[level][0]
-
-    def _words(self) -> str:
-        """What the present level means."""
-        return step_words(*self._steps[self._level])
+        return step_words(*self._steps[level])
 
 
 def step_words(update_every: int, stride: int, /) -> str:

@@ -20,9 +20,7 @@ from gain_core.errors import ConfigError, GainError, StreamError, one_line
 from gain_runtime.sessions.shared import SharedSession
 from gain_runtime.sources.uri import parse_uri
 
-__all__ = [
-    "Camera",
-]
+__all__ = ["Camera", "CameraNameFormatter"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +31,20 @@ POLL_S = 0.1
 # Longest wait for a camera that is to end: a batch, a snapshot and the outputs.
 END_S = 10.0
 LIVE_KINDS = ("camera", "network", "pipeline")
+
+
+# Begins the names of a camera's threads.
+THREADS = "camera "
+
+
+class CameraNameFormatter(logging.Formatter):
+    """Puts the camera's name before what its threads log."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """One line."""
+        thread = (record.threadName or "").split("/")[0]
+        name = f"{thread.removeprefix(THREADS)}: " if thread.startswith(THREADS) else ""
+        return f"{record.levelname}: {name}{record.message}"
 
 
 class Camera:
@@ -106,7 +118,7 @@ class Camera:
         self.failure = None
         self._stop = StopRequest(self._process_stop)
         self.board.enter("starting")
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{THREADS}{self.name}", daemon=True)
         self._thread.start()
 
     def begin(self) -> None:

@@ -171,14 +171,12 @@ class Watchdog(Closing):
     status 4 and the stacks on stderr, so that a supervisor starts it again from the last snapshot.
     Under systemd (`Type=notify`, `WatchdogSec=`), which is told that the process is alive only
     while every stream is, it also works without a limit of its own. `on_expiry` is what ends the
-    process. ConfigError if the limit is not positive.
+    process.
     """
 
     def __init__(
         self, limit_s: float | None, /, *, on_expiry: Callable[[], None] | None = None
     ) -> None:
-        if limit_s is not None and not limit_s > 0.0:
-            raise ConfigError(f"{flag('watchdog')}: expected seconds above 0, got {limit_s}")
         self._system_s = watchdog_interval_s()
         limits = [limit for limit in (limit_s, self._system_s) if limit is not None]
         self._limit_s = limit_s
@@ -210,7 +208,10 @@ class Watchdog(Closing):
     def _watch(self) -> None:
         """Thread: compare the last beats with the limits until told to stop."""
         while not self._done.wait(self._every_s):
-            stream, silent_s = self._most_silent()
+            now_s = time.monotonic()
+            # The stream whose last beat is the oldest.
+            ages = [(now_s - beat_s, name) for name, beat_s in dict(self._beats).items()]
+            silent_s, stream = max(ages, default=(0.0, ""))
             if self._system_s is not None and silent_s < self._system_s:
                 notify("WATCHDOG=1")
             if self._limit_s is not None and silent_s > self._limit_s:
@@ -221,13 +222,6 @@ class Watchdog(Closing):
                 )
                 self._on_expiry()
                 return
-
-    def _most_silent(self) -> tuple[str, float]:
-        """The stream whose last beat is the oldest, and how old that is."""
-        now_s = time.monotonic()
-        ages = [(now_s - beat_s, stream) for stream, beat_s in dict(self._beats).items()]
-        silent_s, stream = max(ages, default=(0.0, ""))
-        return stream, silent_s
 
 
 def _end_process() -> None:

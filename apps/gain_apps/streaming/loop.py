@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gain_apps.serve.board import DeviceFacts, KeptFacts, LiveBoard, StreamFacts, StreamIdentity
+from gain_apps.serve.event_log import EventKind
 from gain_apps.streaming.backpressure import Backpressure
 from gain_apps.streaming.config import StreamConfig
-from gain_apps.streaming.control import CommandQueue, StopRequest, Watchdog
+from gain_apps.streaming.control import CommandQueue, StopRequest, Watchdog, drain_commands
 from gain_apps.streaming.input import check_truth
 from gain_apps.streaming.outputs import Outputs
 from gain_apps.streaming.snapshots import SnapshotKeeper
@@ -35,8 +39,6 @@ __all__ = [
     "RunningStream",
     "StreamHost",
     "StreamLoop",
-    "facts_of",
-    "identity_of",
     "rank",
 ]
 
@@ -61,6 +63,11 @@ class StreamHost:
     watchdog: Watchdog | None = None
     waits: bool = False
 
+    def note(self, kind: EventKind, text: str, who: str = "") -> None:
+        """Add an event, where there is a page to show it."""
+        if self.board is not None:
+            self.board.note(kind, text, who=who)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningStream:
@@ -78,6 +85,7 @@ class RunningStream:
     outputs: Outputs
     keeper: SnapshotKeeper | None
     backpressure: Backpressure | None
+    watchdog: Watchdog
     record: RunRecord = field(default_factory=RunRecord)
 
     @property
@@ -85,69 +93,52 @@ class RunningStream:
         """Times the source's signal came back; files and drawn pictures have none to lose."""
         return int(getattr(self.source, "reconnects", 0))
 
-
-def identity_of(run: RunningStream, /) -> StreamIdentity:
-    """What does not change while the stream runs."""
-    artifact = run.adapter.artifact
-    return StreamIdentity(
-        source_id=run.source.info.source_id,
-        artifact=artifact.path.name,
-        artifact_sha256=artifact.sha256,
-        provider=run.adapter.provider,
-        version=__version__,
-        labels=tuple(artifact.manifest.labels),
-    )
-
-
-def facts_of(run: RunningStream, /) -> StreamFacts:
-    """The present counts and states; on the loop's own thread."""
-    status = run.adapter.status()
-    return StreamFacts(
-        frozen=run.adapter.frozen,
-        frames_learned=status.frames,
-        dropped=run.reader.dropped,
-        rejected=run.record.rejected,
-        skipped=run.source.skipped,
-        reconnects=run.reconnects,
-        outputs_lost=len(run.outputs.lost),
-        not_learned=dict(run.record.faults),
-        adaptation={"shift_nats": status.shift_nats, "draws": status.draws},
-        device=_device_facts(run),
-        kept=_kept_facts(run),
-    )
-
-
-def _device_facts(run: RunningStream) -> DeviceFacts:
-    """What gives way, and how warm it is."""
-    pressure, thermal = run.backpressure, run.host.thermal
-    if pressure is None:
-        return DeviceFacts(
-            update_every=run.adapter.update_every,
-            throttled=thermal.throttled,
-            celsius=thermal.celsius,
+    def identity(self) -> StreamIdentity:
+        """What does not change while the stream runs."""
+        artifact = self.adapter.artifact
+        return StreamIdentity(
+            source_id=self.source.info.source_id,
+            artifact=artifact.path.name,
+            artifact_sha256=artifact.sha256,
+            provider=self.adapter.provider,
+            version=__version__,
+            labels=tuple(artifact.manifest.labels),
         )
-    return DeviceFacts(
-        load=pressure.load,
-        level=pressure.level,
-        update_every=run.adapter.update_every,
-        stride=pressure.stride,
-        left_out=run.record.left_out,
-        throttled=thermal.throttled,
-        celsius=thermal.celsius,
-    )
 
-
-def _kept_facts(run: RunningStream) -> KeptFacts | None:
-    """The snapshots, where there are any."""
-    keeper = run.keeper
-    if keeper is None:
-        return None
-    return KeptFacts(
-        written=keeper.written,
-        failing=keeper.failing,
-        frames_not_kept=keeper.frames_not_kept,
-        last_utc_s=keeper.last_utc_s,
-    )
+    def facts(self) -> StreamFacts:
+        """The present counts and states; on the loop's own thread."""
+        status, pressure, keeper = self.adapter.status(), self.backpressure, self.keeper
+        device = DeviceFacts(
+            update_every=self.adapter.update_every,
+            left_out=self.record.left_out,
+            throttled=self.host.thermal.throttled,
+            celsius=self.host.thermal.celsius,
+        )
+        if pressure is not None:
+            device = replace(
+                device, load=pressure.load, level=pressure.level, stride=pressure.stride
+            )
+        kept = None
+        if keeper is not None:
+            kept = KeptFacts(
+                written=keeper.written,
+                failing=keeper.failing,
+                frames_not_kept=keeper.frames_not_kept,
+                last_utc_s=keeper.last_utc_s,
+            )
+        return StreamFacts(
+            frozen=self.adapter.frozen,
+            frames_learned=status.frames,
+            dropped=self.reader.dropped,
+            rejected=self.record.rejected,
+            skipped=self.source.skipped,
+            reconnects=self.reconnects,
+            outputs_lost=len(self.outputs.lost),
+            not_learned=dict(self.record.faults),
+            adaptation={"shift_nats": status.shift_nats, "draws": status.draws},
+            device=device,
+            kept=kept,
+        )
 
 
 # Longest time until a stop request or a key in the window is noticed while no frame arrives.
@@ -158,113 +149,85 @@ _UnderWay: TypeAlias = tuple[list[Frame], bool, Callable[[], AdaptedBatch]]
 
 
 class StreamLoop:
-    """Classifies the frames of a reader until it ends or a stop is requested.
+    """Classifies the frames of a stream's reader until it ends or a stop is requested.
 
     A frame that cannot be classified (the network returned NaN, or its region is empty) is
     rejected: counted, warned about once, left out of the outputs, and nothing is learned from it.
-
-    Parameters
-    ----------
-    adapter : Adapter
-    outputs : Outputs
-    record : RunRecord
-        Filled while the loop runs.
-    stop : StopRequest
-    batch : int
-        Frames per forward pass.
-    max_frames : int or None
-        Frames taken from the reader at most.
-    top_k : int
-        Classes listed per frame; all of them where the artifact has fewer.
-    on_batch : callable, optional
-        Called after every batch, for progress.
-    between : callable, optional
-        Called after every batch and while no frame arrives, to carry out commands.
-    health : FrameHealth, optional
-        With it, frames that it finds broken are predicted and not learned from.
-    silence_s : float or None
-        Longest wait for a frame, in seconds; None waits for ever.
-    backpressure : Backpressure, optional
-        Chooses the frames that are classified while the device cannot keep up.
-    live : bool, optional
-        Whether frames are stamped by the monotonic clock when they are captured.
+    `on_batch` is called after every batch, for progress.
     """
 
     def __init__(
-        self,
-        adapter: Adapter,
-        outputs: Outputs,
-        record: RunRecord,
-        /,
-        *,
-        stop: StopRequest,
-        batch: int = 1,
-        max_frames: int | None = None,
-        top_k: int = 3,
-        on_batch: Callable[[], None] | None = None,
-        between: Callable[[], None] | None = None,
-        health: FrameHealth | None = None,
-        silence_s: float | None = None,
-        backpressure: Backpressure | None = None,
-        live: bool = False,
+        self, run: RunningStream, /, *, on_batch: Callable[[], None] = lambda: None
     ) -> None:
-        self._adapter = adapter
-        self._outputs = outputs
-        self._record = record
-        self._stop = stop
-        self._batch = batch
-        self._max_frames = max_frames
-        self._top_k = top_k
-        self._on_batch = on_batch
-        self._between = between
-        self._health = health
-        self._silence_s = silence_s
-        self._backpressure = backpressure
+        config, live = run.config, run.source.info.live
+        self._run, self._on_batch = run, on_batch
+        self._adapter, self._outputs, self._record = run.adapter, run.outputs, run.record
+        # Frames of a live source are stamped by the monotonic clock when they are captured.
         self._live = live
+        check = live if config.check_frames is None else config.check_frames
+        self._health = FrameHealth() if check else None
+        self._silence_s = math.inf
+        if config.watchdog is not None:
+            # A source that waits for its camera to come back is silent, and does not hang.
+            waits_s = math.inf if config.reconnect is None else config.reconnect
+            self._silence_s = config.watchdog + (waits_s if live else 0.0)
+        self._hangups = run.stop.hangups
         # Batches that were submitted and not yet written.
         self._under_way: deque[_UnderWay] = deque()
-        self._labels = adapter.artifact.manifest.labels
+        self._labels = run.adapter.artifact.manifest.labels
 
-    def run(self, reader: FrameReader, /) -> None:
+    def run(self) -> None:
         """Classify everything.
 
-        Raises
-        ------
-        StreamError
-            If the source or an output fails, or gives no frame for `silence_s`; the frames
-            before that have been written.
-        ConfigError
-            If a frame's truth is not one of the artifact's classes.
-        EngineError
-            If a forward pass fails.
+        StreamError if the source or an output fails, or gives no frame for too long; the frames
+        before that have been written. ConfigError if a frame's truth is not one of the artifact's
+        classes, EngineError if a forward pass fails.
         """
         self._record.started_s = asked = time.monotonic()
         try:
-            for group in self._groups(reader):
+            for group in self._groups():
                 waited_ms = 1e3 * (time.monotonic() - asked) / len(group)
                 self._record.stage_ms["wait"].extend([waited_ms] * len(group))
-                for run, learn in self._sorted_out(group):
-                    for frame in run:
+                for learn, alike in groupby(group, key=self._teaches):
+                    frames = list(alike)
+                    for frame in frames:
                         check_truth(frame, len(self._labels))
-                    self._submit(run, learn=learn)
+                    self._submit(frames, learn=learn)
                     self._settle(everything=False)
-                if self._on_batch is not None:
-                    self._on_batch()
-                if self._between is not None:
-                    self._between()
+                self._on_batch()
+                self._look_around()
                 asked = time.monotonic()
         finally:
             # Also where the source or a later batch failed: what was classified is written.
             self._settle(everything=True)
             self._record.ended_s = time.monotonic()
 
-    def _groups(self, reader: FrameReader) -> Iterator[list[Frame]]:
+    def _look_around(self) -> None:
+        """What is done after every batch, and while there is none."""
+        run, host = self._run, self._run.host
+        run.watchdog.beat(run.config.name or "")
+        host.thermal.tick()
+        drain_commands(
+            *(host.queue, run.adapter, run.stop),
+            state_out=run.config.state_out,
+            keeper=run.keeper,
+            note=partial(host.note, "command"),
+        )
+        if run.keeper is not None:
+            run.keeper.tick()
+        if run.stop.hangups != self._hangups:
+            self._hangups = run.stop.hangups
+            run.outputs.reopen()
+
+    def _groups(self) -> Iterator[list[Frame]]:
         """Frames in groups of the batch size; the last one may be smaller, none is lost."""
+        reader, stop, pressure = self._run.reader, self._run.stop, self._run.backpressure
+        most = self._run.config.max_frames
         group: list[Frame] = []
         taken = 0
         heard_s = time.monotonic()
         try:
-            while not self._stop and (self._max_frames is None or taken < self._max_frames):
+            while not stop and (most is None or taken < most):
                 item = reader.get(timeout_s=0.0)
                 if item is ReadStatus.TIMEOUT:
                     # Nothing to be ahead with: no result waits for the next frame.
@@ -274,17 +237,16 @@ class StreamLoop:
                     break
                 if not isinstance(item, Frame):
                     self._outputs.poll()
-                    if self._between is not None:
-                        self._between()
+                    self._look_around()
                     self._refuse_silence(time.monotonic() - heard_s)
                     continue
                 taken += 1
                 heard_s = time.monotonic()
-                if self._backpressure is not None and not self._backpressure.takes():
+                if pressure is not None and not pressure.takes():
                     self._record.left_out += 1
                     continue
                 group.append(item)
-                if len(group) == self._batch:
+                if len(group) == self._run.config.batch_size:
                     yield group
                     group = []
         except GainError:
@@ -296,36 +258,18 @@ class StreamLoop:
 
     def _refuse_silence(self, seconds: float) -> None:
         """A read that never returns raises nothing by itself."""
-        if self._silence_s is not None and seconds > self._silence_s:
+        if seconds > self._silence_s:
             raise SignalLostError(
                 f"no frame for {seconds:.0f} s and no error either: the source hangs in a read; "
                 "check the camera and start again"
             )
 
-    def _sorted_out(self, frames: list[Frame]) -> Iterator[tuple[list[Frame], bool]]:
-        """Frames in order, in runs that are learned from or not."""
-        run: list[Frame] = []
-        learn = True
-        for frame in frames:
-            teaches = self._teaches(frame)
-            if run and teaches != learn:
-                yield run, learn
-                run = []
-            learn = teaches
-            run.append(frame)
-        yield run, learn
-
     def _teaches(self, frame: Frame) -> bool:
         """Whether a frame is to be learned from."""
-        if self._health is not None:
-            fault = self._health.check(frame.image)
-            if fault is not None:
-                if self._record.note_fault(fault):
-                    logger.warning(
-                        "frame %d: %s; such frames are not learned from", frame.index, fault
-                    )
-                return False
-        return True
+        fault = None if self._health is None else self._health.check(frame.image)
+        if fault is not None and self._record.note_fault(fault):
+            logger.warning("frame %d: %s; such frames are not learned from", frame.index, fault)
+        return fault is None
 
     def _submit(self, frames: list[Frame], *, learn: bool) -> None:
         """Start on a batch, ahead of its result where a device works on it."""
@@ -373,7 +317,7 @@ class StreamLoop:
 
     def _emit(self, frames: Sequence[Frame], batch: AdaptedBatch) -> None:
         """Count a batch and hand its rows to the outputs."""
-        count = len(frames)
+        count, top_k = len(frames), self._run.config.top_k
         rate_hz = self._record.tick(count)
         stage_ms = {stage: spent / 1e6 / count for stage, spent in batch.stage_ns.items()}
         utc_ns, now_ns = time.time_ns(), time.monotonic_ns()
@@ -382,8 +326,8 @@ class StreamLoop:
             age_ns = max(now_ns - frame.timestamp_ns, 0) if self._live else 0
             result = FrameResult(
                 frame=frame,
-                source_top=rank(batch.source_probs[row], self._labels, top_k=self._top_k),
-                adapted_top=rank(batch.probs[row], self._labels, top_k=self._top_k),
+                source_top=rank(batch.source_probs[row], self._labels, top_k=top_k),
+                adapted_top=rank(batch.probs[row], self._labels, top_k=top_k),
                 strength=float(batch.strength[row]),
                 gain=float(batch.gain[row]),
                 rate_hz=rate_hz,

@@ -74,7 +74,8 @@ def read_settings(flags: Mapping[str, Any], /) -> tuple[dict[str, Any], Path | N
                 f"{', '.join(others)}; move them to the file of --config"
             )
         settings["cameras"] = {**settings.get("cameras", {}), **known.get("cameras", {})}
-    if given.get("input"):
+    if inputs := given.get("input"):
+        given["input"] = inputs[0] if len(inputs) == 1 else inputs
         settings.pop("cameras", None)
         file = None
     if "gain" in given:
@@ -353,8 +354,9 @@ NEW_MODE = 0o600
 class CameraFile:
     """The tables `[cameras.NAME]` of a TOML file; comments and all other settings stay as they are.
 
-    The file is created at the first change if it is missing. A change that fails is a ConfigError,
-    and the file is as before then.
+    The file is created at the first change if it is missing. Every change says whether it was made:
+    not in a file that cannot be written, nor of a camera that stands elsewhere. One that fails is a
+    ConfigError, and the file is as before then.
     """
 
     def __init__(self, path: str | Path, /) -> None:
@@ -372,12 +374,12 @@ class CameraFile:
         target = self._path if exists(self._path) else self._path.parent
         return os.access(target, os.W_OK) and os.access(self._path.parent, os.W_OK)
 
-    def put(self, name: str, settings: Mapping[str, Any], /) -> None:
+    def put(self, name: str, settings: Mapping[str, Any], /) -> bool:
         """Add a camera, or replace its settings; keys as in the file (`update-every`)."""
-        self._change(lambda tables: tables.update({name: dict(settings)}) is None)
+        return self._change(lambda tables: tables.update({name: dict(settings)}) is None)
 
     def set(self, name: str, key: str, value: Any, /) -> bool:
-        """Change one setting of a camera; whether it stands in this file."""
+        """Change one setting of a camera."""
 
         def change(tables: Any) -> bool:
             if name in tables:
@@ -387,11 +389,13 @@ class CameraFile:
         return self._change(change)
 
     def remove(self, name: str, /) -> bool:
-        """Remove a camera's table; whether there was one."""
+        """Remove a camera's table."""
         return self._change(lambda tables: tables.pop(name, None) is not None)
 
     def _change(self, change: Callable[[Any], bool]) -> bool:
         """Read the file anew, change it and replace it where it changed."""
+        if not self.writable:
+            return False
         toml = require("tomlkit", extra="serve")
         with self._lock:
             try:

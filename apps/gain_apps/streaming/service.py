@@ -36,7 +36,6 @@ from gain_runtime.sources.reconnecting import Connection
 from gain_runtime.sources.uri import parse_uri
 
 __all__ = [
-    "CameraNameFormatter",
     "run_service",
 ]
 
@@ -60,21 +59,6 @@ SETTABLE = frozenset(
 SETTABLE_KINDS = ("network", "camera", "test")
 
 
-class CameraNameFormatter(logging.Formatter):
-    """Puts the camera's name before what its threads log."""
-
-    def __init__(self) -> None:
-        super().__init__("%(levelname)s: %(message)s")
-        self.names: set[str] = set()
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """One line."""
-        name = (record.threadName or "").split("/")[0]
-        if name in self.names:
-            return f"{record.levelname}: {name}: {record.message}"
-        return super().formatMessage(record)
-
-
 def run_service(
     plan: ProcessPlan,
     stop: StopRequest,
@@ -82,7 +66,6 @@ def run_service(
     *,
     report: Callable[[dict[str, Any]], None],
     file: str | Path | None = None,
-    formatter: CameraNameFormatter | None = None,
 ) -> None:
     """Run cameras until all have ended or a stop is requested.
 
@@ -99,7 +82,7 @@ def run_service(
         # products are too small to share out, and BLAS threads that wait by spinning take the
         # cores from ONNX Runtime's.
         stack.enter_context(threadpool_limits(limits=1, user_api="blas"))
-        service = Service(plan, stop, stack, file=file, formatter=formatter)
+        service = Service(plan, stop, stack, file=file)
         stop.nothing_to_lose = False
         service.run()
     for camera in service.cameras:
@@ -113,30 +96,15 @@ def run_service(
 class Service:
     """The cameras of a process, and what they share; see `gain_apps.serve.Cameras`.
 
-    Parameters
-    ----------
-    plan : ProcessPlan
-    stop : StopRequest
-    stack : ExitStack
-        Closes what is opened here.
-    file : str or Path or None
-    formatter : CameraNameFormatter or None
+    `stack` closes what is opened here.
     """
 
     def __init__(
-        self,
-        plan: ProcessPlan,
-        stop: StopRequest,
-        stack: ExitStack,
-        /,
-        *,
-        file: str | Path | None,
-        formatter: CameraNameFormatter | None,
+        self, plan: ProcessPlan, stop: StopRequest, stack: ExitStack, /, *, file: str | Path | None
     ) -> None:
         first = plan.configs[0] if plan.configs else _settings_alone(plan)
         self._plan = plan
         self._stop = stop
-        self._names = set() if formatter is None else formatter.names
         self._lock = threading.RLock()
         self._file = None if file is None else CameraFile(file)
         self._webhook = None
@@ -244,14 +212,12 @@ class Service:
             if name.lower() in {known.lower() for known in self._cameras}:
                 raise ConfigError(f"{name}: there is a camera of that name; choose another")
             config = plan_camera(name, {**settings, "input": source}, shared=self._plan.shared)
-            kept = self.kept_in
-            if kept is not None and self._file is not None:
-                table = {key.replace("_", "-"): value for key, value in settings.items()}
-                self._file.put(name, {"input": source, **table})
+            table = {key.replace("_", "-"): value for key, value in settings.items()}
+            kept = self._file is not None and self._file.put(name, {"input": source, **table})
             camera = self._enlist(config)
             camera.use(self._shared)
             camera.start()
-        outcome = f"camera added, {_kept_words(kept)}"
+        outcome = f"camera added, {self._kept_words(kept)}"
         self.events.add(name, "stream", outcome, who=who)
         return outcome
 
@@ -262,16 +228,13 @@ class Service:
         """
         with self._lock:
             camera = self._found(name)
-            kept = None
-            if self._file is not None and self._file.writable and self._file.remove(name):
-                kept = self._file.name
+            kept = self._file is not None and self._file.remove(name)
             del self._cameras[name]
-            self._names.discard(name)
         camera.ask_to_end()
         ended = camera.join(end_s=time.monotonic() + 10.0)
         if self._mqtt is not None:
             self._mqtt.forget(name)
-        outcome = f"camera removed, {_kept_words(kept)}"
+        outcome = f"camera removed, {self._kept_words(kept)}"
         if not ended:
             outcome += "; it hangs in a driver and is abandoned"
         self.events.add(name, "stream", outcome, who=who)
@@ -283,19 +246,17 @@ class Service:
         ConfigError if it does not end, or the settings file cannot be written.
         """
         camera = self._found(name)
-        kept = None
         if action == "restart":
             camera.restart()
             outcome = "restarted"
         else:
-            if action == "pause":
+            paused = action == "pause"
+            if paused:
                 camera.pause(f"by {who}")
             else:
                 camera.start()
-            file = self._file
-            if file is not None and file.writable and file.set(name, "paused", action == "pause"):
-                kept = file.name
-            outcome = f"{'paused' if action == 'pause' else 'resumed'}, {_kept_words(kept)}"
+            kept = self._file is not None and self._file.set(name, "paused", paused)
+            outcome = f"{'paused' if paused else 'resumed'}, {self._kept_words(kept)}"
         camera.board.note("command", outcome, who=who)
         return outcome
 
@@ -304,7 +265,6 @@ class Service:
         name = config.name or ONLY_NAME
         board = LiveBoard(name, self.events, on_connection=self._signal_teller(name))
         camera = Camera(config, host=self._host, board=board, stop=self._stop)
-        self._names.add(name)
         with self._lock:
             self._cameras[name] = camera
         return camera
@@ -315,6 +275,10 @@ class Service:
         if camera is None:
             raise ConfigError(f"{name}: there is no camera of that name")
         return camera
+
+    def _kept_words(self, kept: bool) -> str:
+        """Whether a change survives a restart."""
+        return f"kept in {self._file.name}" if kept and self._file else "until the next start"
 
     def _all_done(self) -> bool:
         """Whether nothing more is to be waited for."""
@@ -391,11 +355,6 @@ def _token_of(config: StreamConfig) -> str | None:
     if config.serve_token_file is not None:
         return read_token(config.serve_token_file)
     return token_from_secrets()
-
-
-def _kept_words(kept: str | None) -> str:
-    """Whether a change survives a restart."""
-    return "until the next start" if kept is None else f"kept in {kept}"
 
 
 def _refuse_unsafe(source: str, settings: Mapping[str, Any]) -> None:

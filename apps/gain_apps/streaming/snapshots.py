@@ -52,29 +52,10 @@ class SnapshotKeeper:
         self._kept_frames = adapter.frames
         self._kept_s = clock()
         self._retry_s = 0.0
-        self._failing = False
-        self._written = 0
-        self._last_utc_s: float | None = None
-
-    @property
-    def last_utc_s(self) -> float | None:
-        """When the last snapshot was taken or, after a start, written; seconds since 1970."""
-        return self._last_utc_s
-
-    @property
-    def set_aside(self) -> tuple[str, ...]:
-        """What was set aside and why, one line each."""
-        return self._store.set_aside
-
-    @property
-    def written(self) -> int:
-        """Snapshots taken by this one."""
-        return self._written
-
-    @property
-    def failing(self) -> bool:
-        """Whether the last one could not be written."""
-        return self._failing
+        # Whether the last one could not be written, and how many were.
+        self.failing, self.written = False, 0
+        # When the last one was taken or, after a start, written; in seconds since 1970.
+        self.last_utc_s: float | None = None
 
     @property
     def frames_not_kept(self) -> int:
@@ -128,7 +109,7 @@ class SnapshotKeeper:
         """
         self._rest_on(self._store.restore(self._adapter))
         if self._base is not None:
-            self._last_utc_s = self._base.path.stat().st_mtime
+            self.last_utc_s = self._base.path.stat().st_mtime
             logger.info("%s: continued after %d learned frames", self._base.path, self._base.frames)
         return self._base is not None
 
@@ -154,18 +135,18 @@ class SnapshotKeeper:
             written = self._store.write(self._adapter)
         except GainError as err:
             self._retry_s = self._clock() + RETRY_S
-            level = logging.DEBUG if self._failing and not end else logging.ERROR
+            level = logging.DEBUG if self.failing and not end else logging.ERROR
             then = "it will be tried again"
             if end:
                 then = f"the last {self.frames_not_kept} learned frames are in none"
             logger.log(level, "no snapshot: %s; %s", err, then)
-            self._failing = True
+            self.failing = True
             return False
-        if self._failing:
+        if self.failing:
             logger.warning("%s: snapshots can be written again", written.path)
-        self._failing = False
-        self._written += 1
-        self._last_utc_s = time.time()
+        self.failing = False
+        self.written += 1
+        self.last_utc_s = time.time()
         self._rest_on(written)
         logger.debug("%s: kept", written.path)
         return True

@@ -70,7 +70,7 @@ class Score:
         self.count += len(labels)
         self.correct += round(accuracy(probs, labels) * len(labels))
         self.nll_sum += negative_log_likelihood(log_probs, labels) * len(labels)
-        self.excess += calibration_excess(probs, labels, num_bins=NUM_BINS)
+        self.excess += calibration_excess(probs, labels)
 
     def to_dict(self) -> dict[str, float | None]:
         """Accuracy and ECE in per cent and NLL in nats; None where nothing was counted."""
