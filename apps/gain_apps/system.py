@@ -227,12 +227,9 @@ def open_missing_streams() -> frozenset[int]:
             closed.add(number)
             # The lowest free number is given, which is this one.
             os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)
-    if sys.stdin is None:
-        sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
     return frozenset(closed)
 
 
@@ -251,13 +248,8 @@ def say(line: str, /) -> None:
 
 def write_result(line: str, /) -> None:
     """Write a line of results to standard output; StreamError as `finish_output`."""
-    try:
+    with _writing_results():
         print(line, flush=True)
-    except BrokenPipeError:
-        _drop_output()
-    except OSError as err:
-        _drop_output()
-        raise _lost(err) from err
 
 
 def finish_output() -> None:
@@ -265,25 +257,24 @@ def finish_output() -> None:
 
     StreamError if it cannot be written: the results are not where the caller looks for them.
     """
-    try:
+    with _writing_results():
         sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_output()
+
+
+@contextmanager
+def _writing_results() -> Iterator[None]:
+    """Standard output, given up once it cannot be written."""
+    try:
+        yield
     except OSError as err:
-        _drop_output()
-        raise _lost(err) from err
-
-
-def _lost(err: OSError) -> StreamError:
-    """The error for results that cannot be written."""
-    return StreamError(f"standard output: cannot be written ({err.strerror}); results are lost")
-
-
-def _drop_output() -> None:
-    """Python flushes once more when it exits, and would complain."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
+        # Python flushes once more when it exits, and would complain.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        if not isinstance(err, BrokenPipeError):
+            raise StreamError(
+                f"standard output: cannot be written ({err.strerror}); results are lost"
+            ) from err
 
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_.-]{0,127})\}")

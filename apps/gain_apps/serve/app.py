@@ -38,7 +38,6 @@ from gain_apps.serve.schema import (
     PageCommand,
     Problem,
     row_of,
-    settings_of,
     status_of,
 )
 from gain_apps.streaming.control import Command
@@ -96,9 +95,9 @@ NOT_READY: dict[int | str, dict[str, object]] = {503: {"model": Health}}
 CameraName = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PageContext:
-    """What the application reads and changes."""
+    """What the application reads and changes; only the server's thread counts `viewers`."""
 
     cameras: Cameras
     token: str | None
@@ -106,6 +105,7 @@ class PageContext:
     logins: Logins = field(default_factory=Logins)
     started_s: float = field(default_factory=time.monotonic)
     stopping: threading.Event = field(default_factory=threading.Event)
+    viewers: int = 0
 
     def camera(self, name: str) -> WatchedCamera:
         """A camera, or the reply that there is none."""
@@ -259,8 +259,9 @@ def _add_cameras(app: FastAPI, context: PageContext) -> None:
     @app.post("/api/cameras", status_code=201, tags=["cameras"], responses=REFUSED)
     async def add(new: NewCamera, request: Request) -> Done:
         """Add a camera and start it; it is kept in the settings file where there is one."""
+        settings = {name.replace("-", "_"): value for name, value in new.settings.items()}
         outcome = await asyncio.to_thread(
-            cameras.add, new.name, new.input, settings_of(new.settings), who=_who(request)
+            cameras.add, new.name, new.input, settings, who=_who(request)
         )
         return Done(outcome=outcome, done=True)
 
@@ -341,7 +342,6 @@ def _add_commands(app: FastAPI, context: PageContext) -> None:
 
 def _add_pictures(app: FastAPI, context: PageContext) -> None:
     """The newest frame with its numbers, and the moving picture."""
-    viewers = _Viewers()
 
     @app.get("/api/cameras/{name}/frame", tags=["pictures"])
     async def frame(name: CameraName, view: View = "annotated") -> FrameReply:
@@ -371,37 +371,26 @@ def _add_pictures(app: FastAPI, context: PageContext) -> None:
     async def moving(name: CameraName, view: View = "annotated") -> Response:
         """Annotated frames, as they come and as fast as the viewer takes them."""
         camera = context.camera(name)
-        if viewers.count >= MOST_VIEWERS:
+        if context.viewers >= MOST_VIEWERS:
             raise HTTPException(503, f"{MOST_VIEWERS} people are watching already")
         # Here, and not when the first part is sent: many may ask at once.
-        viewers.count += 1
-        return _MovingPicture(
-            _parts(context, camera, view),
-            viewers,
-            media_type=f"multipart/x-mixed-replace; boundary={BOUNDARY}",
-        )
-
-
-@dataclass(slots=True)
-class _Viewers:
-    """How many watch; only the server's thread counts."""
-
-    count: int = 0
+        context.viewers += 1
+        return _MovingPicture(context, _parts(context, camera, view))
 
 
 class _MovingPicture(StreamingResponse):
     """A reply that gives its viewer's place back, however it ends."""
 
-    def __init__(self, parts: AsyncIterator[bytes], viewers: _Viewers, *, media_type: str) -> None:
-        super().__init__(parts, media_type=media_type)
-        self._viewers = viewers
+    def __init__(self, context: PageContext, parts: AsyncIterator[bytes]) -> None:
+        super().__init__(parts, media_type=f"multipart/x-mixed-replace; boundary={BOUNDARY}")
+        self._context = context
 
     async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         """Send the parts."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._viewers.count -= 1
+            self._context.viewers -= 1
 
 
 async def _parts(context: PageContext, camera: WatchedCamera, view: View) -> AsyncIterator[bytes]:

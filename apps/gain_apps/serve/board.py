@@ -7,7 +7,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -198,25 +198,14 @@ class StreamIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
-    """Time from capture to prediction.
-
-    `counts` are the frames in each bucket of `LATENCY_BOUNDS_S`, and above the last; `sum_s` is
-    over all frames; `recent_ms` is of the newest.
-    """
-
-    counts: tuple[int, ...]
-    sum_s: float
-    recent_ms: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveView:
     """Everything a board holds, read at one moment.
 
     `sequence` grows with every result; `stage_seconds` are sums over all frames; `agreement` is
     over the last 256 frames and None before the first; `age_s` is the age of the newest result, or
-    of the stream if there is none; `rate_hz` is over the last five seconds.
+    of the stream if there is none; `rate_hz` is over the last five seconds. The latency is the time
+    from capture to prediction: frames in each bucket of `LATENCY_BOUNDS_S` and above the last, the
+    sum over all frames, and that of the newest.
     """
 
     sequence: int
@@ -231,7 +220,9 @@ class LiveView:
     changed: int
     rate_hz: float
     stage_seconds: Mapping[str, float]
-    latency: Latency
+    latency_counts: Sequence[int]
+    latency_sum_s: float
+    latency_recent_ms: Sequence[float]
     agreement: float | None
     uptime_s: float
     age_s: float
@@ -445,11 +436,9 @@ class LiveBoard:
                 changed=self._changed,
                 rate_hz=_rate(self._times_s, now),
                 stage_seconds=dict(self._stage_seconds),
-                latency=Latency(
-                    counts=tuple(self._latency_counts),
-                    sum_s=self._latency_sum_s,
-                    recent_ms=tuple(self._latency_ms),
-                ),
+                latency_counts=tuple(self._latency_counts),
+                latency_sum_s=self._latency_sum_s,
+                latency_recent_ms=tuple(self._latency_ms),
                 agreement=sum(self._agreed) / len(self._agreed) if self._agreed else None,
                 uptime_s=now - self._started_s,
                 age_s=now - self._result_s,

@@ -204,7 +204,6 @@ class EventLog(Closing):
         self._shown = "memory" if path is None else str(path)
         self._on_event = on_event
         self._lock = threading.Lock()
-        self._last: dict[str, Event] = {}
         self._failing = False
         self._closed = False
         try:
@@ -214,6 +213,7 @@ class EventLog(Closing):
                 check_same_thread=False,
                 isolation_level=None,
             )
+            self._base.row_factory = sqlite3.Row
             # One writer that syncs at check points: a power cut costs the last events at most.
             self._base.execute("PRAGMA journal_mode=WAL")
             self._base.execute("PRAGMA synchronous=NORMAL")
@@ -227,8 +227,7 @@ class EventLog(Closing):
                 f"--set events={path}: expected a SQLite file of events in a writable folder "
                 f"({err}); name another file"
             ) from err
-        for event in map(_event, newest):
-            self._last[event.stream] = event
+        self._last = {row["stream"]: Event(**row) for row in newest}
         self._next_id = 1 + max((event.id for event in self._last.values()), default=0)
 
     def add(self, stream: str, kind: EventKind, text: str, /, *, who: str = "") -> Event:
@@ -240,7 +239,12 @@ class EventLog(Closing):
             self._next_id += 1
             self._last[stream] = event
             with self._writing() as base:
-                base.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", _row(event))
+                # SQLite takes no lone surrogates.
+                plain = text.encode("utf-8", "backslashreplace").decode()
+                base.execute(
+                    "INSERT INTO events VALUES (:id, :utc_s, :stream, :kind, :text, :who)",
+                    {**asdict(event), "text": plain},
+                )
                 if event.id % TRIM_EVERY == 0:
                     base.execute("DELETE FROM events WHERE id <= ?", (event.id - MOST_EVENTS,))
         if self._on_event is not None:
@@ -275,7 +279,7 @@ class EventLog(Closing):
             except sqlite3.Error as err:
                 logger.warning("%s: events cannot be read (%s)", self._shown, err)
                 return []
-        return [_event(row) for row in rows]
+        return [Event(**row) for row in rows]
 
     def keep(self, stream: str, point: Point, /) -> None:
         """Keep a point of a stream's curves over a restart."""
@@ -324,15 +328,3 @@ class EventLog(Closing):
         if self._failing:
             logger.warning("%s: events can be written again", self._shown)
         self._failing = False
-
-
-def _event(row: tuple[int, float, str, EventKind, str, str]) -> Event:
-    """A row of the table."""
-    number, utc_s, stream, kind, text, who = row
-    return Event(id=number, utc_s=utc_s, stream=stream, kind=kind, text=text, who=who)
-
-
-def _row(event: Event) -> tuple[int, float, str, str, str, str]:
-    """The values of a row; SQLite takes no lone surrogates."""
-    text = event.text.encode("utf-8", "backslashreplace").decode()
-    return (event.id, event.utc_s, event.stream, event.kind, text, event.who)

@@ -279,9 +279,9 @@ def _latency(seen: Sequence[Seen]) -> Metric:
     )
     bounds = [*(str(bound) for bound in LATENCY_BOUNDS_S), "+Inf"]
     for stream, view in seen:
-        counts = accumulate(view.latency.counts)
+        counts = accumulate(view.latency_counts)
         buckets = list(zip(bounds, map(float, counts), strict=True))
-        family.add_metric([stream], buckets, sum_value=view.latency.sum_s)
+        family.add_metric([stream], buckets, sum_value=view.latency_sum_s)
     return family
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -248,7 +247,7 @@ def row_of(name: str, view: LiveView, /, *, source: str, last_event: Event | Non
 def status_of(row: CameraRow, view: LiveView, /, *, commands: list[CameraCommand]) -> CameraStatus:
     """What a board says at one moment, that of `row`; `commands` are those the page may send."""
     result, facts, identity = view.result, view.facts, view.identity
-    recent = view.latency.recent_ms
+    recent = view.latency_recent_ms
     p50, p95 = np.percentile(recent, [50, 95]) if recent else (None, None)
     return CameraStatus(
         camera=row,
@@ -296,30 +295,23 @@ def _summary(view: LiveView) -> str:
 
 def _newest(result: FrameResult, identity: StreamIdentity | None) -> Newest:
     """The newest frame; a truth the artifact has no name for is shown by its number."""
-    truth = result.frame.truth
-    labels = () if identity is None else identity.labels
-    known = truth is not None and 0 <= truth < len(labels)
+    truth, labels = result.frame.truth, () if identity is None else identity.labels
+    shown = None if truth is None else str(truth)
+    if truth is not None and 0 <= truth < len(labels):
+        shown = labels[truth]
     return Newest(
         index=result.frame.index,
         utc_s=result.utc_ns / 1e9,
-        source=[_ranked(item) for item in result.source_top],
-        adapted=[_ranked(item) for item in result.adapted_top],
+        source=[replace(item, prob=_share(item.prob)) for item in result.source_top],
+        adapted=[replace(item, prob=_share(item.prob)) for item in result.adapted_top],
         changed=result.changed,
         strength=_share(result.strength),
         gain_nats=_finite(result.gain),
-        truth=labels[truth] if truth is not None and known else _number(truth),
+        truth=shown,
         condition=result.frame.condition,
         stage_ms=dict(result.stage_ms),
         latency_ms=result.latency_ms,
     )
-
-
-def _ranked(item: Ranked) -> Ranked:
-    return Ranked(index=int(item.index), label=item.label, prob=_share(float(item.prob)))
-
-
-def _number(truth: int | None) -> str | None:
-    return None if truth is None else str(truth)
 
 
 def _share(value: float) -> float:
@@ -330,8 +322,3 @@ def _share(value: float) -> float:
 def _finite(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None
-
-
-def settings_of(record: Mapping[str, Any], /) -> dict[str, Any]:
-    """Settings of the API with the names of `StreamConfig`."""
-    return {name.replace("-", "_"): value for name, value in record.items()}

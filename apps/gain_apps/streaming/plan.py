@@ -111,7 +111,10 @@ def _settings(record: dict[str, Any], *, where: str) -> dict[str, Any]:
     gain = record.pop("gain", None)
     settings = checked_table(record, StreamConfig, where=where)
     if gain is not None:
-        settings["gain"] = _gain_table(gain, where=f"{where}: gain")
+        # The method's config checks names and ranges itself.
+        if not isinstance(gain, dict):
+            raise ConfigError(f"{where}: gain: expected a table [gain], got {gain!r}")
+        settings["gain"] = gain
     return settings
 
 
@@ -132,17 +135,14 @@ def _without_old_keys(record: Mapping[str, Any], *, where: str) -> dict[str, Any
 
 def _given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     """What `--set` was given; `gain.KEY` is a key of the table."""
-    method = {
-        name: value
-        for name, value in flags.items()
-        if isinstance(value, Given) and value.key.startswith("gain.")
-    }
-    settings = read_given({k: v for k, v in flags.items() if k not in method}, StreamConfig)
-    if method:
-        settings["gain"] = {
-            value.key.removeprefix("gain."): toml_value(value.text) for value in method.values()
-        }
-    return settings
+    method, others = {}, {}
+    for name, value in flags.items():
+        if isinstance(value, Given) and value.key.startswith("gain."):
+            method[value.key.removeprefix("gain.")] = toml_value(value.text)
+        else:
+            others[name] = value
+    settings = read_given(others, StreamConfig)
+    return settings | {"gain": method} if method else settings
 
 
 def _cameras(tables: Any, *, where: str) -> dict[str, dict[str, Any]]:
@@ -161,13 +161,6 @@ def _cameras(tables: Any, *, where: str) -> dict[str, dict[str, Any]]:
         if not found[name].get("input"):
             raise ConfigError(f"{where}: cameras.{name}: input: expected a source, got none")
     return found
-
-
-def _gain_table(table: Any, *, where: str) -> dict[str, Any]:
-    """Fields of the method's config, which checks their names and ranges itself."""
-    if not isinstance(table, dict):
-        raise ConfigError(f"{where}: expected a table [gain], got {table!r}")
-    return table
 
 
 # A name is a folder, a topic and a word in the log.
@@ -223,24 +216,34 @@ def plan_streams(settings: Mapping[str, Any], /) -> ProcessPlan:
         values["photos"] = tuple(inputs)
         del inputs[1:]
     cameras = values.pop("cameras", None)
-    is_service = cameras is not None or len(inputs) > 1 or values.get("serve") is not None
+    serves = values.get("serve") is not None
+    is_service = cameras is not None or len(inputs) > 1 or serves
     if is_service:
         values.setdefault("reconnect", None)
-    if cameras is not None:
-        if inputs or names:
-            raise ConfigError(
-                "INPUT: expected no input beside the cameras of the settings file; give it a "
-                "table [cameras.NAME] there"
-            )
-        configs = _plan_several(values, cameras)
-        return ProcessPlan(
-            configs=configs, shared=values, is_service=True, goes_on=values.get("serve") is not None
+    if cameras is not None and (inputs or names):
+        raise ConfigError(
+            "INPUT: expected no input beside the cameras of the settings file; give it a "
+            "table [cameras.NAME] there"
         )
-    if len(inputs) < 2:
+    if cameras is None and len(inputs) < 2:
         if names:
             raise ConfigError("--names: expected several INPUTs to name, got one; leave it out")
         only = StreamConfig.resolve({**values, "input": inputs[0] if inputs else None})
         return ProcessPlan(configs=(only,), shared=values, is_service=is_service, goes_on=False)
+    tables = _named(inputs, names) if cameras is None else cameras
+    # All of them are right, or an error comes before a folder is made.
+    for name, own in tables.items():
+        _check(name, own, values)
+    return ProcessPlan(
+        configs=tuple(_placed(name, own, values) for name, own in tables.items()),
+        shared=values,
+        is_service=True,
+        goes_on=cameras is not None and serves,
+    )
+
+
+def _named(inputs: list[str], names: list[str]) -> dict[str, dict[str, Any]]:
+    """A table for each of several inputs, as a file has it for cameras."""
     names = names or [f"stream-{number + 1}" for number in range(len(inputs))]
     if len(names) != len(inputs):
         raise ConfigError(f"--names: expected {len(inputs)}, one for each INPUT, got {len(names)}")
@@ -250,9 +253,7 @@ def plan_streams(settings: Mapping[str, Any], /) -> ProcessPlan:
         raise ConfigError(f"--names: expected different names, got {', '.join(twice)} twice")
     if inputs.count(STDOUT) > 1:
         raise ConfigError("INPUT: standard input can be read by one stream only")
-    tables = {name: {"input": uri} for name, uri in zip(names, inputs, strict=True)}
-    configs = _plan_several(values, tables)
-    return ProcessPlan(configs=configs, shared=values, is_service=True, goes_on=False)
+    return {name: {"input": uri} for name, uri in zip(names, inputs, strict=True)}
 
 
 def _is_photo(uri: str) -> bool:
@@ -268,17 +269,7 @@ def plan_camera(name: str, own: Mapping[str, Any], /, *, shared: Mapping[str, An
     `plan_streams`.
     """
     _check(name, own, shared)
-    _make_folders(shared, own, name)
-    return StreamConfig.resolve({**_placed(shared, own, name), "name": name})
-
-
-def _plan_several(
-    shared: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]
-) -> tuple[StreamConfig, ...]:
-    """All of them, or an error before a folder is made."""
-    for name, own in tables.items():
-        _check(name, own, shared)
-    return tuple(plan_camera(name, own, shared=shared) for name, own in tables.items())
+    return _placed(name, own, shared)
 
 
 def _check(name: str, own: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
@@ -315,12 +306,17 @@ def _listed(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def _make_folders(shared: Mapping[str, Any], own: Mapping[str, Any], name: str) -> None:
-    """The folders of a stream's files; those of snapshots and pictures make themselves."""
+def _placed(name: str, own: Mapping[str, Any], shared: Mapping[str, Any]) -> StreamConfig:
+    """Settings whose shared files lie in a folder of the stream, made here, under its own ones.
+
+    Folders of snapshots and pictures make themselves.
+    """
+    placed = dict(shared)
     for field in FILES:
         if shared.get(field) is None or field in own:
             continue
-        folder = _inside(shared[field], name).parent
+        path = Path(shared[field])
+        folder = path.parent / name
         try:
             folder.mkdir(exist_ok=True)
         except OSError as err:
@@ -328,23 +324,11 @@ def _make_folders(shared: Mapping[str, Any], own: Mapping[str, Any], name: str) 
                 f"{flag(field)}: {folder}: the stream's folder cannot be made "
                 f"({err.strerror}); choose another place"
             ) from err
-
-
-def _placed(shared: Mapping[str, Any], own: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Shared settings with places of the stream's own, under those that it has for itself."""
-    placed = dict(shared)
-    for field in FILES:
-        if placed.get(field) is not None:
-            placed[field] = str(_inside(placed[field], name))
+        placed[field] = str(folder / path.name)
     for field in FOLDERS:
-        if placed.get(field) is not None:
-            placed[field] = str(Path(placed[field]) / name)
-    return {**placed, **_with_secrets(own, of=name)}
-
-
-def _inside(path: str, name: str) -> Path:
-    """The file in the stream's own folder."""
-    return Path(path).parent / name / Path(path).name
+        if shared.get(field) is not None:
+            placed[field] = str(Path(shared[field]) / name)
+    return StreamConfig.resolve({**placed, **_with_secrets(own, of=name), "name": name})
 
 
 # A file that is made here may come to hold passwords.

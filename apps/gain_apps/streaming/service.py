@@ -102,7 +102,9 @@ class Service:
     def __init__(
         self, plan: ProcessPlan, stop: StopRequest, stack: ExitStack, /, *, file: str | Path | None
     ) -> None:
-        first = plan.configs[0] if plan.configs else _settings_alone(plan)
+        # A service that has no camera yet has shared settings all the same.
+        alone = {**plan.shared, "input": "test://pattern"}
+        first = plan.configs[0] if plan.configs else StreamConfig.resolve(alone)
         self._plan = plan
         self._stop = stop
         self._lock = threading.RLock()
@@ -129,7 +131,10 @@ class Service:
         # Before the network, which may take a while: the page says what is being waited for.
         self._page = None
         if first.serve is not None:
-            self._page = _Page(self, stack, ServeAddress.parse(first.serve), _token_of(first))
+            # From the file that is named, or from where secrets are handed over.
+            holder = first.serve_token_file
+            token = token_from_secrets() if holder is None else read_token(holder)
+            self._page = _Page(self, stack, ServeAddress.parse(first.serve), token)
             self._page.tick()
         # An adaptive file keeps one stream's state: each camera opens its own.
         if not is_adaptive(first.model or ""):
@@ -170,12 +175,17 @@ class Service:
         self._ready = True
         notify("READY=1")
         next_status_s = 0.0
-        while not self._stop and not self._all_done():
+        while not self._stop and (
+            self._plan.goes_on or not all(camera.done for camera in self.cameras)
+        ):
             if self._page is not None:
                 self._page.tick()
             if time.monotonic() >= next_status_s:
                 next_status_s = time.monotonic() + STATUS_EVERY_S
-                notify(f"STATUS={self._status_line()}")
+                seen = [camera.board.view().connection.state for camera in self.cameras]
+                # What `systemctl status` shows.
+                connected = seen.count("connected")
+                notify(f"STATUS={connected} of {len(seen)} cameras connected")
             time.sleep(POLL_S)
         notify("STOPPING=1")
         end_s = time.monotonic() + 10.0
@@ -263,7 +273,12 @@ class Service:
     def _enlist(self, config: StreamConfig) -> Camera:
         """A camera that is not started yet."""
         name = config.name or ONLY_NAME
-        board = LiveBoard(name, self.events, on_connection=self._signal_teller(name))
+
+        def tell(connection: Connection) -> None:
+            if self._mqtt is not None:
+                self._mqtt.publish(f"{name}/signal", connection.state, retain=True)
+
+        board = LiveBoard(name, self.events, on_connection=tell)
         camera = Camera(config, host=self._host, board=board, stop=self._stop)
         with self._lock:
             self._cameras[name] = camera
@@ -279,25 +294,6 @@ class Service:
     def _kept_words(self, kept: bool) -> str:
         """Whether a change survives a restart."""
         return f"kept in {self._file.name}" if kept and self._file else "until the next start"
-
-    def _all_done(self) -> bool:
-        """Whether nothing more is to be waited for."""
-        return not self._plan.goes_on and all(camera.done for camera in self.cameras)
-
-    def _status_line(self) -> str:
-        """What `systemctl status` shows."""
-        cameras = self.cameras
-        connected = sum(camera.board.view().connection.state == "connected" for camera in cameras)
-        return f"{connected} of {len(cameras)} cameras connected"
-
-    def _signal_teller(self, name: str) -> Callable[[Connection], None]:
-        """Publishes whether a camera's signal is there."""
-
-        def tell(connection: Connection) -> None:
-            if self._mqtt is not None:
-                self._mqtt.publish(f"{name}/signal", connection.state, retain=True)
-
-        return tell
 
     def _pass_on(self, event: Event) -> None:
         """Send an event to whoever subscribed to them."""
@@ -343,18 +339,6 @@ class _Page:
         else:
             self._stack.enter_context(server)
             self._next_s = None
-
-
-def _settings_alone(plan: ProcessPlan) -> StreamConfig:
-    """The shared settings of a service that has no camera yet."""
-    return StreamConfig.resolve({**plan.shared, "input": "test://pattern"})
-
-
-def _token_of(config: StreamConfig) -> str | None:
-    """The token, from the file that is named or from where secrets are handed over."""
-    if config.serve_token_file is not None:
-        return read_token(config.serve_token_file)
-    return token_from_secrets()
 
 
 def _refuse_unsafe(source: str, settings: Mapping[str, Any]) -> None:
