@@ -285,15 +285,8 @@ def add_old(
     `store` is called with the namespace and the value, which is `const` of a flag without values;
     `settings` are those of `add_argument`.
     """
-    group.add_argument(
-        old,
-        action=_Old,
-        says=NOW.format(now),
-        store=store,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-        **settings,
-    )
+    hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS, **settings}
+    group.add_argument(old, action=_Old, says=NOW.format(now), store=store, **hidden)
 
 
 def add_old_spelling(group: argparse._ActionsContainer, old: str, new: argparse.Action, /) -> None:
@@ -336,14 +329,10 @@ def add_removed(
     group: argparse._ActionsContainer, name: str, /, *, why: str, num_values: int = 0
 ) -> None:
     """Take a flag that does nothing any more for one release; `why` ends the line of warning."""
+    says = f"has no effect and goes with the next release: {why}"
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     group.add_argument(
-        name,
-        action=_Old,
-        nargs=num_values,
-        says=f"has no effect and goes with the next release: {why}",
-        store=lambda namespace, value: None,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
+        name, action=_Old, nargs=num_values, says=says, store=lambda *_: None, **hidden
     )
 
 

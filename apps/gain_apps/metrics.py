@@ -182,20 +182,12 @@ def mean_scores(scores: Iterable[Scores], /) -> Scores:
 
 def domain_scores(trace: Trace, /) -> dict[int, Scores]:
     """Scores per domain: pooled within each round, then the mean over rounds."""
-    cells = _cells(trace)
-    return {
-        domain: mean_scores(value for (_, name), value in cells.items() if name == domain)
-        for domain in _ordered(trace.domains)
-    }
+    return _means(trace, by_round=False)
 
 
 def round_scores(trace: Trace, /) -> list[Scores]:
     """Scores per round: pooled within each domain, then the mean over domains."""
-    cells = _cells(trace)
-    return [
-        mean_scores(value for (name, _), value in cells.items() if name == number)
-        for number in _ordered(trace.rounds)
-    ]
+    return list(_means(trace, by_round=True).values())
 
 
 def correlations(trace: Trace, /) -> dict[str, float | None]:
@@ -215,20 +207,13 @@ def correlations(trace: Trace, /) -> dict[str, float | None]:
     }
 
 
-def _cells(trace: Trace) -> dict[tuple[int, int], Scores]:
-    """Scores by (round, domain)."""
-    return {
-        (number, domain): score(trace, mask)
-        for number in _ordered(trace.rounds)
-        for domain in _ordered(trace.domains)
-        for mask in ((trace.rounds == number) & (trace.domains == domain),)
-        if mask.any()
-    }
-
-
-def _ordered(values: npt.NDArray[np.int64]) -> list[int]:
-    """Distinct values, ascending."""
-    return [int(value) for value in np.unique(values)]
+def _means(trace: Trace, *, by_round: bool) -> dict[int, Scores]:
+    """Mean scores of each round or domain, ascending, over its cells of one round and domain."""
+    cells: dict[int, list[Scores]] = {}
+    for number, domain in np.unique(np.stack([trace.rounds, trace.domains], axis=1), axis=0):
+        scores = score(trace, (trace.rounds == number) & (trace.domains == domain))
+        cells.setdefault(int(number if by_round else domain), []).append(scores)
+    return {key: mean_scores(cells[key]) for key in sorted(cells)}
 
 
 def _pearson(first: Reals, second: Reals) -> float | None:
@@ -242,6 +227,5 @@ def _ranks(values: Reals) -> Reals:
     """Ranks from 0, ties sharing their mean rank."""
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts) - 1
-    ranks: Any = (last - 0.5 * (counts - 1))[group]
-    result: Reals = ranks.astype(np.float64)
-    return result
+    ranks: Reals = (last - 0.5 * (counts - 1))[group]
+    return ranks

@@ -233,21 +233,18 @@ class Network:
 
     def infer(self, frames: list[bytes], /) -> list[Seen | str]:
         """A batch, as `__call__`; a damaged frame has its own line and spoils no other."""
-        found: list[Seen | str] = []
-        images = []
-        for frame in frames:
+        found: list[Seen | str] = [""] * len(frames)
+        images = {}
+        for index, frame in enumerate(frames):
             try:
-                images.append(decode_image(frame, shown="frame"))
-                found.append("")
+                images[index] = decode_image(frame, shown="frame")
             except StreamError as err:
-                found.append(f"{err}; send a JPEG as the body")
+                found[index] = f"{err}; send a JPEG as the body"
         if images:
-            features, logits = self._session.infer(self._preprocessor(images))
-            rows = iter(range(len(images)))
-            for index, said in enumerate(found):
-                if not said:
-                    row = slice(at := next(rows), at + 1)
-                    found[index] = Seen(None if features is None else features[row], logits[row])
+            features, logits = self._session.infer(self._preprocessor(list(images.values())))
+            for row, index in enumerate(images):
+                one = slice(row, row + 1)
+                found[index] = Seen(None if features is None else features[one], logits[one])
         return found
 
 
@@ -276,12 +273,10 @@ def app(args: ServingSettings | Mapping[str, Any]) -> Any:
     token = token_from_secrets()
     if token is None:
         logger.warning("no token: who reaches the port may send frames; set GAIN_SERVE_TOKEN")
-    options = {name: {"num_cpus": cpus} for name, cpus in CPUS.items()}
-    if settings.device != "cpu":
-        options["Network"]["num_gpus"] = 1.0
+    num_gpus = 0.0 if settings.device == "cpu" else 1.0
     network = serve.deployment(
         Network,
-        ray_actor_options=options["Network"],
+        ray_actor_options={"num_cpus": CPUS["Network"], "num_gpus": num_gpus},
         autoscaling_config={"min_replicas": 1, "max_replicas": 8, "target_ongoing_requests": 8},
         max_ongoing_requests=4 * settings.batch_size,
     ).bind(settings)
@@ -290,7 +285,7 @@ def app(args: ServingSettings | Mapping[str, Any]) -> Any:
             Adaptation,
             name=f"Adaptation-{shard}",
             num_replicas=1,
-            ray_actor_options=options["Adaptation"],
+            ray_actor_options={"num_cpus": CPUS["Adaptation"]},
             max_ongoing_requests=256,
             # The cameras of a shard wait until its death is noticed.
             health_check_period_s=1.0,
@@ -300,7 +295,7 @@ def app(args: ServingSettings | Mapping[str, Any]) -> Any:
     front = serve.deployment(
         serve.ingress(api)(Front),
         name="Front",
-        ray_actor_options=options["Front"],
+        ray_actor_options={"num_cpus": CPUS["Front"]},
         max_ongoing_requests=1024,
     )
     return front.bind(settings, network, *adaptations, token=token)

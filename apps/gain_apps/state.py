@@ -165,7 +165,11 @@ def _method(file: StateFile, model: Path | None) -> Method[Any]:
                 f"{file.path}: a state of the method {file.config['method']} is read with the "
                 "head's weight; name the artifact with --model"
             )
-        return make_method(_num_classes(file), config)
+        # What it takes out of the logits has one number for each class.
+        shift = file.arrays.get("shift")
+        if shift is None or shift.ndim != 1:
+            raise ArtifactError(f"{file.path}: expected a state of the method shift, got another")
+        return make_method(len(shift), config)
     from gain_runtime.engine import artifact_method
     from gain_runtime.files.artifact import load_artifact
 
@@ -176,14 +180,6 @@ def _method(file: StateFile, model: Path | None) -> Method[Any]:
             f"got {artifact.sha256[:12]}; name the artifact it was learned on"
         )
     return artifact_method(artifact, config)
-
-
-def _num_classes(file: StateFile) -> int:
-    """K of a shift's state: what it takes out of the logits has one number for each class."""
-    shift = file.arrays.get("shift")
-    if shift is None or shift.ndim != 1:
-        raise ArtifactError(f"{file.path}: expected a state of the method shift, got another")
-    return int(shift.shape[0])
 
 
 if __name__ == "__main__":

@@ -151,11 +151,10 @@ class ThermalWatch:
 
     def _limited(self) -> bool:
         """Whether a clock is limited."""
-        for device in self._root.glob(COOLING):
-            kind = read_text(device / "type").lower()
-            if "fan" not in kind and read_number(device / "cur_state"):
-                return True
-        return False
+        return any(
+            "fan" not in read_text(device / "type").lower() and read_number(device / "cur_state")
+            for device in self._root.glob(COOLING)
+        )
 
     def _counted(self) -> int:
         """All cores' counters together."""

@@ -20,10 +20,9 @@ from recording_sink import RecordingSink
 from results import make_info
 
 from gain_apps.stream import main
-from gain_apps.streaming.backpressure import Backpressure
 from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.control import HUNG_STATUS, StopRequest, Watchdog
-from gain_apps.streaming.loop import RunningStream, StreamHost, StreamLoop
+from gain_apps.streaming.loop import Backpressure, RunningStream, StreamHost, StreamLoop
 from gain_apps.streaming.outputs import Outputs
 from gain_core import preset
 from gain_core.errors import StreamError
@@ -151,8 +150,8 @@ class Camera:
 def test_a_device_that_cannot_keep_up_updates_less_then_skips_and_recovers(
     artifact_path, tmp_path, monkeypatch, caplog, kind
 ):
-    monkeypatch.setattr("gain_apps.streaming.backpressure.EVERY_S", 0.1)
-    monkeypatch.setattr("gain_apps.streaming.backpressure.SETTLING_S", 0.05)
+    monkeypatch.setattr("gain_apps.streaming.loop.EVERY_S", 0.1)
+    monkeypatch.setattr("gain_apps.streaming.loop.SETTLING_S", 0.05)
     camera = Camera(450)
     steps: list[tuple[int, int]] = []
     with (

@@ -61,6 +61,11 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 # What the browser itself says of a request; absent in old ones and outside secure contexts.
 OWN_SITE = ("same-origin", "none")
 MOST_BODY_BYTES = 4096
+FOREIGN_HOST = (
+    "Host: expected localhost, 127.0.0.1 or [::1]; any other name needs --serve-token-file"
+)
+FOREIGN_SITE = "Origin: expected this page's own; another site asked"
+NO_TOKEN = "token: expected in 'Authorization: Bearer TOKEN', or log in on the page"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,34 +107,34 @@ class Access:
 
     def refusal(self, method: str, path: str, headers: Mapping[str, str], /) -> Refusal | None:
         """Why a request is refused, None for one to be answered; names of headers in lower case."""
+        length = headers.get("content-length", "")
+        small = not length or (length.isdecimal() and int(length) <= MOST_BODY_BYTES)
+        for refused, code, detail in (
+            (self._foreign_host(headers), 403, FOREIGN_HOST),
+            (_foreign_site(method, headers), 403, FOREIGN_SITE),
+            ("transfer-encoding" in headers, 411, "Content-Length: expected, got a chunked body"),
+            (not small, 413, f"body: expected at most {MOST_BODY_BYTES} bytes"),
+            (not self._knows_token(path, headers), 401, NO_TOKEN),
+        ):
+            if refused:
+                return Refusal(status=code, detail=detail)
+        return None
+
+    def _foreign_host(self, headers: Mapping[str, str]) -> bool:
+        """Whether the name in the address bar is not this machine's own, and has to be."""
+        try:
+            name = urlsplit(f"//{headers.get('host', '')}").hostname
+        except ValueError:
+            name = None
+        return not (self.needs_token or is_loopback(name or ""))
+
+    def _knows_token(self, path: str, headers: Mapping[str, str]) -> bool:
+        """Whether a request has the token or the cookie, or needs neither."""
         return (
-            self._foreign_host(headers)
-            or _foreign_site(method, headers)
-            or _large_body(headers)
-            or self._no_token(path, headers)
-        )
-
-    def _foreign_host(self, headers: Mapping[str, str]) -> Refusal | None:
-        """A name in the address bar that is not this machine's own."""
-        if self.needs_token or is_loopback(_host_name(headers.get("host", ""))):
-            return None
-        return Refusal(
-            status=403,
-            detail="Host: expected localhost, 127.0.0.1 or [::1]; any other name needs "
-            "--serve-token-file",
-        )
-
-    def _no_token(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
-        """Neither the token nor the cookie."""
-        if not self.needs_token or path in self._open_paths:
-            return None
-        if self.is_token(bearer_token(headers)):
-            return None
-        if _equal(self._cookie(headers), self.cookie_value()):
-            return None
-        return Refusal(
-            status=401,
-            detail="token: expected in 'Authorization: Bearer TOKEN', or log in on the page",
+            not self.needs_token
+            or path in self._open_paths
+            or self.is_token(bearer_token(headers))
+            or _equal(self._cookie(headers), self.cookie_value())
         )
 
     def _cookie(self, headers: Mapping[str, str]) -> str:
@@ -147,44 +152,19 @@ def bearer_token(headers: Mapping[str, str], /) -> str:
     return offered.strip() if scheme.lower() == "bearer" else ""
 
 
-def _foreign_site(method: str, headers: Mapping[str, str]) -> Refusal | None:
-    """A request started by a page of another origin."""
-    site = headers.get("sec-fetch-site", "none")
-    origin = headers.get("origin")
+def _foreign_site(method: str, headers: Mapping[str, str]) -> bool:
+    """Whether a page of another origin started a request."""
     safe = method in SAFE_METHODS
     followed_link = safe and headers.get("sec-fetch-mode") == "navigate"
-    foreign = site not in OWN_SITE and not followed_link
-    if not safe and origin is not None:
-        foreign = foreign or not _same_host(origin, headers.get("host", ""))
-    if not foreign:
-        return None
-    return Refusal(status=403, detail="Origin: expected this page's own; another site asked")
-
-
-def _large_body(headers: Mapping[str, str]) -> Refusal | None:
-    """A body that is not the few bytes this API takes."""
-    length = headers.get("content-length", "")
-    if "transfer-encoding" in headers:
-        return Refusal(status=411, detail="Content-Length: expected, got a chunked body")
-    if not length or (length.isdecimal() and int(length) <= MOST_BODY_BYTES):
-        return None
-    return Refusal(status=413, detail=f"body: expected at most {MOST_BODY_BYTES} bytes")
-
-
-def _host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets; empty where it is malformed."""
+    foreign = headers.get("sec-fetch-site", "none") not in OWN_SITE and not followed_link
+    origin = headers.get("origin")
+    if safe or origin is None:
+        return foreign
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        own = urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
     except ValueError:
-        return ""
-
-
-def _same_host(origin: str, host: str) -> bool:
-    """Whether an Origin header names the host the request went to, port included."""
-    try:
-        return urlsplit(origin).netloc.lower() == host.lower() != ""
-    except ValueError:
-        return False
+        own = False
+    return foreign or not own
 
 
 def _equal(offered: str, wanted: str) -> bool:

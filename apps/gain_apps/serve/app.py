@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from gain_apps.serve.access import Access, AccessGate, Logins
-from gain_apps.serve.board import LiveView, Scale
+from gain_apps.serve.board import Scale
 from gain_apps.serve.cameras import Cameras, View, WatchedCamera
 from gain_apps.serve.event_log import EventKind
 from gain_apps.serve.metrics import MetricsPage
@@ -26,7 +26,6 @@ from gain_apps.serve.schema import (
     CameraAction,
     CameraCommand,
     CameraList,
-    CameraRow,
     CameraStatus,
     Credentials,
     Done,
@@ -35,7 +34,6 @@ from gain_apps.serve.schema import (
     Health,
     HistoryReply,
     NewCamera,
-    PageCommand,
     Problem,
     row_of,
     status_of,
@@ -218,29 +216,6 @@ def _add_session(app: FastAPI, access: Access, context: PageContext) -> None:
         return reply
 
 
-def _row(camera: WatchedCamera, view: LiveView | None = None) -> CameraRow:
-    """A camera's row at this moment."""
-    return row_of(
-        camera.name,
-        camera.board.view() if view is None else view,
-        source=camera.source,
-        last_event=camera.board.last_event(),
-    )
-
-
-def _status(camera: WatchedCamera, view: LiveView) -> CameraStatus:
-    """A camera's status at the moment of a view."""
-    row = _row(camera, view)
-    commands: list[CameraCommand] = []
-    # Commands are carried out by the loop, which begins once there is a signal.
-    if camera.alive and row.state in ("live", "silent", "reconnecting"):
-        commands += [name for name in get_args(PageCommand) if name in camera.commands]
-    commands += ["restart"] if row.state == "paused" else ["pause", "restart"]
-    if row.state == "paused":
-        commands.append("resume")
-    return status_of(row, view, commands=commands)
-
-
 def _add_cameras(app: FastAPI, context: PageContext) -> None:
     """The overview, and what is added to it and taken away."""
     cameras = context.cameras
@@ -253,7 +228,7 @@ def _add_cameras(app: FastAPI, context: PageContext) -> None:
             utc_s=time.time(),
             uptime_s=time.monotonic() - context.started_s,
             kept_in=cameras.kept_in,
-            cameras=[_row(camera) for camera in cameras.all()],
+            cameras=[row_of(camera, camera.board.view()) for camera in cameras.all()],
         )
 
     @app.post("/api/cameras", status_code=201, tags=["cameras"], responses=REFUSED)
@@ -280,7 +255,7 @@ def _add_status(app: FastAPI, context: PageContext) -> None:
     async def status(name: CameraName) -> CameraStatus:
         """Newest result, counts and state."""
         camera = context.camera(name)
-        return _status(camera, camera.board.view())
+        return status_of(camera, camera.board.view())
 
     @app.get("/api/cameras/{name}/history", tags=["cameras"])
     async def history(
@@ -349,9 +324,9 @@ def _add_pictures(app: FastAPI, context: PageContext) -> None:
         camera = context.camera(name)
         made = await asyncio.to_thread(camera.pictures.jpeg, view)
         if made is None:
-            return FrameReply(status=_status(camera, camera.board.view()), picture=None)
+            return FrameReply(status=status_of(camera, camera.board.view()), picture=None)
         return FrameReply(
-            status=_status(camera, made[0]), picture=base64.b64encode(made[1]).decode()
+            status=status_of(camera, made[0]), picture=base64.b64encode(made[1]).decode()
         )
 
     @app.get(

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gain_apps.serve.event_log import Event, EventKind, EventLog, History, Point
-from gain_apps.streaming.backpressure import Load, step_words
 from gain_runtime.frames import FrameResult
 from gain_runtime.sources.reconnecting import Connection
 
@@ -22,11 +21,23 @@ __all__ = [
     "KeptFacts",
     "LiveBoard",
     "LiveView",
+    "Load",
     "RunState",
     "StreamFacts",
     "StreamIdentity",
     "changes",
+    "step_words",
 ]
+
+
+Load: TypeAlias = Literal["keeping-up", "updating-less", "skipping"]
+
+
+def step_words(update_every: int, stride: int, /) -> str:
+    """What is done, for logs and pages."""
+    if stride > 1:
+        return f"one frame in {stride} is classified, the others are skipped"
+    return f"an update every {update_every} frames" if update_every > 1 else "an update every frame"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,24 +146,17 @@ def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind,
     for fault in after.not_learned:
         if fault not in before.not_learned:
             found.append(("stream", f"broken frame ({fault}); such frames are not learned from"))
-    found += _device_changes(before.device, after.device)
+    was, now = before.device, after.device
+    if was.throttled != now.throttled:
+        speeds = ("the device runs at full speed again", "the device slows itself down")
+        found.append(("device", speeds[now.throttled]))
+    if was.level != now.level:
+        found.append(("device", f"{now.load}: {step_words(now.update_every, now.stride)}"))
     failed = before.kept is not None and before.kept.failing
     fails = after.kept is not None and after.kept.failing
     if failed != fails:
         words = ("snapshots can be written again", "no snapshot can be written")
         found.append(("state", words[fails]))
-    return found
-
-
-def _device_changes(before: DeviceFacts, after: DeviceFacts) -> list[tuple[EventKind, str]]:
-    """The device got slower, or what it does about it has changed."""
-    found: list[tuple[EventKind, str]] = []
-    if before.throttled != after.throttled:
-        speeds = ("the device runs at full speed again", "the device slows itself down")
-        found.append(("device", speeds[after.throttled]))
-    if before.level != after.level:
-        words = step_words(after.update_every, after.stride)
-        found.append(("device", f"{after.load}: {words}"))
     return found
 
 

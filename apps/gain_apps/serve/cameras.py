@@ -130,12 +130,10 @@ class Cameras(Protocol):
     @property
     def kept_in(self) -> str | None:
         """Name of the file that remembers changes over a restart."""
-        ...
 
     @property
     def ready(self) -> bool:
         """Whether the network is loaded and nobody asked for the end."""
-        ...
 
     def all(self) -> list[WatchedCamera]: ...
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import numpy as np
 from pydantic import Field
 
 from gain_apps.serve.board import DeviceFacts, KeptFacts, LiveView, StreamIdentity
+from gain_apps.serve.cameras import WatchedCamera
 from gain_apps.serve.event_log import Event, Point
 from gain_runtime.frames import FrameResult, Ranked
 
@@ -219,18 +220,18 @@ def state_of(view: LiveView, /) -> tuple[CameraState, float, str | None]:
     return "live", connection.since_s, None
 
 
-def row_of(name: str, view: LiveView, /, *, source: str, last_event: Event | None) -> CameraRow:
-    """The overview's row of a camera; `source` is its URI without credentials."""
+def row_of(camera: WatchedCamera, view: LiveView, /) -> CameraRow:
+    """The overview's row of a camera at the moment of a view."""
     state, since_s, reason = state_of(view)
     result = view.result
     return CameraRow(
-        name=name,
+        name=camera.name,
         state=state,
         since_s=since_s,
         reason=reason,
         attempt=view.connection.attempt,
         next_try_s=view.connection.next_try_s,
-        source=source,
+        source=camera.source,
         rate_hz=view.rate_hz if state not in ("paused", "ended", "failed") else 0.0,
         frames=view.frames,
         sequence=view.sequence,
@@ -240,12 +241,18 @@ def row_of(name: str, view: LiveView, /, *, source: str, last_event: Event | Non
         learning_paused=view.facts.frozen,
         source_class=None if result is None else result.source_top[0].label,
         adapted_class=None if result is None else result.adapted_top[0].label,
-        last_event=last_event,
+        last_event=camera.board.last_event(),
     )
 
 
-def status_of(row: CameraRow, view: LiveView, /, *, commands: list[CameraCommand]) -> CameraStatus:
-    """What a board says at one moment, that of `row`; `commands` are those the page may send."""
+def status_of(camera: WatchedCamera, view: LiveView, /) -> CameraStatus:
+    """A camera's status at the moment of a view, with the commands that the page may send."""
+    row = row_of(camera, view)
+    commands: list[CameraCommand] = []
+    # Commands are carried out by the loop, which begins once there is a signal.
+    if camera.alive and row.state in ("live", "silent", "reconnecting"):
+        commands += [name for name in get_args(PageCommand) if name in camera.commands]
+    commands += ["restart", "resume"] if row.state == "paused" else ["pause", "restart"]
     result, facts, identity = view.result, view.facts, view.identity
     recent = view.latency_recent_ms
     p50, p95 = np.percentile(recent, [50, 95]) if recent else (None, None)

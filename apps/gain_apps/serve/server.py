@@ -170,14 +170,12 @@ class PageServer(Closing):
 
 def _listen(address: ServeAddress) -> socket.socket:
     """A listening socket, so that an address in use is found out before the first frame."""
+    listener = None
     try:
         family, _, _, _, where = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as err:
-        raise _cannot_listen(address, err) from err
-    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         # Connections inherit it; not every system has it.
@@ -186,14 +184,10 @@ def _listen(address: ServeAddress) -> socket.socket:
         listener.bind(where)
         listener.listen(BACKLOG)
     except OSError as err:
-        listener.close()
-        raise _cannot_listen(address, err) from err
+        if listener is not None:
+            listener.close()
+        raise StreamError(
+            f"--serve {address.host}:{address.port}: cannot be listened on ({err.strerror}); "
+            "choose another port or an address of this machine"
+        ) from err
     return listener
-
-
-def _cannot_listen(address: ServeAddress, err: OSError) -> StreamError:
-    """The error, with the likely remedy."""
-    return StreamError(
-        f"--serve {address.host}:{address.port}: cannot be listened on ({err.strerror}); "
-        "choose another port or an address of this machine"
-    )

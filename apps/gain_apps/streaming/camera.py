@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -63,24 +64,21 @@ class Camera:
         board: LiveBoard,
         stop: StopRequest,
     ) -> None:
-        self.config = config
+        self.name, self.config = board.name, config
         self.board = board
+        # Of the last run, until all can be printed.
         self.summary: dict[str, Any] | None = None
         self.failure: BaseException | None = None
         self._host = host
         self._queue = CommandQueue()
         self._process_stop = stop
         self._stop = StopRequest(stop)
-        self._shared: SharedSession | None = None
+        # The network that all share; without one a stream opens its own.
+        self.shared: SharedSession | None = None
         self._thread: threading.Thread | None = None
         self._pictures = PictureMaker(board)
         self._live = parse_uri(config.input).kind in LIVE_KINDS
         self._source = parse_uri(config.input).shown
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        return self.board.name
 
     @property
     def alive(self) -> bool:
@@ -106,10 +104,6 @@ class Camera:
             commands=commands,
             alive=self.alive,
         )
-
-    def use(self, shared: SharedSession | None, /) -> None:
-        """Take the network that all share; without one a stream opens its own."""
-        self._shared = shared
 
     def start(self) -> None:
         """Begin, unless it runs already."""
@@ -199,17 +193,13 @@ class Camera:
         """Everything a process with one stream does, but for the network and the report."""
         # Many lines that change cannot share a terminal: progress is logged.
         console = Console(stderr=True, force_terminal=False)
-        host = replace(self._host, board=self.board, queue=self._queue)
-        if self._shared is None:
-            run_stream(self.config, stop, console, report=self._keep, host=host)
-            return
-        with self._shared.join() as session:
-            host = replace(host, session=session)
-            run_stream(self.config, stop, console, report=self._keep, host=host)
 
-    def _keep(self, summary: dict[str, Any]) -> None:
-        """The summary, until all can be printed."""
-        self.summary = summary
+        def keep(summary: dict[str, Any]) -> None:
+            self.summary = summary
+
+        with nullcontext() if self.shared is None else self.shared.join() as session:
+            host = replace(self._host, board=self.board, queue=self._queue, session=session)
+            run_stream(self.config, stop, console, report=keep, host=host)
 
     def _comes_back(self, err: GainError) -> bool:
         """Whether a failure may be over after a while: one of a camera, not of a setting."""

@@ -114,7 +114,10 @@ def signals_handled(stop: StopRequest, /) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    hangup_ends = _has_terminal()
+    # Messages go to a terminal, which may be closed.
+    hangup_ends = False
+    with suppress(AttributeError, ValueError):
+        hangup_ends = sys.stderr.isatty()
     # `nohup` ignores it, and means it.
     hangup = HANGUP if HANGUP and signal.getsignal(HANGUP) is not signal.SIG_IGN else None
     reading, writing = socket.socketpair()
@@ -151,14 +154,6 @@ def signals_handled(stop: StopRequest, /) -> Iterator[None]:
         watcher.join()
         reading.close()
         writing.close()
-
-
-def _has_terminal() -> bool:
-    """Whether messages go to a terminal, which may be closed."""
-    try:
-        return sys.stderr.isatty()
-    except (AttributeError, ValueError):
-        return False
 
 
 HUNG_STATUS = 4

@@ -1,4 +1,4 @@
-"""A run while it runs: its parts, what the page is told, and the loop from source to outputs."""
+"""A run while it runs: its parts, what gives way under load, and the loop to the outputs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.serve.board import DeviceFacts, KeptFacts, LiveBoard, StreamFacts, StreamIdentity
+from gain_apps.serve.board import (
+    DeviceFacts,
+    KeptFacts,
+    LiveBoard,
+    Load,
+    StreamFacts,
+    StreamIdentity,
+    step_words,
+)
 from gain_apps.serve.event_log import EventKind
-from gain_apps.streaming.backpressure import Backpressure
 from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.control import CommandQueue, StopRequest, Watchdog, drain_commands
 from gain_apps.streaming.input import check_truth
@@ -29,13 +36,13 @@ from gain_core import __version__
 from gain_core.errors import ArrayError, GainError, NumericsError
 from gain_runtime.adapter import AdaptedBatch, Adapter
 from gain_runtime.frames import Frame, FrameHealth, FrameResult, FrameSource, Ranked
-from gain_runtime.preprocess import Region
 from gain_runtime.sessions.session import Session
 from gain_runtime.sinks.mqtt import MqttPublisher
 from gain_runtime.sources.reader import FrameReader, ReadStatus
 from gain_runtime.sources.reconnecting import SignalLostError
 
 __all__ = [
+    "Backpressure",
     "RunningStream",
     "StreamHost",
     "StreamLoop",
@@ -43,6 +50,127 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+
+EVERY_S = 5.0
+# A network's first passes are slow, and a camera hands over what it has kept: neither is a load.
+SETTLING_S = 10.0
+# Share of the frames that may be dropped before something gives way.
+BEHIND = 0.05
+UPDATE_FACTOR = 4
+MOST_UPDATE_EVERY = 64
+STRIDES = (2, 4, 8)
+# Looks without a dropped frame before a step back, and the most that relapses raise that to: an
+# hour, so that a device between two steps writes a few lines a day and not one every ten seconds.
+FIRST_PATIENCE = 2
+MOST_PATIENCE = 720
+
+
+class Backpressure:
+    """Makes a live stream cheaper step by step while more than 5 % of its frames are dropped.
+
+    First `update_every` is raised, four-fold up to 64: every frame is still learned from, in larger
+    portions (an adaptive file keeps its portions and learns from fewer frames). Then frames are
+    skipped before they cost anything, all but every second, fourth, eighth: evenly, where a full
+    queue would drop them in bursts. Each step is a warning, and so is each step back, which comes
+    when no frame was dropped for a while; a step back that was too early doubles that while.
+
+    `dropped` gives the frames that the reader has dropped so far, `clock` monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        dropped: Callable[[], int],
+        /,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._adapter = adapter
+        self._dropped = dropped
+        self._clock = clock
+        # `update_every` and stride of each level.
+        self._steps = [(adapter.update_every, 1)]
+        while self._steps[-1][0] < MOST_UPDATE_EVERY:
+            larger = min(UPDATE_FACTOR * self._steps[-1][0], MOST_UPDATE_EVERY)
+            self._steps.append((larger, 1))
+        self._steps += [(self._steps[-1][0], stride) for stride in STRIDES]
+        # Steps taken; 0 while the device keeps up.
+        self.level = 0
+        # The first look comes after the first frame, whenever that is.
+        self._next_s: float | None = None
+        self._dropped_before = 0
+        self._offered = self._position = 0
+        self._calm = 0
+        self._patience = FIRST_PATIENCE
+        self._on_trial = False
+        self._settled = False
+
+    @property
+    def stride(self) -> int:
+        """One frame in so many is classified."""
+        return self._steps[self.level][1]
+
+    @property
+    def load(self) -> Load:
+        """The level in a word."""
+        if self.level == 0:
+            return "keeping-up"
+        return "updating-less" if self.stride == 1 else "skipping"
+
+    def takes(self) -> bool:
+        """Count a frame that the reader delivered; whether it is to be classified."""
+        self._offered += 1
+        now_s = self._clock()
+        if self._next_s is None:
+            self._next_s = now_s + SETTLING_S
+        elif now_s >= self._next_s:
+            self._look()
+        self._position = (self._position + 1) % self.stride
+        return self._position == 0
+
+    def _look(self) -> None:
+        """Compare what was dropped with what was delivered since the last look."""
+        dropped = self._dropped()
+        lost = dropped - self._dropped_before
+        share = lost / (lost + self._offered)
+        self._dropped_before, self._offered = dropped, 0
+        self._next_s = self._clock() + EVERY_S
+        if not self._settled:
+            # What was dropped up to here is counted, and says nothing of the load.
+            self._settled = True
+            return
+        self._calm = self._calm + 1 if lost == 0 else 0
+        if share > BEHIND:
+            self._give_way(share)
+        elif self._calm >= self._patience:
+            self._recover()
+
+    def _give_way(self, share: float) -> None:
+        """One step further; after a step back on trial, the next one has to wait longer."""
+        if self._on_trial:
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        self._on_trial = False
+        if self.level + 1 < len(self._steps):
+            words = self._move(self.level + 1)
+            logger.warning(
+                "%.0f %% of the frames are dropped: %s from here on", 100.0 * share, words
+            )
+
+    def _recover(self) -> None:
+        """One step back, or at the end of the way back trust in the device again."""
+        self._calm = 0
+        if self.level == 0:
+            self._on_trial, self._patience = False, FIRST_PATIENCE
+            return
+        self._on_trial = True
+        logger.warning("no frame is dropped: %s", self._move(self.level - 1))
+
+    def _move(self, level: int) -> str:
+        """Work as this level says; what it means."""
+        self.level = level
+        self._adapter.update_every = self._steps[level][0]
+        return step_words(*self._steps[level])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +366,13 @@ class StreamLoop:
                 if not isinstance(item, Frame):
                     self._outputs.poll()
                     self._look_around()
-                    self._refuse_silence(time.monotonic() - heard_s)
+                    silent_s = time.monotonic() - heard_s
+                    if silent_s > self._silence_s:
+                        # A read that never returns raises nothing by itself.
+                        raise SignalLostError(
+                            f"no frame for {silent_s:.0f} s and no error either: the source hangs "
+                            "in a read; check the camera and start again"
+                        )
                     continue
                 taken += 1
                 heard_s = time.monotonic()
@@ -256,14 +390,6 @@ class StreamLoop:
         if group:
             yield group
 
-    def _refuse_silence(self, seconds: float) -> None:
-        """A read that never returns raises nothing by itself."""
-        if seconds > self._silence_s:
-            raise SignalLostError(
-                f"no frame for {seconds:.0f} s and no error either: the source hangs in a read; "
-                "check the camera and start again"
-            )
-
     def _teaches(self, frame: Frame) -> bool:
         """Whether a frame is to be learned from."""
         fault = None if self._health is None else self._health.check(frame.image)
@@ -273,7 +399,7 @@ class StreamLoop:
 
     def _submit(self, frames: list[Frame], *, learn: bool) -> None:
         """Start on a batch, ahead of its result where a device works on it."""
-        images, regions = _pictures(frames)
+        images, regions = [frame.image for frame in frames], [frame.region for frame in frames]
         try:
             result = self._adapter.submit(images, regions=regions, learn=learn)
         except (ArrayError, NumericsError) as err:
@@ -299,9 +425,8 @@ class StreamLoop:
             self._reject(frames[0], err)
             return
         for frame in frames:
-            images, regions = _pictures([frame])
             try:
-                batch = self._adapter.step(images, regions=regions, learn=learn)
+                batch = self._adapter.step([frame.image], regions=[frame.region], learn=learn)
             except (ArrayError, NumericsError) as refused:
                 self._reject(frame, refused)
             else:
@@ -341,11 +466,6 @@ class StreamLoop:
             started = time.perf_counter_ns()
             self._outputs.write(result)
             self._record.stage_ms["output"].append((time.perf_counter_ns() - started) / 1e6)
-
-
-def _pictures(frames: Sequence[Frame]) -> tuple[list[npt.NDArray[np.uint8]], list[Region | None]]:
-    """Images, and what of them is classified."""
-    return [frame.image for frame in frames], [frame.region for frame in frames]
 
 
 def rank(

@@ -240,8 +240,7 @@ def rolling_mean(values: Floats, window: int, /) -> Floats:
     total = np.cumsum(np.concatenate([[0.0], values]))
     end = np.arange(1, len(values) + 1)
     start = np.maximum(end - window, 0)
-    means: Floats = (total[end] - total[start]) / (end - start)
-    return means
+    return np.asarray((total[end] - total[start]) / (end - start))
 
 
 def _drawn(moments: npt.NDArray[np.void]) -> Any:

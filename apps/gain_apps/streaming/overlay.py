@@ -16,12 +16,8 @@ from gain_runtime.frames import FrameResult, Ranked, SourceInfo
 from gain_runtime.preprocess import Region
 
 __all__ = [
-    "CARD_HEIGHT",
-    "CARD_WIDTH",
-    "CardContent",
     "Overlay",
     "canvas_size",
-    "describe",
     "drawable",
     "fitted",
     "font",
@@ -113,18 +109,13 @@ def describe(result: FrameResult, /, *, view: str = "both") -> CardContent:
     The views `source` and `adapted` are the halves of a side-by-side view.
     """
     truth = result.frame.truth
-    source = Row(
-        title="source",
-        top=result.source_top[0],
-        colour=SOURCE,
-        right=None if truth is None else result.source_top[0].index == truth,
-    )
-    adapted = Row(
-        title="adapted",
-        top=result.adapted_top[0],
-        colour=CHANGED if result.changed else ADAPTED,
-        right=None if truth is None else result.adapted_top[0].index == truth,
-    )
+
+    def row(title: str, top: Ranked, colour: Colour) -> Row:
+        right = None if truth is None else top.index == truth
+        return Row(title=title, top=top, colour=colour, right=right)
+
+    source = row("source", result.source_top[0], SOURCE)
+    adapted = row("adapted", result.adapted_top[0], CHANGED if result.changed else ADAPTED)
     rate = f"{result.rate_hz:.1f} fps" if result.rate_hz > 0.0 else ""
     condition = drawable(result.frame.condition or "", fallback="")
     gain = f"gain {result.gain:.2f} nats" if result.gain < 100.0 else f"gain {result.gain:.1e} nats"
@@ -133,17 +124,6 @@ def describe(result: FrameResult, /, *, view: str = "both") -> CardContent:
     figures = (gain, condition) if view == "adapted" else (gain, condition, rate)
     rows = (adapted,) if view == "adapted" else (source, adapted)
     return CardContent(rows=rows, strength=result.strength, figures=figures)
-
-
-def _draw_card(content: CardContent, /, *, scale: float) -> Image.Image:
-    """Draw a card with a transparent surround."""
-    num_rows = len(content.rows)
-    image = _background(num_rows, scale).copy()
-    pen = _Pen(image, scale)
-    for at, row in enumerate(content.rows):
-        _draw_row(pen, row, top=14 + 38 * at)
-    _draw_figures(pen, content, top=14 + 38 * num_rows)
-    return image
 
 
 class _Pen:
@@ -322,7 +302,12 @@ def _stamp(canvas: Image8, result: FrameResult, *, view: str) -> None:
     margin = max(round(min(width, height) * 0.02), 4)
     # Readable on a phone-sized video, not a billboard on a 4K one.
     scale = min((width - 2 * margin) / CARD_WIDTH, max(height / 560, 1.0))
-    card = _draw_card(describe(result, view=view), scale=scale)
+    content = describe(result, view=view)
+    card = _background(len(content.rows), scale).copy()
+    pen = _Pen(card, scale)
+    for at, row in enumerate(content.rows):
+        _draw_row(pen, row, top=14 + 38 * at)
+    _draw_figures(pen, content, top=14 + 38 * len(content.rows))
     top, left = height - margin - card.height, (width - card.width) // 2
     under = canvas[top : top + card.height, left : left + card.width]
     blended = Image.fromarray(under).convert("RGBA")

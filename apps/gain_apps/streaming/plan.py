@@ -345,12 +345,8 @@ class CameraFile:
 
     def __init__(self, path: str | Path, /) -> None:
         self._path = Path(path)
+        self.name = self._path.name
         self._lock = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        """The file's name, without its folder."""
-        return self._path.name
 
     @property
     def writable(self) -> bool:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 from rich.console import Console
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from gain_apps.streaming.backpressure import Backpressure
 from gain_apps.streaming.config import NO_TRUTH, StreamConfig
 from gain_apps.streaming.control import Command, StopRequest, Watchdog
 from gain_apps.streaming.input import open_input
-from gain_apps.streaming.loop import RunningStream, StreamHost, StreamLoop
+from gain_apps.streaming.loop import Backpressure, RunningStream, StreamHost, StreamLoop
 from gain_apps.streaming.outputs import Outputs, open_outputs
 from gain_apps.streaming.settings import flag
 from gain_apps.streaming.snapshots import SnapshotKeeper
@@ -101,7 +99,12 @@ def _open(
     live = source.info.live
     policy = config.sink_errors or ("drop" if live else "stop")
     outputs = Outputs(drop_failing=policy == "drop")
-    stack.callback(_close_quietly, outputs)
+
+    @stack.callback
+    def let_go() -> None:
+        # Where something else fails; after a whole run, nothing is left to close.
+        with suppress(GainError):
+            outputs.close()
 
     def on_key(action: DisplayAction) -> None:
         command: Command = "unfreeze" if action == "freeze" and adapter.frozen else action
@@ -235,11 +238,18 @@ def _drive(run: RunningStream, console: Console) -> list[GainError]:
 
 def _finish(run: RunningStream) -> list[GainError]:
     """Keep what was learned and complete the files; what went wrong."""
+    path = run.config.state_out
+
+    def save_state() -> None:
+        if path is not None and run.record.frames:
+            run.adapter.save_state(path)
+            logger.info("%s: state after %d frames", path, run.adapter.frames)
+
     failures: list[GainError] = []
     finishes: tuple[Callable[[], None], ...] = (
         lambda: None if run.keeper is None else run.keeper.tick(end=True),
         run.outputs.close,
-        lambda: _save_state(run),
+        save_state,
     )
     for finish in finishes:
         try:
@@ -247,14 +257,6 @@ def _finish(run: RunningStream) -> list[GainError]:
         except GainError as err:
             failures.append(err)
     return failures
-
-
-def _save_state(run: RunningStream) -> None:
-    """Write the state where it is wanted and something was classified."""
-    path = run.config.state_out
-    if path is not None and run.record.frames:
-        run.adapter.save_state(path)
-        logger.info("%s: state after %d frames", path, run.adapter.frames)
 
 
 def _nothing_classified(run: RunningStream) -> StreamError:
@@ -304,9 +306,3 @@ def _summary(run: RunningStream) -> dict[str, Any]:
         "outputs": {name: path for name, path in written.items() if path is not None},
         "version": __version__,
     }
-
-
-def _close_quietly(outputs: Outputs) -> None:
-    """Release what was opened before something else failed; after a whole run, nothing is left."""
-    with contextlib.suppress(GainError):
-        outputs.close()

@@ -148,7 +148,7 @@ class Service:
             )
             self._shared = SharedSession(session)
             for camera in self._cameras.values():
-                camera.use(self._shared)
+                camera.shared = self._shared
         stack.enter_context(self._watchdog)
 
     @property
@@ -225,7 +225,7 @@ class Service:
             table = {key.replace("_", "-"): value for key, value in settings.items()}
             kept = self._file is not None and self._file.put(name, {"input": source, **table})
             camera = self._enlist(config)
-            camera.use(self._shared)
+            camera.shared = self._shared
             camera.start()
         outcome = f"camera added, {self._kept_words(kept)}"
         self.events.add(name, "stream", outcome, who=who)

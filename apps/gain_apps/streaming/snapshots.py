@@ -136,9 +136,8 @@ class SnapshotKeeper:
         except GainError as err:
             self._retry_s = self._clock() + RETRY_S
             level = logging.DEBUG if self.failing and not end else logging.ERROR
-            then = "it will be tried again"
-            if end:
-                then = f"the last {self.frames_not_kept} learned frames are in none"
+            lost = f"the last {self.frames_not_kept} learned frames are in none"
+            then = lost if end else "it will be tried again"
             logger.log(level, "no snapshot: %s; %s", err, then)
             self.failing = True
             return False

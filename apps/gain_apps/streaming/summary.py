@@ -110,19 +110,13 @@ class ScoreBoard:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: `frames`, `source`, `adapted` and `conditions` by name."""
-        return {
-            "frames": self.source.count,
-            "source": self.source.to_dict(),
-            "adapted": self.adapted.to_dict(),
-            "conditions": {
-                name: {
-                    "frames": source.count,
-                    "source": source.to_dict(),
-                    "adapted": adapted.to_dict(),
-                }
-                for name, (source, adapted) in self.conditions.items()
-            },
-        }
+
+        def both(source: Score, adapted: Score) -> dict[str, Any]:
+            scores = {"source": source.to_dict(), "adapted": adapted.to_dict()}
+            return {"frames": source.count, **scores}
+
+        conditions = {name: both(*pair) for name, pair in self.conditions.items()}
+        return {**both(self.source, self.adapted), "conditions": conditions}
 
 
 RUN_STAGES = ("wait", *STAGES, "output")
@@ -246,7 +240,10 @@ def print_summary(summary: Mapping[str, Any], console: Console, /) -> None:
 
 def _run_table(summary: Mapping[str, Any]) -> Table:
     """Counts, speed and what adaptation did."""
-    table = Table(title=f"gain-stream: {_title(summary)}", show_header=False, title_style="bold")
+    named = f"{summary['name']}: " if "name" in summary else ""
+    table = Table(
+        title=f"gain-stream: {named}{summary['source']}", show_header=False, title_style="bold"
+    )
     table.add_column(style="dim")
     # Paths and hashes are copied from here: wrapped, never cut.
     table.add_column(overflow="fold")
@@ -276,12 +273,6 @@ def _run_table(summary: Mapping[str, Any]) -> Table:
     if summary["stopped_by"] is not None:
         table.add_row("stopped by", summary["stopped_by"])
     return table
-
-
-def _title(summary: Mapping[str, Any]) -> str:
-    """The source, after the stream's name where there are several."""
-    name = summary.get("name")
-    return str(summary["source"]) if name is None else f"{name}: {summary['source']}"
 
 
 def _settings(config: Mapping[str, Any]) -> str:
