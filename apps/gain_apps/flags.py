@@ -82,30 +82,14 @@ def add_device_flags(group: argparse._ArgumentGroup, /) -> None:
 
 
 def add_json_flag(group: argparse._ActionsContainer, /, *, what: str) -> None:
-    """Add `--json FILE`.
-
-    Parameters
-    ----------
-    group : argument group or parser
-    what : str
-        Is written there.
-    """
+    """Add `--json FILE`, to which `what` is written."""
     group.add_argument("--json", metavar="FILE", help=f"{what}; - is standard output")
 
 
 def check_json_target(path: str | None, /, *, other_than: str | Path | None = None) -> None:
-    """Refuse a file of `--json` that cannot be written, before any work is done.
+    """Refuse a file of `--json` that cannot be written, or is `other_than`, which is read.
 
-    Parameters
-    ----------
-    path : str or None
-        What was given.
-    other_than : str or Path, optional
-        A file that is read.
-
-    Raises
-    ------
-    ConfigError
+    ConfigError, before any work is done.
     """
     from gain_apps.system import closed_stream
     from gain_runtime.files.paths import is_folder, resolved
@@ -125,19 +109,9 @@ def check_json_target(path: str | None, /, *, other_than: str | Path | None = No
 
 
 def write_json_lines(target: str, records: Iterable[Mapping[str, Any]], /) -> None:
-    """Write records where `--json` says, one a line; a file is replaced whole.
+    """Write records where `--json` says, one a line, all numbers finite; a file is replaced whole.
 
-    Parameters
-    ----------
-    target : str
-        A file, or `-` for standard output.
-    records : iterable of mapping
-        Plain JSON values, all numbers finite.
-
-    Raises
-    ------
-    StreamError
-        If it cannot be written.
+    StreamError if it cannot be written.
     """
     from gain_apps.system import write_result
     from gain_runtime.files.paths import write_atomically
@@ -156,12 +130,6 @@ def add_set_flag(group: argparse._ActionsContainer, /, *, example: str) -> None:
     """Add `--set KEY=VALUE`, for settings that few need; the last one wins, as with flags.
 
     The namespace gets a `Given` for each under the name of the record's field.
-
-    Parameters
-    ----------
-    group : argument group or parser
-    example : str
-        `KEY=VALUE`.
     """
     group.add_argument(
         "--set",
@@ -173,18 +141,7 @@ def add_set_flag(group: argparse._ActionsContainer, /, *, example: str) -> None:
 
 
 def settings_text(settings: Mapping[str, str], /) -> str:
-    """The part of `--help` on the keys of `--set`.
-
-    Parameters
-    ----------
-    settings : mapping
-        `KEY=VALUE` to what it is for.
-
-    Returns
-    -------
-    str
-        Without a line break at its end.
-    """
+    """The part of `--help` on the keys of `--set`: `KEY=VALUE` to what it is for."""
     width = 4 + max(map(len, settings))
     lines = ["settings:"]
     for key, text in settings.items():
@@ -194,41 +151,16 @@ def settings_text(settings: Mapping[str, str], /) -> str:
 
 
 def spelled(name: str, settings: Iterable[str], /) -> str:
-    """How a field of a record is spelled on the command line.
-
-    Parameters
-    ----------
-    name : str
-    settings : iterable of str
-        `KEY=VALUE` of those that have no flag.
-
-    Returns
-    -------
-    str
-    """
+    """How a field of a record is spelled on the command line, where `settings` have no flag."""
     key = name.replace("_", "-")
     without = {setting.partition("=")[0] for setting in settings}
     return f"--set {key}" if key in without else f"--{key}"
 
 
 def read_given(flags: Mapping[str, Any], record: type, /) -> dict[str, Any]:
-    """What was given with `--set`, as fields of a record.
+    """What was given with `--set`, as fields of a dataclass; ConfigError as `checked_table`.
 
-    Parameters
-    ----------
-    flags : mapping
-        Of an argparse namespace.
-    record : type
-        A dataclass whose annotations are texts, int, float, bool, paths and tuples of them.
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    ConfigError
-        If a key is none of the record's, or a value is of another type.
+    Its annotations are texts, int, float, bool, paths and tuples of them.
     """
     kinds = {item.name.replace("_", "-"): str(item.type) for item in fields(record)}
     given = [value for value in flags.values() if isinstance(value, Given)]
@@ -249,25 +181,9 @@ def _value_of(text: str, annotation: str, /) -> Any:
 
 
 def checked_table(table: Mapping[str, Any], record: type, /, *, where: str) -> dict[str, Any]:
-    """Keys and values as fields of a record.
+    """Keys, with dashes, and values as fields of a dataclass; a message begins with `where`.
 
-    Parameters
-    ----------
-    table : mapping
-        Key, with dashes, to value.
-    record : type
-        A dataclass.
-    where : str
-        Begins a message.
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    ConfigError
-        If a key is none of the record's, or a value is of another type.
+    ConfigError if a key is none of the record's, or a value is of another type.
     """
     known = {item.name.replace("_", "-"): item for item in fields(record)}
     unknown = sorted(set(table) - set(known))
@@ -294,13 +210,7 @@ def typed(value: Any, annotation: str, /, *, where: str) -> Any:
 
 
 def read_toml(path: str | Path, /, *, where: str) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read or is no TOML; the message begins with `where`.
-    """
+    """Read a TOML file; ConfigError beginning with `where` if it cannot be read or is no TOML."""
     try:
         with Path(path).open("rb") as file:
             table: dict[str, Any] = tomllib.load(file)
@@ -351,16 +261,6 @@ def parse_arguments(
 
     It is one unless `-` or a name that ends in `.json` follows: in `--json clip.mp4` the clip is
     the input, as it was, and no file to be overwritten.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-    arguments : sequence of str
-        Without the program's name.
-
-    Returns
-    -------
-    argparse.Namespace
     """
     words = list(arguments)
     for index, word in enumerate(words):
@@ -380,41 +280,17 @@ def add_old(
     store: Callable[[argparse.Namespace, Any], object],
     **settings: Any,
 ) -> None:
-    """Take what a flag was called for one release, with one line of warning.
+    """Take what a flag was called for one release, with one line of warning that says `now`.
 
-    Parameters
-    ----------
-    group : argument group or parser
-    old : str
-        The former name.
-    now : str
-        What is typed today.
-    store : callable
-        Called with the namespace and the value, which is `const` of a flag without values.
-    **settings
-        `type`, `nargs` and so on, as `add_argument` takes them.
+    `store` is called with the namespace and the value, which is `const` of a flag without values;
+    `settings` are those of `add_argument`.
     """
-    group.add_argument(
-        old,
-        action=_Old,
-        says=NOW.format(now),
-        store=store,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-        **settings,
-    )
+    hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS, **settings}
+    group.add_argument(old, action=_Old, says=NOW.format(now), store=store, **hidden)
 
 
 def add_old_spelling(group: argparse._ActionsContainer, old: str, new: argparse.Action, /) -> None:
-    """Take the former name of a flag, as `add_old`.
-
-    Parameters
-    ----------
-    group : argument group or parser
-    old : str
-    new : argparse.Action
-        What `add_argument` returned for the flag; it stores one value, or a constant.
-    """
+    """Take the former name of a flag that stores one value or a constant, as `add_old`."""
     add_old(
         group,
         old,
@@ -434,16 +310,10 @@ def add_old_settings(
     *,
     others: Mapping[str, str] | None = None,
 ) -> None:
-    """Take flags that are settings now, as `add_old`.
+    """Take flags that are settings now, as `add_old`; `others` were not called as their key.
 
-    Parameters
-    ----------
-    group : argument group or parser
-    settings : iterable of str
-        `KEY=VALUE`, whose flag was `--KEY`. A VALUE in capitals was the flag's, `N,N` several;
-        any other is what the flag stood for.
-    others : mapping, optional
-        Flags that were not called as their key, to `KEY=VALUE`.
+    A setting is `KEY=VALUE`, its flag was `--KEY`. A VALUE in capitals was the flag's, `N,N`
+    several; any other is what the flag stood for.
     """
     flags = {f"--{setting.partition('=')[0]}": setting for setting in settings}
     for old, now in {**flags, **(others or {})}.items():
@@ -458,25 +328,11 @@ def add_old_settings(
 def add_removed(
     group: argparse._ActionsContainer, name: str, /, *, why: str, num_values: int = 0
 ) -> None:
-    """Take a flag that does nothing any more for one release, with one line of warning.
-
-    Parameters
-    ----------
-    group : argument group or parser
-    name : str
-    why : str
-        Ends the warning.
-    num_values : int, optional
-        How many the flag had.
-    """
+    """Take a flag that does nothing any more for one release; `why` ends the line of warning."""
+    says = f"has no effect and goes with the next release: {why}"
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     group.add_argument(
-        name,
-        action=_Old,
-        nargs=num_values,
-        says=f"has no effect and goes with the next release: {why}",
-        store=lambda namespace, value: None,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
+        name, action=_Old, nargs=num_values, says=says, store=lambda *_: None, **hidden
     )
 
 

@@ -42,24 +42,10 @@ NUM_BINS = 20
 
 
 def accuracy(probs: Floats, labels: Ints, /) -> float:
-    """Share of samples whose most probable class is the label.
+    """Share of samples, in [0, 1], whose most probable class is the label.
 
-    Parameters
-    ----------
-    probs : array, (N, K) floating
-        Any score that ranks classes; ties go to the lowest index.
-    labels : array, (N,) integer
-        Class indices.
-
-    Returns
-    -------
-    float
-        In [0, 1].
-
-    Raises
-    ------
-    ArrayError
-        If the shapes do not fit, N is 0 or a label is out of range.
+    `probs` (N, K) is any score that ranks classes, ties go to the lowest index; `labels` (N,) are
+    class indices. ArrayError if the shapes do not fit, N is 0 or a label is out of range.
     """
     _check(probs, labels)
     return float(np.mean(np.argmax(probs, axis=1) == labels))
@@ -68,28 +54,11 @@ def accuracy(probs: Floats, labels: Ints, /) -> float:
 def expected_calibration_error(
     probs: Floats, labels: Ints, /, *, num_bins: int = NUM_BINS
 ) -> float:
-    """ECE on the top confidence with equal-width bins.
+    """ECE on the top confidence, in [0, 1], with equal-width bins.
 
-    Parameters
-    ----------
-    probs : array, (N, K) floating
-        Rows sum to one.
-    labels : array, (N,) integer
-        Class indices.
-    num_bins : int
-        Bins [i/num_bins, (i+1)/num_bins); a confidence of exactly 1 falls into the last one.
-
-    Returns
-    -------
-    float
-        Sum over bins of (share of samples) x |accuracy - mean confidence|, in [0, 1].
-
-    Raises
-    ------
-    ArrayError
-        As `accuracy`.
-    ConfigError
-        If `num_bins` is below 1.
+    The sum over bins of (share of samples) x |accuracy - mean confidence|. Rows of `probs` (N, K)
+    sum to one. The bins are [i/num_bins, (i+1)/num_bins); a confidence of exactly 1 falls into the
+    last one. ArrayError as `accuracy`, ConfigError if `num_bins` is below 1.
     """
     excess = calibration_excess(probs, labels, num_bins=num_bins)
     return float(np.abs(excess).sum() / len(probs))
@@ -100,22 +69,9 @@ def calibration_excess(
 ) -> npt.NDArray[np.float64]:
     """Confidence minus correctness, summed per confidence bin: what the ECE is made of.
 
-    Parts of a stream add up, so that the ECE of a long one needs no stored predictions.
-
-    Parameters
-    ----------
-    probs, labels, num_bins
-        As for `expected_calibration_error`.
-
-    Returns
-    -------
-    array, (num_bins,) float64
-        The ECE is the sum of its absolute values over N.
-
-    Raises
-    ------
-    ArrayError, ConfigError
-        As `expected_calibration_error`.
+    (num_bins,) float64; the ECE is the sum of its absolute values over N. Parts of a stream add up,
+    so that the ECE of a long one needs no stored predictions. Arguments and errors are those of
+    `expected_calibration_error`.
     """
     _check(probs, labels)
     if num_bins < 1:
@@ -128,24 +84,9 @@ def calibration_excess(
 
 
 def negative_log_likelihood(log_probs: Floats, labels: Ints, /) -> float:
-    """Mean of -log p(label), in nats.
+    """Mean of -log p(label), in nats; infinite where a label was given no probability.
 
-    Parameters
-    ----------
-    log_probs : array, (N, K) floating
-        Normalised log-probabilities.
-    labels : array, (N,) integer
-        Class indices.
-
-    Returns
-    -------
-    float
-        Infinite where a label was given no probability.
-
-    Raises
-    ------
-    ArrayError
-        As `accuracy`.
+    `log_probs` (N, K) are normalised. ArrayError as `accuracy`.
     """
     _check(log_probs, labels)
     return float(-np.mean(log_probs[np.arange(len(labels)), labels], dtype=np.float64))
@@ -190,11 +131,7 @@ class Scores:
 class Calibration:
     """A reliability diagram: per equal-width bin of confidence, (NUM_BINS,) each.
 
-    Attributes
-    ----------
-    counts : array of int64
-    accuracy, confidence : array of float64
-        Means over the bin's samples; zero in an empty bin.
+    `accuracy` and `confidence` are means over the bin's samples; zero in an empty bin.
     """
 
     counts: npt.NDArray[np.int64]
@@ -209,14 +146,7 @@ class Calibration:
 
 
 def calibration(confidence: Reals, correct: Mask, /) -> Calibration:
-    """Sort samples into bins of confidence.
-
-    Parameters
-    ----------
-    confidence : array, (T,)
-        In [0, 1]; exactly 1 falls into the last bin.
-    correct : array, (T,) bool
-    """
+    """Sort samples by confidence (T,) in [0, 1] into bins; exactly 1 falls into the last."""
     bins = _bins(confidence, NUM_BINS)
     counts = np.bincount(bins, minlength=NUM_BINS)
     divisor = np.maximum(counts, 1)
@@ -252,20 +182,12 @@ def mean_scores(scores: Iterable[Scores], /) -> Scores:
 
 def domain_scores(trace: Trace, /) -> dict[int, Scores]:
     """Scores per domain: pooled within each round, then the mean over rounds."""
-    cells = _cells(trace)
-    return {
-        domain: mean_scores(value for (_, name), value in cells.items() if name == domain)
-        for domain in _ordered(trace.domains)
-    }
+    return _means(trace, by_round=False)
 
 
 def round_scores(trace: Trace, /) -> list[Scores]:
     """Scores per round: pooled within each domain, then the mean over domains."""
-    cells = _cells(trace)
-    return [
-        mean_scores(value for (name, _), value in cells.items() if name == number)
-        for number in _ordered(trace.rounds)
-    ]
+    return list(_means(trace, by_round=True).values())
 
 
 def correlations(trace: Trace, /) -> dict[str, float | None]:
@@ -285,20 +207,13 @@ def correlations(trace: Trace, /) -> dict[str, float | None]:
     }
 
 
-def _cells(trace: Trace) -> dict[tuple[int, int], Scores]:
-    """Scores by (round, domain)."""
-    return {
-        (number, domain): score(trace, mask)
-        for number in _ordered(trace.rounds)
-        for domain in _ordered(trace.domains)
-        for mask in ((trace.rounds == number) & (trace.domains == domain),)
-        if mask.any()
-    }
-
-
-def _ordered(values: npt.NDArray[np.int64]) -> list[int]:
-    """Distinct values, ascending."""
-    return [int(value) for value in np.unique(values)]
+def _means(trace: Trace, *, by_round: bool) -> dict[int, Scores]:
+    """Mean scores of each round or domain, ascending, over its cells of one round and domain."""
+    cells: dict[int, list[Scores]] = {}
+    for number, domain in np.unique(np.stack([trace.rounds, trace.domains], axis=1), axis=0):
+        scores = score(trace, (trace.rounds == number) & (trace.domains == domain))
+        cells.setdefault(int(number if by_round else domain), []).append(scores)
+    return {key: mean_scores(cells[key]) for key in sorted(cells)}
 
 
 def _pearson(first: Reals, second: Reals) -> float | None:
@@ -312,6 +227,5 @@ def _ranks(values: Reals) -> Reals:
     """Ranks from 0, ties sharing their mean rank."""
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts) - 1
-    ranks: Any = (last - 0.5 * (counts - 1))[group]
-    result: Reals = ranks.astype(np.float64)
-    return result
+    ranks: Reals = (last - 0.5 * (counts - 1))[group]
+    return ranks

@@ -49,15 +49,8 @@ MOST_BYTES = 16 * 2**20
 class Front:
     """HTTP and WebSocket; any number of replicas.
 
-    Parameters
-    ----------
-    settings : ServingSettings
-    network : handle
-        Of `Network`.
-    *adaptations : handle
-        Of `Adaptation`, by shard.
-    token : str, optional
-        What clients must know.
+    `network` is a handle of `Network`, `adaptations` are those of `Adaptation` by shard, `token` is
+    what clients must know.
     """
 
     def __init__(
@@ -75,13 +68,7 @@ class Front:
         self._logins = Logins()
 
     def admit(self, connection: HTTPConnection, /) -> None:
-        """Refuse who does not know the token.
-
-        Raises
-        ------
-        HTTPException
-            401.
-        """
+        """Refuse who does not know the token: HTTPException 401."""
         access = self._access
         if not access.needs_token or access.is_token(bearer_token(connection.headers)):
             return
@@ -97,10 +84,7 @@ class Front:
     def check(self, key: str, artifact: str | None, /) -> None:
         """Refuse a key that names no file, and an artifact that is not served.
 
-        Raises
-        ------
-        HTTPException
-            422 or 404.
+        HTTPException 422 or 404.
         """
         if KEY.fullmatch(key) is None:
             raise HTTPException(
@@ -122,11 +106,8 @@ class Front:
     async def classify(self, key: str, frame: bytes, /) -> dict[str, Any]:
         """A JPEG through the network, then through the camera's adaptation.
 
-        Raises
-        ------
-        HTTPException
-            413 or 422 for what is no picture; 503 where a replica died, with the time after which
-            to send the frame again; 500 for what a replica raised.
+        HTTPException 413 or 422 for what is no picture; 503 where a replica died, with the time
+        after which to send the frame again; 500 for what a replica raised.
         """
         if not 0 < len(frame) <= MOST_BYTES:
             raise HTTPException(
@@ -226,12 +207,7 @@ CPUS = {"Front": 0.25, "Network": 1.0, "Adaptation": 0.25}
 
 
 class Network:
-    """The artifact on batches of JPEGs; any number of replicas.
-
-    Parameters
-    ----------
-    settings : ServingSettings
-    """
+    """The artifact on batches of JPEGs; any number of replicas."""
 
     def __init__(self, settings: ServingSettings, /) -> None:
         artifact = load_artifact(settings.artifact)
@@ -249,58 +225,34 @@ class Network:
     async def __call__(self, frame: bytes) -> Seen | str:
         """What the network says of one frame, run in a batch with others that wait.
 
-        Parameters
-        ----------
-        frame : bytes
-            A JPEG, or any picture that `decode_image` reads.
-
-        Returns
-        -------
-        Seen or str
-            A str is one line that says what is wrong with the frame.
-
-        Raises
-        ------
-        EngineError
-            If the forward pass fails.
+        The frame is any picture that `decode_image` reads; a text is one line that says what is
+        wrong with it. EngineError if the forward pass fails.
         """
         seen: Seen | str = await self._together(frame)
         return seen
 
     def infer(self, frames: list[bytes], /) -> list[Seen | str]:
         """A batch, as `__call__`; a damaged frame has its own line and spoils no other."""
-        found: list[Seen | str] = []
-        images = []
-        for frame in frames:
+        found: list[Seen | str] = [""] * len(frames)
+        images = {}
+        for index, frame in enumerate(frames):
             try:
-                images.append(decode_image(frame, shown="frame"))
-                found.append("")
+                images[index] = decode_image(frame, shown="frame")
             except StreamError as err:
-                found.append(f"{err}; send a JPEG as the body")
+                found[index] = f"{err}; send a JPEG as the body"
         if images:
-            features, logits = self._session.infer(self._preprocessor(images))
-            rows = iter(range(len(images)))
-            for index, said in enumerate(found):
-                if not said:
-                    row = slice(at := next(rows), at + 1)
-                    found[index] = Seen(None if features is None else features[row], logits[row])
+            features, logits = self._session.infer(self._preprocessor(list(images.values())))
+            for row, index in enumerate(images):
+                one = slice(row, row + 1)
+                found[index] = Seen(None if features is None else features[one], logits[one])
         return found
 
 
 def app(args: ServingSettings | Mapping[str, Any]) -> Any:
-    """The application, for `serve run` and for `import_path` of a config file.
+    """The Serve application, for `serve run` and for `import_path` of a config file.
 
     The token that clients must know is found by `token_from_secrets` in the process that calls
-    this; Serve shows the arguments, so it is none.
-
-    Parameters
-    ----------
-    args : ServingSettings, or mapping of its fields
-        Serve gives what stands in the file; numbers may be texts.
-
-    Returns
-    -------
-    ray.serve.Application
+    this; Serve shows the arguments, so it is none. Numbers of a mapping may be texts.
 
     Raises
     ------
@@ -321,12 +273,10 @@ def app(args: ServingSettings | Mapping[str, Any]) -> Any:
     token = token_from_secrets()
     if token is None:
         logger.warning("no token: who reaches the port may send frames; set GAIN_SERVE_TOKEN")
-    options = {name: {"num_cpus": cpus} for name, cpus in CPUS.items()}
-    if settings.device != "cpu":
-        options["Network"]["num_gpus"] = 1.0
+    num_gpus = 0.0 if settings.device == "cpu" else 1.0
     network = serve.deployment(
         Network,
-        ray_actor_options=options["Network"],
+        ray_actor_options={"num_cpus": CPUS["Network"], "num_gpus": num_gpus},
         autoscaling_config={"min_replicas": 1, "max_replicas": 8, "target_ongoing_requests": 8},
         max_ongoing_requests=4 * settings.batch_size,
     ).bind(settings)
@@ -335,7 +285,7 @@ def app(args: ServingSettings | Mapping[str, Any]) -> Any:
             Adaptation,
             name=f"Adaptation-{shard}",
             num_replicas=1,
-            ray_actor_options=options["Adaptation"],
+            ray_actor_options={"num_cpus": CPUS["Adaptation"]},
             max_ongoing_requests=256,
             # The cameras of a shard wait until its death is noticed.
             health_check_period_s=1.0,
@@ -345,7 +295,7 @@ def app(args: ServingSettings | Mapping[str, Any]) -> Any:
     front = serve.deployment(
         serve.ingress(api)(Front),
         name="Front",
-        ray_actor_options=options["Front"],
+        ray_actor_options={"num_cpus": CPUS["Front"]},
         max_ongoing_requests=1024,
     )
     return front.bind(settings, network, *adaptations, token=token)

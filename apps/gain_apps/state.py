@@ -68,15 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Defaults to the process's arguments.
-
-    Returns
-    -------
-    int
-        0 done, 1 refused (one line says why), 130 interrupted; 2 is argparse's own.
+    0 done, 1 refused (one line says why), 130 interrupted; 2 is argparse's own.
     """
     args = build_parser().parse_args(argv)
     try:
@@ -173,7 +165,11 @@ def _method(file: StateFile, model: Path | None) -> Method[Any]:
                 f"{file.path}: a state of the method {file.config['method']} is read with the "
                 "head's weight; name the artifact with --model"
             )
-        return make_method(_num_classes(file), config)
+        # What it takes out of the logits has one number for each class.
+        shift = file.arrays.get("shift")
+        if shift is None or shift.ndim != 1:
+            raise ArtifactError(f"{file.path}: expected a state of the method shift, got another")
+        return make_method(len(shift), config)
     from gain_runtime.engine import artifact_method
     from gain_runtime.files.artifact import load_artifact
 
@@ -184,14 +180,6 @@ def _method(file: StateFile, model: Path | None) -> Method[Any]:
             f"got {artifact.sha256[:12]}; name the artifact it was learned on"
         )
     return artifact_method(artifact, config)
-
-
-def _num_classes(file: StateFile) -> int:
-    """K of a shift's state: what it takes out of the logits has one number for each class."""
-    shift = file.arrays.get("shift")
-    if shift is None or shift.ndim != 1:
-        raise ArtifactError(f"{file.path}: expected a state of the method shift, got another")
-    return int(shift.shape[0])
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import argparse
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from gain_apps.flags import (
     STDOUT,
@@ -27,6 +28,13 @@ from gain_apps.streaming.settings import SETTINGS
 from gain_apps.system import closed_stream, finish_output, open_missing_streams, say
 from gain_core import PRESETS, UPDATE_EVERY
 from gain_core.errors import ConfigError, GainError, one_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from gain_apps.streaming.plan import ProcessPlan
 
 __all__ = ["build_parser", "main"]
 
@@ -64,12 +72,7 @@ keys in the window:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; flags that are not given are absent from the result.
-
-    Returns
-    -------
-    argparse.ArgumentParser
-    """
+    """The command line; flags that are not given are absent from the result."""
     parser = argparse.ArgumentParser(
         prog="gain-stream",
         description="Classify a stream of frames with an artifact and adapt to it while it runs.",
@@ -82,7 +85,6 @@ def build_parser() -> argparse.ArgumentParser:
         "input",
         metavar="INPUT",
         nargs="*",
-        action=_Inputs,
         help="video file, photo, folder or 'glob', camera index or device, csi://0, rtsp:// or "
         "http:// URL, 'GStreamer pipeline ! appsink', - for JPEGs or a video on stdin, "
         "test://pattern; several photos are one stream, several of the others share the network, "
@@ -91,6 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--names",
         metavar="NAME,NAME,...",
+        type=lambda text: text.split(","),
         help="what several streams are called (default stream-1, stream-2, ...)",
     )
     parser.add_argument(
@@ -107,24 +110,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_adaptation(parser)
     _add_input(parser)
     _add_outputs(parser)
-    _add_long_runs(parser)
     _add_old(parser)
     return parser
-
-
-class _Inputs(argparse.Action):
-    """Keeps one input as a text and several as a list."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        """Store what was given; nothing was if there is nothing."""
-        if values:
-            setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
 
 
 def _add_adaptation(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +153,7 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_outputs(parser: argparse.ArgumentParser) -> None:
-    """What is written and shown."""
+    """What is written and shown, and what keeps a stream alive for months."""
     group = parser.add_argument_group("results")
     on_off = argparse.BooleanOptionalAction
     group.add_argument("--output", metavar="FILE", help="annotated video (.mp4, .mov, .mkv, .avi)")
@@ -200,10 +187,6 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
         help="log the settings and every step (default: what was opened, warnings, the summary)",
     )
     group.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
-
-
-def _add_long_runs(parser: argparse.ArgumentParser) -> None:
-    """What keeps a stream alive for months."""
     group = parser.add_argument_group("cameras and long runs")
     group.add_argument(
         "--snapshots",
@@ -233,18 +216,7 @@ def _add_old(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments; `sys.argv` without the program name by default.
-
-    Returns
-    -------
-    int
-        Exit status.
-    """
+    """Run the command with these arguments, by default the process's; its exit status."""
     closed = open_missing_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     flags = vars(parse_arguments(build_parser(), arguments))
@@ -267,15 +239,42 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) -> int:
     """Resolve the settings and run the streams."""
     # Imported late, so that --help and wrong usage do not wait for OpenCV and ONNX Runtime.
+    from gain_apps.streaming.camera import CameraNameFormatter
     from gain_apps.streaming.config import LOG_LEVELS
     from gain_apps.streaming.control import StopRequest, signals_handled
-    from gain_apps.streaming.plan import plan_streams, read_settings
-    from gain_apps.streaming.service import CameraNameFormatter
+    from gain_apps.streaming.run import run_stream
+    from gain_apps.streaming.service import run_service
     from gain_apps.streaming.summary import ConsoleHandler, ErrorConsole
     from gain_apps.system import hide_credentials, logging_to
 
-    if "names" in flags:
-        flags["names"] = flags["names"].split(",")
+    plan, file = _planned(flags, closed)
+    flags["debug"] = plan.shared.get("debug", False)
+    console = ErrorConsole()
+    handler = ConsoleHandler(console)
+    handler.setFormatter(CameraNameFormatter())
+    level = LOG_LEVELS["debug" if flags["debug"] else plan.shared.get("log_level", "note")]
+    target, tables = plan.shared.get("json"), len(plan.configs) <= MOST_TABLES
+    report = partial(_report, console=console, tables=tables, target=target, records=[])
+    # Libraries warn by lines of their own.
+    logging.captureWarnings(True)
+    stop = StopRequest()
+    try:
+        with logging_to(handler, level):
+            hide_credentials(arguments)
+            with signals_handled(stop):
+                if plan.is_service:
+                    run_service(plan, stop, report=report, file=file)
+                else:
+                    run_stream(plan.configs[0], stop, console, report=report)
+    finally:
+        logging.captureWarnings(False)
+    return stop.exit_status
+
+
+def _planned(flags: dict[str, Any], closed: frozenset[int]) -> tuple[ProcessPlan, Path | None]:
+    """What is to run, and the file that remembers cameras."""
+    from gain_apps.streaming.plan import plan_streams, read_settings
+
     try:
         settings, file = read_settings(flags)
         if not settings.get("input") and "cameras" not in settings:
@@ -287,65 +286,29 @@ def _run(flags: dict[str, Any], arguments: list[str], closed: frozenset[int]) ->
         ):
             if wanted and number in closed:
                 raise closed_stream(number, wanted_by=name)
-        plan = plan_streams(settings)
+        return plan_streams(settings), file
     except ConfigError as err:
         raise SettingsError(err) from err
-    config = plan.configs[0] if plan.configs else None
-    flags["debug"] = settings.get("debug", False)
-    console = ErrorConsole()
-    handler = ConsoleHandler(console)
-    formatter = CameraNameFormatter()
-    handler.setFormatter(formatter)
-    level = LOG_LEVELS["debug" if flags["debug"] else settings.get("log_level", "note")]
-    # Libraries warn by lines of their own.
-    logging.captureWarnings(True)
-    stop = StopRequest()
-    try:
-        with logging_to(handler, level):
-            hide_credentials(arguments)
-            with signals_handled(stop):
-                if plan.is_service or config is None:
-                    _serve(plan, stop, console, file=file, formatter=formatter)
-                else:
-                    _stream(config, stop, console)
-    finally:
-        logging.captureWarnings(False)
-    return int(stop.exit_status)
 
 
-def _serve(plan: Any, stop: Any, console: Any, *, file: Any, formatter: Any) -> None:
-    """Run a service and print the summaries of its streams."""
-    from gain_apps.streaming.service import run_service
-
-    report = _reporter(console, plan.shared.get("json"), tables=len(plan.configs) <= MOST_TABLES)
-    run_service(plan, stop, report=report, file=file, formatter=formatter)
-
-
-def _stream(config: Any, stop: Any, console: Any) -> None:
-    """Run one stream and print its summary."""
-    from gain_apps.streaming.run import run_stream
-
-    run_stream(config, stop, console, report=_reporter(console, config.json))
-
-
-def _reporter(
-    console: Any, target: str | None, *, tables: bool = True
-) -> Callable[[dict[str, Any]], None]:
-    """Prints the summary of a stream, and writes it where `--json` says."""
+def _report(
+    summary: dict[str, Any],
+    *,
+    console: Console,
+    tables: bool,
+    target: str | None,
+    records: list[dict[str, Any]],
+) -> None:
+    """Print a stream's summary, and write it after those in `records` where `--json` says."""
     from gain_apps.streaming.summary import NOTE, print_summary
 
-    records: list[dict[str, Any]] = []
-
-    def report(summary: dict[str, Any]) -> None:
-        # A terminal that has gone takes nothing with it.
-        with suppress(OSError):
-            if tables and logging.getLogger("gain_apps").level <= NOTE:
-                print_summary(summary, console)
-        if target is not None:
-            records.append(summary)
-            write_json_lines(target, records[-1:] if target == STDOUT else records)
-
-    return report
+    # A terminal that has gone takes nothing with it.
+    with suppress(OSError):
+        if tables and logging.getLogger("gain_apps").level <= NOTE:
+            print_summary(summary, console)
+    if target is not None:
+        records.append(summary)
+        write_json_lines(target, records[-1:] if target == STDOUT else records)
 
 
 if __name__ == "__main__":

@@ -75,13 +75,7 @@ def peak_memory_bytes() -> int:
 
 
 def notify(message: str, /) -> None:
-    """Send one message to the service manager, if there is one; see sd_notify(3).
-
-    Parameters
-    ----------
-    message : str
-        Such as `READY=1`, `STOPPING=1` or `STATUS=...`.
-    """
+    """Send `READY=1`, `STATUS=...` or the like to the service manager, if any: sd_notify(3)."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -114,13 +108,8 @@ class ThermalWatch:
     """Looks at sysfs every ten seconds and says when throttling begins and ends.
 
     Slowed down means that a passive cooling device (a limit on a clock, not a fan) is in use, or
-    that a core's counter of throttling has grown since the last look.
-
-    Parameters
-    ----------
-    root : Path, optional
-    clock : callable, optional
-        Monotonic seconds.
+    that a core's counter of throttling has grown since the last look. `clock` gives monotonic
+    seconds.
     """
 
     def __init__(
@@ -130,18 +119,9 @@ class ThermalWatch:
         self._clock = clock
         self._next_s = clock()
         self._count = self._counted()
-        self._throttled = False
-        self._celsius = self._hottest()
-
-    @property
-    def throttled(self) -> bool:
-        """Whether the device was slowed down at the last look."""
-        return self._throttled
-
-    @property
-    def celsius(self) -> float | None:
-        """The hottest zone at the last look; None where none could be read."""
-        return self._celsius
+        # At the last look; the hottest zone is None where none could be read.
+        self.throttled = False
+        self.celsius = self._hottest()
 
     def tick(self) -> None:
         """Look, if the last look is old enough, and say what changed."""
@@ -150,13 +130,13 @@ class ThermalWatch:
             return
         self._next_s = now + EVERY_S
         before, self._count = self._count, self._counted()
-        self._celsius = self._hottest()
+        self.celsius = self._hottest()
         throttled = self._count > before or self._limited()
-        if throttled == self._throttled:
+        if throttled == self.throttled:
             return
-        self._throttled = throttled
-        celsius = self._celsius
-        degrees = "temperature unknown" if celsius is None else f"{celsius:.0f} °C"
+        self.throttled = throttled
+        known = self.celsius is not None
+        degrees = f"{self.celsius:.0f} °C" if known else "temperature unknown"
         if throttled:
             logger.warning(
                 "the device slows itself down (%s); improve its cooling or lower its load", degrees
@@ -171,11 +151,10 @@ class ThermalWatch:
 
     def _limited(self) -> bool:
         """Whether a clock is limited."""
-        for device in self._root.glob(COOLING):
-            kind = read_text(device / "type").lower()
-            if "fan" not in kind and read_number(device / "cur_state"):
-                return True
-        return False
+        return any(
+            "fan" not in read_text(device / "type").lower() and read_number(device / "cur_state")
+            for device in self._root.glob(COOLING)
+        )
 
     def _counted(self) -> int:
         """All cores' counters together."""
@@ -183,13 +162,7 @@ class ThermalWatch:
 
 
 def hide_credentials(arguments: Sequence[str], /) -> None:
-    """Show URIs of the command line without their credentials in the list of processes.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-        As they were given, without the program's name.
-    """
+    """Hide the credentials in URIs of the command line from the list of processes."""
     shown = [_shown(argument) for argument in arguments]
     if shown == list(arguments):
         return
@@ -241,14 +214,9 @@ NAMES = ("standard input", "standard output", "standard error")
 
 
 def open_missing_streams() -> frozenset[int]:
-    """Put the null device where a standard stream was closed (`>&-`).
+    """Put the null device where a standard stream was closed (`>&-`); the numbers of those.
 
     Without it, the next file that is opened would get its number, and whatever a library prints.
-
-    Returns
-    -------
-    frozenset of int
-        The numbers of those that were closed.
     """
     closed = set()
     for number in (0, 1, 2):
@@ -258,12 +226,9 @@ def open_missing_streams() -> frozenset[int]:
             closed.add(number)
             # The lowest free number is given, which is this one.
             os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)
-    if sys.stdin is None:
-        sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
     return frozenset(closed)
 
 
@@ -281,49 +246,34 @@ def say(line: str, /) -> None:
 
 
 def write_result(line: str, /) -> None:
-    """Write a line of results to standard output; as `finish_output` where that fails.
-
-    Raises
-    ------
-    StreamError
-        As `finish_output`.
-    """
-    try:
+    """Write a line of results to standard output; StreamError as `finish_output`."""
+    with _writing_results():
         print(line, flush=True)
-    except BrokenPipeError:
-        _drop_output()
-    except OSError as err:
-        _drop_output()
-        raise _lost(err) from err
 
 
 def finish_output() -> None:
     """Write out what standard output holds; a reader that has gone (`| head`) is no error of ours.
 
-    Raises
-    ------
-    StreamError
-        If it cannot be written: the results are not where the caller looks for them.
+    StreamError if it cannot be written: the results are not where the caller looks for them.
     """
-    try:
+    with _writing_results():
         sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_output()
+
+
+@contextmanager
+def _writing_results() -> Iterator[None]:
+    """Standard output, given up once it cannot be written."""
+    try:
+        yield
     except OSError as err:
-        _drop_output()
-        raise _lost(err) from err
-
-
-def _lost(err: OSError) -> StreamError:
-    """The error for results that cannot be written."""
-    return StreamError(f"standard output: cannot be written ({err.strerror}); results are lost")
-
-
-def _drop_output() -> None:
-    """Python flushes once more when it exits, and would complain."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
+        # Python flushes once more when it exits, and would complain.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        if not isinstance(err, BrokenPipeError):
+            raise StreamError(
+                f"standard output: cannot be written ({err.strerror}); results are lost"
+            ) from err
 
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_.-]{0,127})\}")
@@ -334,21 +284,8 @@ MOST_BYTES = 4096
 def fill_in(text: str, /, *, where: str) -> str:
     """Replace each `${NAME}` by what systemd, Docker or the environment knows under that name.
 
-    Parameters
-    ----------
-    text : str
-    where : str
-        What messages call it.
-
-    Returns
-    -------
-    str
-        Holds secrets; never print it.
-
-    Raises
-    ------
-    ConfigError
-        If one is not known or cannot be read.
+    The result holds secrets; never print it. ConfigError beginning with `where` if one is not known
+    or cannot be read.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -364,15 +301,10 @@ def fill_in(text: str, /, *, where: str) -> str:
 
 
 def find_secret(name: str, /) -> str | None:
-    """A secret by its name; None where nobody knows it.
+    """A secret by its name; None where nobody knows it, ConfigError if it cannot be read.
 
     Looked for as a file in `$CREDENTIALS_DIRECTORY` (systemd's `LoadCredential=`), then in
     `/run/secrets` (Docker), then as an environment variable.
-
-    Raises
-    ------
-    ConfigError
-        If it is there and cannot be read.
     """
     folders = [DOCKER_SECRETS]
     if "CREDENTIALS_DIRECTORY" in os.environ:

@@ -60,22 +60,3 @@ def test_stage_times_add_up_to_less_than_the_call(artifact_path):
     assert tuple(batch.stage_ns) == STAGES
     assert all(spent > 0 for spent in batch.stage_ns.values())
     assert sum(batch.stage_ns.values()) <= elapsed
-
-
-@pytest.mark.parametrize("config", PRESET_CONFIGS)
-def test_reset_and_unfreeze(artifact_path, config):
-    image = photos(1)[0]
-    with open_session(artifact_path, num_threads=1) as session:
-        adapter = eager(session, config)
-        fresh = adapter.step([image]).probs
-        for other in photos(4):
-            adapter.step([other])
-        adapter.freeze()
-        adapter.step([image])
-        assert adapter.frames == 5
-        adapter.unfreeze()
-        adapter.step([image])
-        assert adapter.frames == 6
-        adapter.reset()
-        assert adapter.frames == 0
-        np.testing.assert_array_equal(adapter.step([image]).probs, fresh)

@@ -42,27 +42,6 @@ RECORDS = {
     "eval": (EvalSettings, evaluate.SETTINGS, set()),
     "bench": (BenchConfig, BENCH_SETTINGS, {"artifact", "input", "warm_up", "seed"}),
 }
-# Flags that are keys of --set now, with a value each.
-SET_NOW = {
-    "stream": """
-        warm-up=8 seed=3 truth=t.tsv top-k=5 hwaccel=cuda camera-size=640x480
-        camera-rate=9.5 camera-format=YUYV reconnect=60 watchdog=.5 snapshot-every=9
-        snapshot-seconds=9 save-changed=d save-changed-most=9 events=e.sqlite
-        webhook=http://h/?a=b event-webhook=http://h/ mqtt-discovery=ha
-        sink-errors=stop log-level=error
-    """,
-    "export": """
-        seed=3 opset=17 layout=NHWC channel-order=BGR preset=paper update-every=4
-        warm-up=8 max-batch=4 builder-level=2
-    """,
-    "eval": """
-        class-file=c.tsv class-subset=present order=sorted seed=3 views=5
-        normalise=unit
-    """,
-    "bench": """
-        update-every=4 preset=paper
-    """,
-}
 # Command, what else was typed in the release before, and what is typed now.
 OLD = """
 stream | --batch 4 | --batch-size 4
@@ -77,6 +56,7 @@ stream | --no-fast-preprocess |
 stream | --allow-host-code | --set allow-host-code=true
 stream | --check-frames | --set check-frames=true
 stream | --no-check-frames | --set check-frames=false
+stream | --webhook http://h/?a=b | --set webhook=http://h/?a=b
 export | --model resnet18 | --timm resnet18
 export | --json | --json -
 export | --ema | --set ema=true
@@ -113,8 +93,11 @@ bench | --torch-weights v.pth | --weights v.pth
 bench | --allow-host-code | --set allow-host-code=true
 """
 ROWS = [[cell.strip() for cell in line.split("|")] for line in OLD.strip().splitlines()]
-for command, given in SET_NOW.items():
-    ROWS += [[command, f"--{word.replace('=', ' ', 1)}", f"--set {word}"] for word in given.split()]
+# Flags that are keys of --set of the same name now, and take a value.
+for command in COMMANDS:
+    for key, _, shown in (setting.partition("=") for setting in RECORDS[command][1]):
+        if shown.isupper() and key not in ("int8-ranges", "triton-backend"):
+            ROWS.append([command, f"--{key} 1", f"--set {key}=1"])
 
 
 def parsed(command: str, words: str) -> dict[str, object]:
@@ -240,7 +223,6 @@ def test_set_takes_every_key_of_the_file_and_the_last_word_wins(tmp_path):
     [
         ("batches=2", "--set: unknown key batches; known keys are input,"),
         ("update_every=2", "--set: unknown key update_every"),
-        ("config=c.toml", "--set: unknown key config"),
         ("watchdog=soon", "--set: watchdog: expected float, got 'soon'"),
         ("check-frames=1", "--set: check-frames: expected bool, got '1'"),
     ],
@@ -248,12 +230,6 @@ def test_set_takes_every_key_of_the_file_and_the_last_word_wins(tmp_path):
 def test_what_set_cannot_mean_is_refused_as_in_the_file(given, message):
     with pytest.raises(ConfigError, match=message):
         settings_of("--set", given)
-
-
-def test_set_without_a_value_is_wrong_usage(capsys):
-    with pytest.raises(SystemExit):
-        stream.main(["0", "--set", "watchdog"])
-    assert "expected KEY=VALUE, got 'watchdog'" in capsys.readouterr().err
 
 
 def test_summaries_go_into_the_file_that_json_names(artifact_path, tmp_path, capsys):

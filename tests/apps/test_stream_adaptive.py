@@ -21,38 +21,31 @@ def adaptive_path(artifact_path: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_it_is_the_model_and_its_state_file_is_the_models(
-    command, artifact_path, adaptive_path, photo_folder, tmp_path
+    run, artifact_path, adaptive_path, photo_folder, tmp_path
 ):
     rows = {}
     waits = ("--set=warm-up=4", "--update-every", 2)
     for name, file in (("model", artifact_path), ("adaptive", adaptive_path)):
-        done = command(
-            *(photo_folder, "--model", file, "--jsonl", tmp_path / name, "--json=-"),
+        summary = run(
+            *(photo_folder, "--model", file, "--jsonl", tmp_path / name),
             *("--state-out", tmp_path / f"{name}.state"),
             *(waits if name == "model" else ()),
         )
-        assert done.returncode == 0, done.stderr
         rows[name] = read_rows(tmp_path / name)
-        summary = json.loads(done.stdout)
         assert summary["frames_learned"] == 12
     assert summary["config"]["gain"] == json.loads(json.dumps(config_to_dict(preset("shift"))))
     assert summary["config"]["update_every"] == 2
     for plain, baked in zip(rows["model"], rows["adaptive"], strict=True):
         assert plain["adapted"][0]["index"] == baked["adapted"][0]["index"]
         assert_allclose(baked["strength"], plain["strength"], atol=1e-3)
-    crossed = command(
-        *(photo_folder, "--model", artifact_path, "--state-in", tmp_path / "adaptive.state"),
-        *("--freeze", "--json=-"),
-    )
-    assert crossed.returncode == 0, crossed.stderr
-    assert json.loads(crossed.stdout)["frames_learned"] == 12
+    use = ("--model", artifact_path, "--state-in", tmp_path / "adaptive.state", "--freeze")
+    assert run(photo_folder, *use)["frames_learned"] == 12
 
 
-def test_its_snapshots_are_continued(command, adaptive_path, photo_folder, tmp_path):
+def test_its_snapshots_are_continued(run, adaptive_path, photo_folder, tmp_path):
     for total in (12, 24):
-        done = command(photo_folder, "--model", adaptive_path, "--snapshots", tmp_path, "--json=-")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["frames_learned"] == total
+        use = ("--model", adaptive_path, "--snapshots", tmp_path)
+        assert run(photo_folder, *use)["frames_learned"] == total
 
 
 @pytest.mark.parametrize(

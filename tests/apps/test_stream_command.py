@@ -64,13 +64,11 @@ def test_photos_give_the_rows_the_adapter_gives(process, artifact_path, photo_fo
     assert config_from_dict(summary["config"]["gain"]) == preset("shift")
 
 
-def test_the_scores_of_both_predictions_come_from_one_pass(command, artifact_path, photo_folder):
-    done = command(photo_folder, "--model", artifact_path, "--json=-", "--corrupt", "fog:0-5")
-    assert done.returncode == 0, done.stderr
-    truth = json.loads(done.stdout)["truth"]
+def test_the_scores_of_both_predictions_come_from_one_pass(run, artifact_path, photo_folder):
+    truth = run(photo_folder, "--model", artifact_path, "--corrupt", "fog:0-5")["truth"]
     at_once = ("--set=warm-up=1", "--update-every", "1", "--preset", "paper")
-    plain = command(photo_folder, "--model", artifact_path, "--json=-", *at_once)
-    scores = json.loads(plain.stdout)["truth"]
+    plain = run(photo_folder, "--model", artifact_path, *at_once)
+    scores = plain["truth"]
     with open_source(str(photo_folder)) as source, open_session(artifact_path) as session:
         adapter = Adapter(NetworkEngine(session, preset("paper"), update_every=1, warmup_frames=1))
         frames = list(source)
@@ -90,7 +88,7 @@ def test_the_scores_of_both_predictions_come_from_one_pass(command, artifact_pat
     # A ramp over twelve photos passes every whole severity.
     assert list(truth["conditions"]) == [f"fog:{severity}" for severity in range(6)]
     assert sum(score["frames"] for score in truth["conditions"].values()) == 12
-    line = next(line for line in plain.stderr.splitlines() if "│ all " in line)
+    line = next(line for line in plain["stderr"].splitlines() if "│ all " in line)
     cells = [cell.strip() for cell in line.strip("│ ").split("│")]
     shown = [
         f"{scores[who][name]:.{digits}f}"
@@ -100,12 +98,11 @@ def test_the_scores_of_both_predictions_come_from_one_pass(command, artifact_pat
     assert cells == ["all", "12", *shown]
 
 
-def test_a_frozen_clip_is_the_plain_source(command, artifact_path, clip_path, tmp_path):
-    done = command(
+def test_a_frozen_clip_is_the_plain_source(run, artifact_path, clip_path, tmp_path):
+    run(
         *(clip_path, "--model", artifact_path, "--freeze", "--jsonl", tmp_path / "rows.jsonl"),
         *("--output", tmp_path / "out.avi", "--side-by-side", "--batch-size", 5),
     )
-    assert done.returncode == 0, done.stderr
     rows = read_rows(tmp_path / "rows.jsonl")
     assert len(rows) == 24
     assert all(row["source"] == row["adapted"] and row["strength"] == 0.0 for row in rows)
@@ -113,7 +110,7 @@ def test_a_frozen_clip_is_the_plain_source(command, artifact_path, clip_path, tm
     assert count_frames(tmp_path / "out.avi") == 24
 
 
-def test_a_clip_cut_short_keeps_the_frames_before_the_cut(command, artifact_path, tmp_path):
+def test_a_clip_cut_short_keeps_the_frames_before_the_cut(run, artifact_path, tmp_path):
     path = tmp_path / "cut.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (96, 64))
     rng = np.random.default_rng(0)
@@ -123,13 +120,11 @@ def test_a_clip_cut_short_keeps_the_frames_before_the_cut(command, artifact_path
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
     rows = tmp_path / "rows.jsonl"
-    done = command(path, "--model", artifact_path, "--jsonl", rows, "--json=-")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+    summary = run(path, "--model", artifact_path, "--jsonl", rows)
     assert 10 <= summary["frames"] <= 25
     assert len(read_rows(rows)) == summary["frames"]
     assert summary["frames"] + summary["skipped"] == 40
-    assert "cut short" in done.stderr
+    assert "cut short" in summary["stderr"]
 
 
 ENDLESS = "test://pattern?frames=100000000&width=64&height=48"

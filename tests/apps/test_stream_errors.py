@@ -112,11 +112,14 @@ def test_bad_settings(fail, artifact_path, tmp_path, monkeypatch, flags, expecte
 @pytest.mark.parametrize("flags", [["--batch-size", "0"], ["--config", "absent"], ["--json=a/b"]])
 def test_settings_that_are_wrong_at_once_are_status_2(fail, artifact_path, flags):
     fail("test://pattern?frames=2", "--model", artifact_path, *flags, status=2)
+    assert "--model: expected" in fail("test://pattern", status=2)
 
 
-def test_a_live_source_refuses_batches(fail, artifact_path):
+def test_what_does_not_suit_the_source_is_refused(fail, artifact_path, photo_folder):
     live = "test://pattern?live=1&rate=50&frames=4"
     assert "--update-every 4" in fail(live, "--model", artifact_path, "--batch-size", 4)
+    message = fail(photo_folder, "--model", artifact_path, "--set=hwaccel=cuda")
+    assert "--set hwaccel=cuda: expected a video file or a network stream as INPUT" in message
 
 
 @pytest.mark.parametrize(
@@ -124,7 +127,7 @@ def test_a_live_source_refuses_batches(fail, artifact_path):
     [
         pytest.param([], id="no input"),
         pytest.param(["0", "--batch-size", "two"], id="no number"),
-        pytest.param(["0", "--no-such-flag"], id="unknown flag"),
+        pytest.param(["0", "--set", "watchdog"], id="set without a value"),
         pytest.param(["0", "--batch-siz", "2"], id="abbreviation"),
     ],
 )
@@ -133,10 +136,6 @@ def test_wrong_usage_is_status_2(argv, capsys):
         main(argv)
     assert caught.value.code == 2
     assert "usage: gain-stream" in capsys.readouterr().err
-
-
-def test_the_model_is_required(fail):
-    assert "--model: expected" in fail("test://pattern", status=2)
 
 
 def test_outputs_may_not_overwrite_inputs(fail, artifact_path, photo_folder, clip_path, tmp_path):

@@ -10,11 +10,9 @@ import pytest
 from jsonl_rows import read_rows
 from safetensors.numpy import load_file
 
-from gain_apps.stream import main
 from gain_apps.streaming.control import StopRequest
 from gain_apps.streaming.plan import plan_streams
 from gain_apps.streaming.service import run_service
-from gain_core.errors import StreamError
 from gain_runtime.files.snapshots import SnapshotStore
 
 SMALL = "width=64&height=48"
@@ -68,20 +66,6 @@ def test_each_stream_ends_as_it_would_alone(
     assert re.search(r"^INFO: photos: .*state after 12 frames", together.stderr, re.MULTILINE)
 
 
-def test_each_continues_from_its_own_snapshots(command, artifact_path, tmp_path):
-    for run in (1, 2):
-        done = command(
-            *(f"test://pattern?{SMALL}&frames={frames}" for frames in (20, 9)),
-            *("--model", artifact_path, "--set=warm-up=1", "--update-every", 1, "--num-threads", 1),
-            *("--snapshots", tmp_path / "kept", "--names", "a,b", "--json=-", "--verbose"),
-        )
-        assert done.returncode == 0, done.stderr
-        learned = [json.loads(line)["frames_learned"] for line in done.stdout.splitlines()]
-        assert learned == [20 * run, 9 * run]
-    assert re.search("^INFO: a: .*continued after 20 learned frames", done.stderr, re.MULTILINE)
-    assert re.search("^INFO: b: .*continued after 9 learned frames", done.stderr, re.MULTILINE)
-
-
 def test_streams_that_fail_are_said_and_the_others_go_on(command, artifact_path, tmp_path):
     (tmp_path / "empty").mkdir()
     done = command(
@@ -118,24 +102,3 @@ def test_a_bug_in_one_stream_is_raised_and_the_others_go_on(monkeypatch, artifac
     with pytest.raises(KeyError, match="a bug"):
         run_service(plan, StopRequest(), report=summaries.append)
     assert [(summary["name"], summary["frames"]) for summary in summaries] == [("stream-1", 40)]
-
-
-def test_the_exit_status_is_that_of_the_stream_that_failed(monkeypatch, artifact_path, capsys):
-    from gain_apps.streaming import run as stream_run
-    from gain_runtime.sources.reconnecting import SignalLostError
-
-    opened = stream_run.open_input
-
-    def breaks(config, artifact, **more):
-        if config.name == "stream-1":
-            raise SignalLostError("cam: lost for 300 s")
-        return opened(config, artifact, **more)
-
-    monkeypatch.setattr(stream_run, "open_input", breaks)
-    uri = f"test://pattern?{SMALL}&frames=6"
-    status = main([uri, uri, "--model", str(artifact_path), "--num-threads", "1", "--json=-"])
-    captured = capsys.readouterr()
-    assert status == 3
-    assert "ERROR: stream-1: cam: lost for 300 s; the other cameras continue" in captured.err
-    assert json.loads(captured.out)["frames"] == 6
-    assert issubclass(SignalLostError, StreamError)

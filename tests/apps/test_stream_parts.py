@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 from itertools import islice
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from recording_sink import RecordingSink
 
-from gain_apps.streaming.config import StreamConfig
-from gain_apps.streaming.control import StopRequest
 from gain_apps.streaming.input import TruthSource
 from gain_apps.streaming.loop import rank
 from gain_apps.streaming.outputs import Outputs
-from gain_apps.streaming.run import _actions
 from gain_apps.streaming.summary import (
     RunRecord,
     Score,
@@ -117,28 +112,25 @@ def test_a_wrapped_source_tells_how_often_the_signal_came_back(monkeypatch):
         assert (indices, source.reconnects) == ([*range(7)], 2)
 
 
-def test_the_windows_keys(caplog, tmp_path):
-    calls: list[str] = []
-    adapter = SimpleNamespace(
-        frozen=False,
-        frames=7,
-        reset=lambda: calls.append("reset"),
-        freeze=lambda: calls.append("freeze"),
-        unfreeze=lambda: calls.append("unfreeze"),
-        save_state=lambda path: calls.append(f"save {path}"),
-    )
-    stop = StopRequest()
-    act = _actions(adapter, StreamConfig(input="0", model="m", state_out="s"), stop)
-    act("reset")
-    act("freeze")
-    adapter.frozen = True
-    act("freeze")
-    act("save")
-    assert calls == ["reset", "freeze", "unfreeze", "save s"]
-    with caplog.at_level(logging.INFO):
-        _actions(adapter, StreamConfig(input="0", model="m"), stop)("save")
-    assert "--state-out" in caplog.text
-    assert not stop
-    act("quit")
-    assert stop
-    assert (stop.reason, stop.exit_status) == ("quit", 0)
+def test_the_keys_of_the_window_are_commands(run, artifact_path, clip_path, tmp_path, monkeypatch):
+    keys = iter(["reset", "freeze", "freeze", "save", "quit"])
+
+    class Window(RecordingSink):
+        def __init__(self, title, *, render, on_action) -> None:
+            super().__init__()
+            self.press = on_action
+
+        def write(self, result) -> None:
+            self.press(next(keys))
+
+        def poll(self) -> None:
+            """Nothing happens between frames."""
+
+    monkeypatch.setattr("gain_apps.streaming.outputs.DisplaySink", Window)
+    use = [clip_path, "--model", artifact_path, "--display", "--state-out", tmp_path / "s"]
+    summary = run(*use)
+    assert (summary["frames"], summary["stopped_by"]) == (5, "quit")
+    said = [line for line in summary["stderr"].splitlines() if line.startswith("NOTE: ")][2:]
+    words = ("reset: back to", "learning paused", "learning again", "saved to s", "ending")
+    for line, word in zip(said, words, strict=True):
+        assert line.startswith(f"NOTE: {word}")

@@ -20,18 +20,17 @@ from recording_sink import RecordingSink
 from results import make_info
 
 from gain_apps.stream import main
-from gain_apps.streaming.backpressure import Backpressure
+from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.control import HUNG_STATUS, StopRequest, Watchdog
-from gain_apps.streaming.loop import StreamLoop
+from gain_apps.streaming.loop import Backpressure, RunningStream, StreamHost, StreamLoop
 from gain_apps.streaming.outputs import Outputs
-from gain_apps.streaming.summary import RunRecord
 from gain_core import preset
 from gain_core.errors import StreamError
 from gain_export.adaptive import add_adaptation
 from gain_runtime.adapter import Adapter
 from gain_runtime.engine import AdaptiveEngine
 from gain_runtime.files.adaptive import load_adaptive
-from gain_runtime.frames import Frame, FrameHealth, SourceInfo
+from gain_runtime.frames import Frame, SourceInfo
 from gain_runtime.sessions.session import open_adaptive_session, open_session
 from gain_runtime.sources.reader import FrameReader
 from gain_runtime.sources.reconnecting import SignalLostError
@@ -60,19 +59,33 @@ def noise(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(30, 250, size=(20, 30, 3), dtype=np.uint8)
 
 
+def running(adapter, source, reader, *, sink=None, backpressure=None, **settings) -> RunningStream:
+    """A stream of this reader, with one sink."""
+    outputs = Outputs()
+    outputs.add("rows", sink or RecordingSink())
+    return RunningStream(
+        config=StreamConfig(input="0", model="m.onnx", **settings),
+        stop=StopRequest(),
+        host=StreamHost(),
+        source=source,
+        reader=reader,
+        adapter=adapter,
+        outputs=outputs,
+        keeper=None,
+        backpressure=backpressure,
+        watchdog=Watchdog(None),
+    )
+
+
 @pytest.mark.parametrize("batch", [1, 4])
 def test_broken_frames_are_predicted_and_teach_nothing(artifact_path, batch):
     black = np.zeros((20, 30, 3), dtype=np.uint8)
     images = [noise(0), black, noise(1), noise(1), noise(2), black]
-    sink, outputs, record = RecordingSink(), Outputs(), RunRecord()
-    outputs.add("sink", sink)
-    with open_session(artifact_path) as session:
+    source, sink = ListSource(images), RecordingSink()
+    with open_session(artifact_path) as session, FrameReader(source) as reader:
         adapter = eager(session, preset("paper"))
-        loop = StreamLoop(
-            *(adapter, outputs, record), stop=StopRequest(), batch=batch, health=FrameHealth()
-        )
-        with FrameReader(ListSource(images)) as reader:
-            loop.run(reader)
+        run = running(*(adapter, source, reader), sink=sink, batch_size=batch, check_frames=True)
+        StreamLoop(run).run()
         assert adapter.frames == 3
         expected = eager(session, preset("paper"))
         for seed in (0, 1, 2):
@@ -81,7 +94,7 @@ def test_broken_frames_are_predicted_and_teach_nothing(artifact_path, batch):
             probe = [noise(9)]
             np.testing.assert_array_equal(adapter.step(probe).probs, expected.step(probe).probs)
     assert sink.indices == list(range(6))
-    assert record.to_dict()["not_learned"] == {"black": 2, "frozen": 1}
+    assert run.record.to_dict()["not_learned"] == {"black": 2, "frozen": 1}
 
 
 @contextmanager
@@ -137,12 +150,10 @@ class Camera:
 def test_a_device_that_cannot_keep_up_updates_less_then_skips_and_recovers(
     artifact_path, tmp_path, monkeypatch, caplog, kind
 ):
-    monkeypatch.setattr("gain_apps.streaming.backpressure.EVERY_S", 0.1)
-    monkeypatch.setattr("gain_apps.streaming.backpressure.SETTLING_S", 0.05)
+    monkeypatch.setattr("gain_apps.streaming.loop.EVERY_S", 0.1)
+    monkeypatch.setattr("gain_apps.streaming.loop.SETTLING_S", 0.05)
     camera = Camera(450)
-    record, outputs = RunRecord(), Outputs()
     steps: list[tuple[int, int]] = []
-    outputs.add("sink", RecordingSink())
     with (
         every_second_frame(artifact_path, tmp_path if kind == "adaptive" else None) as adapter,
         FrameReader(camera) as reader,
@@ -162,11 +173,10 @@ def test_a_device_that_cannot_keep_up_updates_less_then_skips_and_recovers(
                 # The load is gone.
                 camera.per_taken = 1
 
-        loop = StreamLoop(
-            *(adapter, outputs, record), stop=StopRequest(), between=note, backpressure=pressure
-        )
+        run = running(adapter, camera, reader, backpressure=pressure, check_frames=False)
         with caplog.at_level(logging.WARNING):
-            loop.run(reader)
+            StreamLoop(run, on_batch=note).run()
+    record = run.record
     assert steps[:6] == [(2, 1), (8, 1), (32, 1), (64, 1), (64, 2), (64, 4)]
     # Less is done about it as soon as nothing is dropped.
     assert (64, 2) in steps[6:]
@@ -181,18 +191,15 @@ def test_a_device_that_cannot_keep_up_updates_less_then_skips_and_recovers(
 def test_a_source_that_hangs_in_a_read_is_a_lost_signal(artifact_path):
     reached, release = threading.Event(), threading.Event()
     source = ListSource([noise(0), noise(1)], at_end=lambda: (reached.set(), release.wait(120.0)))
-    outputs, record = Outputs(), RunRecord()
     with open_session(artifact_path) as session, FrameReader(source) as reader:
-        loop = StreamLoop(
-            eager(session, preset("shift")), *(outputs, record), stop=StopRequest(), silence_s=0.15
-        )
+        run = running(eager(session, preset("shift")), source, reader, watchdog=0.15)
         # The silence is that after the frames, whenever the reader's thread has its turn.
         assert isinstance(reader.get(timeout_s=120.0), Frame)
         assert reached.wait(120.0)
         with pytest.raises(SignalLostError, match="hangs in a read"):
-            loop.run(reader)
+            StreamLoop(run).run()
         release.set()
-    assert record.frames == 1
+    assert run.record.frames == 1
 
 
 @pytest.mark.parametrize("ahead", [0, 1], ids=["host", "device"])
@@ -202,15 +209,13 @@ def test_frames_before_a_lost_signal_are_all_classified(artifact_path, monkeypat
     def lost():
         raise StreamError("signal lost")
 
-    source = ListSource([noise(seed) for seed in range(3)], at_end=lost)
-    sink, outputs, record = RecordingSink(), Outputs(), RunRecord()
-    outputs.add("rows", sink)
+    source, sink = ListSource([noise(seed) for seed in range(3)], at_end=lost), RecordingSink()
     with open_session(artifact_path) as session, FrameReader(source) as reader:
         adapter = eager(session, preset("shift"))
-        loop = StreamLoop(adapter, outputs, record, stop=StopRequest(), batch=2)
+        run = running(adapter, source, reader, sink=sink, batch_size=2)
         with pytest.raises(StreamError, match="signal lost"):
-            loop.run(reader)
-    assert (sink.indices, record.frames, adapter.frames) == ([0, 1, 2], 3, 3)
+            StreamLoop(run).run()
+    assert (sink.indices, run.record.frames, adapter.frames) == ([0, 1, 2], 3, 3)
 
 
 def test_a_failing_output_is_dropped_said_once_and_an_error_at_the_end(caplog, result):

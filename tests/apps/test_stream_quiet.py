@@ -30,13 +30,11 @@ def test_verbose_says_the_settings_and_errors_only_prints_nothing(
     assert json.loads(silent.stdout)["frames"] == 24
 
 
-def test_several_photos_are_one_stream(command, photo_folder, artifact_path, tmp_path):
+def test_several_photos_are_one_stream(run, photo_folder, artifact_path, tmp_path):
     photos = sorted(photo_folder.glob("*.jpg"))
     rows = tmp_path / "rows.jsonl"
-    done = command(*photos, "--model", artifact_path, "--json=-", "--jsonl", rows)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("NOTE: 12 photos: ")
-    summary = json.loads(done.stdout)
+    summary = run(*photos, "--model", artifact_path, "--jsonl", rows)
+    assert summary["stderr"].startswith("NOTE: 12 photos: ")
     assert summary["frames"] == 12
     assert summary["truth"]["frames"] == 12
     assert len(rows.read_text("utf-8").splitlines()) == 12
@@ -59,7 +57,7 @@ def test_photos_with_names_and_mixed_inputs_stay_several_streams(
     "content", ["", "index\twnid\tname\n99\tn1\tother\n"], ids=["empty", "other"]
 )
 def test_truth_none_runs_beside_any_class_list(
-    command, photo_folder, artifact_path, tmp_path, content
+    command, run, photo_folder, artifact_path, tmp_path, content
 ):
     for photo in photo_folder.glob("*.jpg"):
         (tmp_path / photo.name).write_bytes(photo.read_bytes())
@@ -68,18 +66,6 @@ def test_truth_none_runs_beside_any_class_list(
         refused = command(tmp_path, "--model", artifact_path)
         assert refused.returncode == 1
         assert "or run without: --set truth=none" in refused.stderr
-    done = command(tmp_path, "--model", artifact_path, "--set=truth=none", "--json=-")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["truth"] is None
-    listed = command(
-        *(tmp_path, "--model", artifact_path, "--json=-"),
-        f"--set=truth={photo_folder / 'classes.tsv'}",
-    )
-    assert listed.returncode == 0, listed.stderr
-    assert json.loads(listed.stdout)["truth"]["frames"] == 12
-
-
-def test_a_hardware_decoder_is_for_videos(command, photo_folder, artifact_path):
-    done = command(photo_folder, "--model", artifact_path, "--set=hwaccel=cuda")
-    assert done.returncode == 1
-    assert "--set hwaccel=cuda: expected a video file or a network stream as INPUT" in done.stderr
+    assert run(tmp_path, "--model", artifact_path, "--set=truth=none")["truth"] is None
+    listed = f"--set=truth={photo_folder / 'classes.tsv'}"
+    assert run(tmp_path, "--model", artifact_path, listed)["truth"]["frames"] == 12

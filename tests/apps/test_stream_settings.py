@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from gain_apps.stream import build_parser, main
 from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.plan import read_config_file, read_settings
-from gain_core import config_to_dict, preset
+from gain_core import preset
 from gain_core.errors import ConfigError
 
 
@@ -50,14 +50,12 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path):
     ("text", "expected"),
     [
         pytest.param("batches = 2", "unknown key batches", id="unknown"),
-        pytest.param("update_every = 2", "unknown key update_every", id="underscore"),
         pytest.param(
             'batch-size = "2"', "batch-size: expected int, got '2'", id="text for a number"
         ),
         pytest.param("batch-size = 2.5", "batch-size: expected int", id="fraction"),
         pytest.param("top-k = true", "top-k: expected int, got True", id="truth for a number"),
         pytest.param("freeze = 1", "freeze: expected bool, got 1", id="number for a truth"),
-        pytest.param("output = 3", "output: expected str", id="number for a text"),
         pytest.param("gain = 3", r"expected a table \[gain\]", id="no table"),
         pytest.param("batch = ", "expected TOML", id="no TOML"),
     ],
@@ -67,26 +65,10 @@ def test_a_malformed_file_is_refused(tmp_path, text, expected):
         read_config_file(write_toml(tmp_path / "run.toml", text))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param("kappa = 3", "unknown key kappa", id="unknown"),
-        pytest.param('half_life = "long"', "half_life: expected a number, got 'long'", id="type"),
-    ],
-)
-def test_a_field_of_gain_that_cannot_be_meant_is_refused(tmp_path, text, expected):
-    file = read_config_file(write_toml(tmp_path / "run.toml", f"[gain]\n{text}\n"))
-    with pytest.raises(ConfigError, match=expected):
+def test_a_field_of_gain_that_cannot_be_meant_is_refused(tmp_path):
+    file = read_config_file(write_toml(tmp_path / "run.toml", "[gain]\nkappa = 3\n"))
+    with pytest.raises(ConfigError, match="unknown key kappa"):
         StreamConfig.resolve({**file, **flags("0", "--model", "m")})
-
-
-def test_the_recorded_settings_hide_credentials():
-    config = StreamConfig(input="rtsp://me:secret@host/cam", model="m.onnx")
-    record = json.dumps(config.to_dict(), allow_nan=False)
-    assert "secret" not in record
-    assert config.to_dict()["gain"] is None
-    named = StreamConfig(input="0", model="m.onnx", preset="paper-l2")
-    assert named.to_dict()["gain"] == config_to_dict(preset("paper-l2"))
 
 
 def test_a_file_alone_runs_a_stream(run, artifact_path, clip_path, tmp_path):

@@ -20,23 +20,35 @@ from gain_runtime.sinks.pictures import ChangedSink
 from gain_runtime.sinks.webhook import BackgroundSink, WebhookSink
 
 
+class Delivery:
+    """Takes results and notes their numbers; waits for its gate, and raises while it fails."""
+
+    def __init__(self, *, waits: bool = False, fails: bool = False) -> None:
+        self.tried: list[int] = []
+        self.begun, self.gate = threading.Event(), threading.Event()
+        self.fails = fails
+        if not waits:
+            self.gate.set()
+
+    def __call__(self, result: FrameResult) -> None:
+        self.tried.append(result.frame.index)
+        self.begun.set()
+        assert self.gate.wait(120.0)
+        if self.fails:
+            raise OSError("nobody there")
+
+
 def test_a_slow_delivery_never_stalls_and_the_queue_is_bounded(until, result):
-    gate = threading.Event()
-    taken: list[int] = []
-
-    def deliver(result: FrameResult) -> None:
-        gate.wait(120.0)
-        taken.append(result.frame.index)
-
+    deliver = Delivery(waits=True)
     sink = BackgroundSink("slow", deliver, queue_size=4)
     for index in range(1000):
         sink.write(result(index))
-    assert taken == []
-    gate.set()
-    until(lambda: taken[-1:] == [999])
+    assert len(deliver.tried) <= 1
+    deliver.gate.set()
+    until(lambda: deliver.tried[-1:] == [999])
     sink.close()
     sink.close()
-    assert len(taken) <= 5
+    assert len(deliver.tried) <= 5
 
 
 @pytest.fixture
@@ -47,24 +59,17 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_failing_delivery_is_said_once_and_goes_on_when_it_can(monkeypatch, caplog, until, result):
     monkeypatch.setattr("gain_runtime.sinks.webhook.FIRST_PAUSE_S", 0.001)
-    works = threading.Event()
-    tries: list[int] = []
-
-    def deliver(result: FrameResult) -> None:
-        tries.append(result.frame.index)
-        if not works.is_set():
-            raise OSError("nobody there")
-
+    deliver = Delivery(fails=True)
     with caplog.at_level(logging.WARNING), BackgroundSink("there", deliver) as sink:
         for index in range(4):
             sink.write(result(index))
-        until(lambda: len(tries) >= 4)
-        works.set()
+        until(lambda: len(deliver.tried) >= 4)
+        deliver.fails = False
         sink.write(result(4))
-        until(lambda: 4 in tries)
+        until(lambda: 4 in deliver.tried)
     # The first was tried until it got through; nothing was lost, nothing overtook it.
-    assert tries[:4] == [0, 0, 0, 0]
-    assert [index for index in tries if index] == [1, 2, 3, 4]
+    assert deliver.tried[:4] == [0, 0, 0, 0]
+    assert [index for index in deliver.tried if index] == [1, 2, 3, 4]
     messages = [record.message for record in caplog.records]
     assert sum("nobody there" in message for message in messages) == 1
     assert sum("delivering again" in message for message in messages) == 1
@@ -73,15 +78,10 @@ def test_failing_delivery_is_said_once_and_goes_on_when_it_can(monkeypatch, capl
 
 @pytest.mark.usefixtures("patient")
 def test_what_was_never_delivered_is_counted(caplog, result):
-    tried = threading.Event()
-
-    def deliver(result: FrameResult) -> None:
-        tried.set()
-        raise OSError("nobody there")
-
+    deliver = Delivery(fails=True)
     sink = BackgroundSink("there", deliver, queue_size=4)
     sink.write(result(0))
-    assert tried.wait(120.0)
+    assert deliver.begun.wait(120.0)
     for index in range(1, 10):
         sink.write(result(index))
     sink.close()
@@ -90,27 +90,18 @@ def test_what_was_never_delivered_is_counted(caplog, result):
 
 @pytest.mark.usefixtures("patient")
 def test_delivery_that_fails_while_sink_closes_is_not_said_to_be_tried_again(caplog, until, result):
-    begun, closing = threading.Event(), threading.Event()
-    tries: list[int] = []
-
-    def deliver(result: FrameResult) -> None:
-        tries.append(result.frame.index)
-        begun.set()
-        assert closing.wait(120.0)
-        raise OSError("nobody there")
-
+    deliver = Delivery(waits=True, fails=True)
     sink = BackgroundSink("there", deliver)
     sink.write(result(0))
-    assert begun.wait(120.0)
+    assert deliver.begun.wait(120.0)
     # `close` waits for the delivery, so that it has to end while another thread closes.
     closer = threading.Thread(target=sink.close)
     closer.start()
     until(sink._closing.is_set)
-    closing.set()
+    deliver.gate.set()
     closer.join(120.0)
-    assert tries == [0]
-    messages = [record.message for record in caplog.records]
-    assert messages == [
+    assert deliver.tried == [0]
+    assert [record.message for record in caplog.records] == [
         "there: nobody there; delivery is not tried again, the sink is being closed",
         "there: 1 results were not delivered",
     ]
@@ -118,18 +109,13 @@ def test_delivery_that_fails_while_sink_closes_is_not_said_to_be_tried_again(cap
 
 def test_what_is_being_delivered_when_it_closes_is_said(monkeypatch, caplog, result):
     monkeypatch.setattr("gain_runtime.sinks.webhook.CLOSE_S", 0.01)
-    begun, go_on = threading.Event(), threading.Event()
-
-    def deliver(result: FrameResult) -> None:
-        begun.set()
-        assert go_on.wait(120.0)
-
+    deliver = Delivery(waits=True)
     sink = BackgroundSink("there", deliver)
     sink.write(result(0))
-    assert begun.wait(120.0)
+    assert deliver.begun.wait(120.0)
     sink.write(result(1))
     sink.close()
-    go_on.set()
+    deliver.gate.set()
     assert [record.message for record in caplog.records] == [
         "there: one result was still being delivered",
         "there: 1 results were not delivered",

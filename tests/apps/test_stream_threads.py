@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import threading
 
 import pytest
 
-from gain_apps.stream import main
 from gain_core import preset
 from gain_export.adaptive import add_adaptation
 from gain_runtime.preprocess import BatchPreprocessor
@@ -41,26 +39,22 @@ def asked_for(monkeypatch):
 )
 @pytest.mark.parametrize("kind", ["model", "adaptive"])
 def test_stream_by_itself_preprocesses_in_as_many_threads_as_its_network(
-    artifact_path, photo_folder, tmp_path, capsys, asked_for, kind, flags, expected
+    run, artifact_path, photo_folder, tmp_path, asked_for, kind, flags, expected
 ):
     file = artifact_path
     if kind == "adaptive":
         file = tmp_path / "tiny.adaptive.onnx"
         add_adaptation(artifact_path, file, config=preset("shift"))
-    status = main(
-        [*map(str, (photo_folder, "--model", file, "--json=-", "--batch-size", 4, *flags))]
-    )
-    assert status == 0
-    assert json.loads(capsys.readouterr().out)["frames"] == 12
+    assert run(photo_folder, "--model", file, "--batch-size", 4, *flags)["frames"] == 12
     assert asked_for == [expected]
     assert left_behind() == []
 
 
 def test_streams_that_share_a_session_take_one_thread_each(
-    artifact_path, photo_folder, capsys, asked_for
+    command, artifact_path, photo_folder, asked_for
 ):
     inputs = (photo_folder, "test://pattern?frames=8&width=64&height=48")
-    status = main([*map(str, (*inputs, "--model", artifact_path, "--json=-", "--batch-size", 4))])
-    assert status == 0, capsys.readouterr().err
+    done = command(*inputs, "--model", artifact_path, "--batch-size", 4)
+    assert done.returncode == 0, done.stderr
     assert asked_for == [1, 1]
     assert left_behind() == []

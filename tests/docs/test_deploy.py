@@ -147,7 +147,7 @@ def test_rules_and_board_ask_for_metrics_that_exist(exported_metrics, name):
     assert len(bare) > 8
     assert bare - of_frames <= exported_metrics
     assert bare & of_frames <= {
-        f"gain_{name}" for name, _, _ in __import__("gain_apps.serve.metrics").serve.metrics.GAUGES
+        f"gain_{name}" for name in __import__("gain_apps.serve.metrics").serve.metrics.GAUGES
     }
 
 

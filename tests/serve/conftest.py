@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import queue
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,11 +14,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from email.message import Message
+from http.client import HTTPConnection
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import results
 
 from gain_apps.serve import (
     DeviceFacts,
@@ -30,7 +32,6 @@ from gain_apps.serve import (
     ServeAddress,
     StreamFacts,
     StreamIdentity,
-    WatchedCamera,
     open_server,
 )
 from gain_apps.serve.cameras import PictureMaker
@@ -38,7 +39,7 @@ from gain_apps.stream import main
 from gain_apps.streaming.control import CommandQueue
 from gain_apps.streaming.service import run_service
 from gain_core.errors import ConfigError
-from gain_runtime.frames import Frame, FrameResult, Ranked
+from gain_runtime.frames import FrameResult, Ranked
 from gain_runtime.sources.reconnecting import Connection
 
 LABELS = ("apple", "crème brûlée", "<b>cassis</b>", "date")
@@ -59,21 +60,16 @@ def make_result(
     """A frame with a bar that moves; class 0 from the source, class 1 where it is changed."""
     image = np.full((64, 96, 3), 40, dtype=np.uint8)
     image[:, (4 * index) % 90 : (4 * index) % 90 + 6] = (250, 200, 30)
-    source = tuple(
-        Ranked(index=k, label=LABELS[k], prob=p) for k, p in ((0, 0.6), (1, 0.3), (2, 0.1))
+    source, adapted = (
+        tuple(Ranked(index=k, label=LABELS[k], prob=prob) for k, prob in top)
+        for top in (((0, 0.6), (1, 0.3), (2, 0.1)), ((1, 0.7), (0, 0.2), (3, 0.1)))
     )
-    adapted = tuple(
-        Ranked(index=k, label=LABELS[k], prob=p) for k, p in ((1, 0.7), (0, 0.2), (3, 0.1))
-    )
-    return FrameResult(
-        frame=Frame(
-            image=image,
-            index=index,
-            timestamp_ns=index * 50_000_000,
-            source_id="test://moving",
-            truth=truth,
-            condition=condition,
-        ),
+    return results.make_result(
+        index,
+        image=image,
+        source_id="test://moving",
+        truth=truth,
+        condition=condition,
         source_top=source,
         adapted_top=adapted if changed else source,
         strength=0.75,
@@ -86,7 +82,9 @@ def make_result(
 
 @dataclass
 class FakeStream:
-    """The loop's side of one camera: a result every 50 ms, and commands carried out."""
+    """One camera and its loop: a result every 50 ms, and commands carried out."""
+
+    alive = True
 
     name: str = "yard"
     events: EventLog = field(default_factory=EventLog)
@@ -104,17 +102,6 @@ class FakeStream:
         self.board.connect(Connection(state="connected"))
         self.pictures = PictureMaker(self.board)
         self.thread = threading.Thread(target=self.run, daemon=True)
-
-    def watched(self) -> WatchedCamera:
-        return WatchedCamera(
-            name=self.name,
-            source=self.source,
-            board=self.board,
-            pictures=self.pictures,
-            queue=self.queue,
-            commands=self.commands,
-            alive=True,
-        )
 
     def probe(self) -> StreamFacts:
         return StreamFacts(
@@ -167,11 +154,11 @@ class FakeCameras:
     ready: bool = True
     acts: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def all(self) -> list[WatchedCamera]:
-        return [stream.watched() for stream in list(self.streams.values())]
+    def all(self) -> list[FakeStream]:
+        return list(self.streams.values())
 
-    def find(self, name: str) -> WatchedCamera | None:
-        return self.streams[name].watched() if name in self.streams else None
+    def find(self, name: str) -> FakeStream | None:
+        return self.streams.get(name)
 
     def add(self, name: str, source: str, settings: Mapping[str, Any], *, who: str) -> str:
         if name in self.streams:
@@ -212,27 +199,18 @@ def cameras(idle):
 
 
 @pytest.fixture
-def serve(cameras, until):
+def serve(cameras):
     """Opens servers of the cameras on a free port of 127.0.0.1; closes them afterwards."""
     opened = []
 
     def open_one(*, token: str | None = None):
         server = open_server(cameras, address=ServeAddress(host="127.0.0.1", port=0), token=token)
         opened.append(server)
-        until(lambda: answers(server.address.port))
         return server
 
     yield open_one
     for server in opened:
         server.close()
-
-
-def answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=10).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.fixture
@@ -241,10 +219,9 @@ def result():
     return make_result
 
 
-@dataclass
-class Reply:
+class Reply(NamedTuple):
     status: int
-    headers: dict[str, str]
+    headers: Message
     body: bytes
 
     def json(self):
@@ -257,22 +234,13 @@ def ask():
 
     def request(server, path: str, *, method: str = "GET", body=None, **headers: str) -> Reply:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        data = None
         if body is not None:
-            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            body = body if isinstance(body, bytes) else json.dumps(body).encode()
             names["Content-Type"] = "application/json"
-        wanted = urllib.request.Request(
-            f"http://127.0.0.1:{server.address.port}{path}", method=method, data=data, headers=names
-        )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(wanted, timeout=60) as reply:
-                return Reply(
-                    reply.status, {k.lower(): v for k, v in reply.headers.items()}, reply.read()
-                )
-        except urllib.error.HTTPError as err:
-            with err:
-                return Reply(err.code, {k.lower(): v for k, v in err.headers.items()}, err.read())
+        with closing(HTTPConnection("127.0.0.1", server.address.port, timeout=60)) as link:
+            link.request(method, path, body, names)
+            reply = link.getresponse()
+            return Reply(reply.status, reply.headers, reply.read())
 
     return request
 
@@ -375,16 +343,8 @@ def run_inside(monkeypatch, until):
 class Running(Service):
     """The command in a process of its own."""
 
-    def __init__(self, *arguments: object, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gain_apps.stream", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **environment},
-            # Under `nohup` it would be ignored, which the stream takes for a wish.
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-        )
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
         self.log: list[str] = []
         for line in self.process.stderr:
             self.log.append(line)
@@ -403,16 +363,13 @@ class Running(Service):
 
 
 @pytest.fixture
-def run():
-    """Starts commands, and kills what a failed test leaves."""
-    started = []
+def run(start, artifact):
+    """Starts commands that serve a page, on the artifact and one thread."""
+    serves = ("--model", artifact, "--serve", "0", "--num-threads", "1")
 
-    def one(*arguments: object, **environment: str) -> Running:
-        started.append(Running(*arguments, **environment))
-        return started[-1]
+    def one(*arguments: object) -> Running:
+        # Under `nohup` it would be ignored, which the stream takes for a wish.
+        heard = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
+        return Running(start(*arguments, *serves, **heard))
 
-    yield one
-    for running in started:
-        if running.process.poll() is None:
-            running.process.kill()
-        running.process.communicate()
+    return one

@@ -28,7 +28,8 @@ def test_loopback_names_are_answered(host):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example:8080", "", "192.168.0.7", "127.0.0.1.evil.example", "[::1", "[::2]:80"]
+    "host",
+    ["evil.example:8080", "", "192.168.0.7", "0.0.0.0", "[::]:1", "127.0.0.1.evil.example", "[::1"],
 )
 def test_other_names_are_refused_without_a_token(host):
     # A name of a foreign site that resolves to 127.0.0.1: DNS rebinding.
@@ -113,10 +114,7 @@ def test_no_cookie_opens_a_stream_without_a_token_to_a_foreign_name():
 @pytest.mark.parametrize("offered", ["\ud800", "", "é" * 600])
 def test_a_token_that_is_no_text_is_wrong(offered):
     assert not access(TOKEN).is_token(offered)
-
-
-def test_an_empty_token_is_never_right():
-    assert not access(None).is_token("")
+    assert not access(None).is_token(offered)
 
 
 @pytest.mark.parametrize(

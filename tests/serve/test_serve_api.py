@@ -134,7 +134,7 @@ def test_events_are_read_page_by_page(serve, ask, cameras):
     assert [event["text"] for event in then] == ["event 2", "event 1", "event 0"]
 
 
-def test_wrong_token_is_refused_counted_and_noted(serve, ask, stream, metrics, caplog, until):
+def test_wrong_token_is_refused_counted_and_noted(serve, ask, stream, caplog, until):
     server = serve(token=TOKEN)
     until(lambda: stream.board.sequence)
     assert ask(server, "/api/cameras").status == 401

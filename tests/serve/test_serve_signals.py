@@ -37,11 +37,10 @@ def silent_host():
         yield host.getsockname()[1]
 
 
-def test_a_run_is_watched_commanded_and_ended(artifact, run, until, tmp_path):
+def test_a_run_is_watched_commanded_and_ended(run, until, tmp_path):
     state = tmp_path / "state.safetensors"
     running = run(
-        *(FAST, "--model", artifact, "--serve", "0", "--json=-"),
-        *("--set=warm-up=16", "--update-every", "8", "--num-threads", "1", "--state-out", state),
+        *(FAST, "--json=-", "--set=warm-up=16", "--update-every", "8", "--state-out", state)
     )
     until(lambda: running.camera()["frames_learned"] >= 24)
     status = running.camera()
@@ -65,8 +64,7 @@ def test_a_run_is_watched_commanded_and_ended(artifact, run, until, tmp_path):
 
 def test_paused_learning_survives_a_kill(artifact, run, run_inside, until, tmp_path):
     arguments = (
-        *(LIVE, "--model", artifact, "--serve", "0", "--num-threads", "1", "--set=warm-up=1"),
-        *("--update-every", "1", "--snapshots", tmp_path / "kept"),
+        *(LIVE, "--set=warm-up=1", "--update-every", "1", "--snapshots", tmp_path / "kept"),
         f"--set=events={tmp_path / 'events.sqlite'}",
     )
     running = run(*arguments)
@@ -75,7 +73,7 @@ def test_paused_learning_survives_a_kill(artifact, run, run_inside, until, tmp_p
     learned = running.camera()["frames_learned"]
     running.process.kill()
     running.process.wait()
-    again = run_inside(*arguments)
+    again = run_inside(*arguments, "--model", artifact, "--serve", "0", "--num-threads", "1")
     until(lambda: again.camera()["camera"]["frames"] > 5)
     assert again.camera()["camera"]["learning_paused"]
     assert again.camera()["frames_learned"] <= learned
@@ -94,9 +92,8 @@ def test_rows_go_on_over_restarts_and_a_hangup_opens_the_file_anew(
     artifact, run, until, tmp_path, capsys
 ):
     rows, rotated = tmp_path / "rows.jsonl", tmp_path / "rotated.jsonl"
-    arguments = (LIVE, "--model", artifact, "--serve", "0", "--num-threads", "1", "--jsonl", rows)
     for _ in range(2):
-        running = run(*arguments)
+        running = run(LIVE, "--jsonl", rows)
         until(lambda running=running: running.camera()["camera"]["frames"] > 5)
         assert main([LIVE, "--model", str(artifact), "--jsonl", str(rows)]) == 1
         assert "another run writes its rows there" in capsys.readouterr().err
@@ -116,11 +113,11 @@ def test_rows_go_on_over_restarts_and_a_hangup_opens_the_file_anew(
     assert sum(after <= before for before, after in pairwise(numbers)) == 1
 
 
-def test_the_list_of_processes_shows_no_secret(artifact, run, until, network_camera):
+def test_the_list_of_processes_shows_no_secret(run, until, network_camera):
     pytest.importorskip("setproctitle", reason="setproctitle is not installed")
     network_camera.appear()
     running = run(
-        *(network_camera.uri, "--model", artifact, "--serve", "0", "--num-threads", "1"),
+        network_camera.uri,
         f"--set=webhook=http://u:sesame@127.0.0.1:{network_camera.port}/hooks/sesame",
     )
     title = Path(f"/proc/{running.process.pid}/cmdline")
@@ -168,13 +165,10 @@ def _catches(status: Path, signum: int) -> bool:
     return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
 
 
-def test_a_signal_during_a_reconnect_ends_soon(artifact, run, until, tmp_path, network_camera):
+def test_a_signal_during_a_reconnect_ends_soon(run, until, tmp_path, network_camera):
     network_camera.appear()
     kept = tmp_path / "kept"
-    running = run(
-        *(network_camera.uri, "--model", artifact, "--serve", "0", "--num-threads", "1"),
-        *("--snapshots", kept, "--set=warm-up=1", "--update-every", "1"),
-    )
+    running = run(network_camera.uri, "--snapshots", kept, "--set=warm-up=1", "--update-every", "1")
     until(lambda: running.camera()["frames_learned"] > 3)
     network_camera.vanish()
     with socket.socket() as silent:

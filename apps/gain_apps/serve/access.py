@@ -61,6 +61,11 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 # What the browser itself says of a request; absent in old ones and outside secure contexts.
 OWN_SITE = ("same-origin", "none")
 MOST_BODY_BYTES = 4096
+FOREIGN_HOST = (
+    "Host: expected localhost, 127.0.0.1 or [::1]; any other name needs --serve-token-file"
+)
+FOREIGN_SITE = "Origin: expected this page's own; another site asked"
+NO_TOKEN = "token: expected in 'Authorization: Bearer TOKEN', or log in on the page"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +80,10 @@ class Access:
     """The rules; it holds no connection and keeps no session.
 
     Without a token the page answers only to loopback names, so that a foreign site whose name is
-    made to resolve to 127.0.0.1 cannot read it. With one, everything but the empty page, the
-    health check and the login needs it, as `Authorization: Bearer` or as the cookie the login
-    sets. Requests another site starts are refused in both cases.
-
-    Parameters
-    ----------
-    token : str or None
-    port : int
-        Part of the cookie's name, because cookies do not know ports.
-    open_paths : frozenset of str
-        Paths that need no token.
+    made to resolve to 127.0.0.1 cannot read it. With one, everything but `open_paths` (the empty
+    page, the health checks and the login) needs it, as `Authorization: Bearer` or as the cookie the
+    login sets. Requests another site starts are refused in both cases. `port` is part of the
+    cookie's name, because cookies do not know ports.
     """
 
     def __init__(self, token: str | None, /, *, port: int, open_paths: frozenset[str]) -> None:
@@ -108,47 +106,35 @@ class Access:
         return hmac.new(key, b"gain-edge page, version 1", hashlib.sha256).hexdigest()
 
     def refusal(self, method: str, path: str, headers: Mapping[str, str], /) -> Refusal | None:
-        """Why a request is refused.
+        """Why a request is refused, None for one to be answered; names of headers in lower case."""
+        length = headers.get("content-length", "")
+        small = not length or (length.isdecimal() and int(length) <= MOST_BODY_BYTES)
+        for refused, code, detail in (
+            (self._foreign_host(headers), 403, FOREIGN_HOST),
+            (_foreign_site(method, headers), 403, FOREIGN_SITE),
+            ("transfer-encoding" in headers, 411, "Content-Length: expected, got a chunked body"),
+            (not small, 413, f"body: expected at most {MOST_BODY_BYTES} bytes"),
+            (not self._knows_token(path, headers), 401, NO_TOKEN),
+        ):
+            if refused:
+                return Refusal(status=code, detail=detail)
+        return None
 
-        Parameters
-        ----------
-        method, path : str
-        headers : mapping
-            Names in lower case.
+    def _foreign_host(self, headers: Mapping[str, str]) -> bool:
+        """Whether the name in the address bar is not this machine's own, and has to be."""
+        try:
+            name = urlsplit(f"//{headers.get('host', '')}").hostname
+        except ValueError:
+            name = None
+        return not (self.needs_token or is_loopback(name or ""))
 
-        Returns
-        -------
-        Refusal or None
-            None for a request to be answered.
-        """
+    def _knows_token(self, path: str, headers: Mapping[str, str]) -> bool:
+        """Whether a request has the token or the cookie, or needs neither."""
         return (
-            self._foreign_host(headers)
-            or _foreign_site(method, headers)
-            or _large_body(headers)
-            or self._no_token(path, headers)
-        )
-
-    def _foreign_host(self, headers: Mapping[str, str]) -> Refusal | None:
-        """A name in the address bar that is not this machine's own."""
-        if self.needs_token or is_loopback(_host_name(headers.get("host", ""))):
-            return None
-        return Refusal(
-            status=403,
-            detail="Host: expected localhost, 127.0.0.1 or [::1]; any other name needs "
-            "--serve-token-file",
-        )
-
-    def _no_token(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
-        """Neither the token nor the cookie."""
-        if not self.needs_token or path in self._open_paths:
-            return None
-        if self.is_token(bearer_token(headers)):
-            return None
-        if _equal(self._cookie(headers), self.cookie_value()):
-            return None
-        return Refusal(
-            status=401,
-            detail="token: expected in 'Authorization: Bearer TOKEN', or log in on the page",
+            not self.needs_token
+            or path in self._open_paths
+            or self.is_token(bearer_token(headers))
+            or _equal(self._cookie(headers), self.cookie_value())
         )
 
     def _cookie(self, headers: Mapping[str, str]) -> str:
@@ -166,44 +152,19 @@ def bearer_token(headers: Mapping[str, str], /) -> str:
     return offered.strip() if scheme.lower() == "bearer" else ""
 
 
-def _foreign_site(method: str, headers: Mapping[str, str]) -> Refusal | None:
-    """A request started by a page of another origin."""
-    site = headers.get("sec-fetch-site", "none")
-    origin = headers.get("origin")
+def _foreign_site(method: str, headers: Mapping[str, str]) -> bool:
+    """Whether a page of another origin started a request."""
     safe = method in SAFE_METHODS
     followed_link = safe and headers.get("sec-fetch-mode") == "navigate"
-    foreign = site not in OWN_SITE and not followed_link
-    if not safe and origin is not None:
-        foreign = foreign or not _same_host(origin, headers.get("host", ""))
-    if not foreign:
-        return None
-    return Refusal(status=403, detail="Origin: expected this page's own; another site asked")
-
-
-def _large_body(headers: Mapping[str, str]) -> Refusal | None:
-    """A body that is not the few bytes this API takes."""
-    length = headers.get("content-length", "")
-    if "transfer-encoding" in headers:
-        return Refusal(status=411, detail="Content-Length: expected, got a chunked body")
-    if not length or (length.isdecimal() and int(length) <= MOST_BODY_BYTES):
-        return None
-    return Refusal(status=413, detail=f"body: expected at most {MOST_BODY_BYTES} bytes")
-
-
-def _host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets; empty where it is malformed."""
+    foreign = headers.get("sec-fetch-site", "none") not in OWN_SITE and not followed_link
+    origin = headers.get("origin")
+    if safe or origin is None:
+        return foreign
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        own = urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
     except ValueError:
-        return ""
-
-
-def _same_host(origin: str, host: str) -> bool:
-    """Whether an Origin header names the host the request went to, port included."""
-    try:
-        return urlsplit(origin).netloc.lower() == host.lower() != ""
-    except ValueError:
-        return False
+        own = False
+    return foreign or not own
 
 
 def _equal(offered: str, wanted: str) -> bool:
@@ -226,12 +187,7 @@ SECURITY_HEADERS = {
 class AccessGate:
     """An ASGI application that lets through what `access` allows.
 
-    Parameters
-    ----------
-    app : ASGI application
-    access : Access
-    on_refusal : callable, optional
-        Receives who sent a wrong token; a request without any is not one.
+    `on_refusal` receives who sent a wrong token; a request without any is not one.
     """
 
     def __init__(

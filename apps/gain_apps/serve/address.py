@@ -96,14 +96,7 @@ class ServeAddress:
 def is_loopback(host: str, /) -> bool:
     """Whether a host is the loopback address, which only this machine can reach.
 
-    Parameters
-    ----------
-    host : str
-        Name or address, without brackets. Of names only `localhost` is known.
-
-    Returns
-    -------
-    bool
+    A name or an address without brackets; of names only `localhost` is known.
     """
     if host.lower() == "localhost":
         return True
@@ -114,21 +107,10 @@ def is_loopback(host: str, /) -> bool:
 
 
 def read_token(path: str | Path, /) -> str:
-    """Read the token that viewers must know.
+    """Read the token that viewers must know; white space around it is ignored.
 
-    Parameters
-    ----------
-    path : str or Path
-        A file that holds it; white space around it is ignored.
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, or the token is too short, too long or not printable ASCII.
+    ConfigError if the file cannot be read, or the token is too short, too long or not printable
+    ASCII.
     """
     try:
         with Path(path).open("rb") as file:
@@ -145,18 +127,10 @@ def read_token(path: str | Path, /) -> str:
 
 
 def token_from_secrets() -> str | None:
-    """The token that systemd, Docker or the environment provides.
+    """The token that systemd, Docker or the environment provides; ConfigError as `read_token`.
 
-    Returns
-    -------
-    str or None
-        From the credential or secret `serve-token`, or the variable `GAIN_SERVE_TOKEN`; None if
-        there is neither.
-
-    Raises
-    ------
-    ConfigError
-        As `read_token`.
+    From the credential or secret `serve-token`, or the variable `GAIN_SERVE_TOKEN`; None if there
+    is neither.
     """
     for name in ("serve-token", "GAIN_SERVE_TOKEN"):
         found = find_secret(name)

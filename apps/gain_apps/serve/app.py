@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from gain_apps.serve.access import Access, AccessGate, Logins
-from gain_apps.serve.board import LiveView, Scale
+from gain_apps.serve.board import Scale
 from gain_apps.serve.cameras import Cameras, View, WatchedCamera
 from gain_apps.serve.event_log import EventKind
 from gain_apps.serve.metrics import MetricsPage
@@ -26,7 +26,6 @@ from gain_apps.serve.schema import (
     CameraAction,
     CameraCommand,
     CameraList,
-    CameraRow,
     CameraStatus,
     Credentials,
     Done,
@@ -35,10 +34,8 @@ from gain_apps.serve.schema import (
     Health,
     HistoryReply,
     NewCamera,
-    PageCommand,
     Problem,
     row_of,
-    settings_of,
     status_of,
 )
 from gain_apps.streaming.control import Command
@@ -96,9 +93,9 @@ NOT_READY: dict[int | str, dict[str, object]] = {503: {"model": Health}}
 CameraName = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PageContext:
-    """What the application reads and changes."""
+    """What the application reads and changes; only the server's thread counts `viewers`."""
 
     cameras: Cameras
     token: str | None
@@ -106,6 +103,7 @@ class PageContext:
     logins: Logins = field(default_factory=Logins)
     started_s: float = field(default_factory=time.monotonic)
     stopping: threading.Event = field(default_factory=threading.Event)
+    viewers: int = 0
 
     def camera(self, name: str) -> WatchedCamera:
         """A camera, or the reply that there is none."""
@@ -218,29 +216,6 @@ def _add_session(app: FastAPI, access: Access, context: PageContext) -> None:
         return reply
 
 
-def _row(camera: WatchedCamera, view: LiveView | None = None) -> CameraRow:
-    """A camera's row at this moment."""
-    return row_of(
-        camera.name,
-        camera.board.view() if view is None else view,
-        source=camera.source,
-        last_event=camera.board.last_event(),
-    )
-
-
-def _status(camera: WatchedCamera, view: LiveView) -> CameraStatus:
-    """A camera's status at the moment of a view."""
-    row = _row(camera, view)
-    commands: list[CameraCommand] = []
-    # Commands are carried out by the loop, which begins once there is a signal.
-    if camera.alive and row.state in ("live", "silent", "reconnecting"):
-        commands += [name for name in get_args(PageCommand) if name in camera.commands]
-    commands += ["restart"] if row.state == "paused" else ["pause", "restart"]
-    if row.state == "paused":
-        commands.append("resume")
-    return status_of(row, view, commands=commands)
-
-
 def _add_cameras(app: FastAPI, context: PageContext) -> None:
     """The overview, and what is added to it and taken away."""
     cameras = context.cameras
@@ -253,14 +228,15 @@ def _add_cameras(app: FastAPI, context: PageContext) -> None:
             utc_s=time.time(),
             uptime_s=time.monotonic() - context.started_s,
             kept_in=cameras.kept_in,
-            cameras=[_row(camera) for camera in cameras.all()],
+            cameras=[row_of(camera, camera.board.view()) for camera in cameras.all()],
         )
 
     @app.post("/api/cameras", status_code=201, tags=["cameras"], responses=REFUSED)
     async def add(new: NewCamera, request: Request) -> Done:
         """Add a camera and start it; it is kept in the settings file where there is one."""
+        settings = {name.replace("-", "_"): value for name, value in new.settings.items()}
         outcome = await asyncio.to_thread(
-            cameras.add, new.name, new.input, settings_of(new.settings), who=_who(request)
+            cameras.add, new.name, new.input, settings, who=_who(request)
         )
         return Done(outcome=outcome, done=True)
 
@@ -279,7 +255,7 @@ def _add_status(app: FastAPI, context: PageContext) -> None:
     async def status(name: CameraName) -> CameraStatus:
         """Newest result, counts and state."""
         camera = context.camera(name)
-        return _status(camera, camera.board.view())
+        return status_of(camera, camera.board.view())
 
     @app.get("/api/cameras/{name}/history", tags=["cameras"])
     async def history(
@@ -341,7 +317,6 @@ def _add_commands(app: FastAPI, context: PageContext) -> None:
 
 def _add_pictures(app: FastAPI, context: PageContext) -> None:
     """The newest frame with its numbers, and the moving picture."""
-    viewers = _Viewers()
 
     @app.get("/api/cameras/{name}/frame", tags=["pictures"])
     async def frame(name: CameraName, view: View = "annotated") -> FrameReply:
@@ -349,9 +324,9 @@ def _add_pictures(app: FastAPI, context: PageContext) -> None:
         camera = context.camera(name)
         made = await asyncio.to_thread(camera.pictures.jpeg, view)
         if made is None:
-            return FrameReply(status=_status(camera, camera.board.view()), picture=None)
+            return FrameReply(status=status_of(camera, camera.board.view()), picture=None)
         return FrameReply(
-            status=_status(camera, made[0]), picture=base64.b64encode(made[1]).decode()
+            status=status_of(camera, made[0]), picture=base64.b64encode(made[1]).decode()
         )
 
     @app.get(
@@ -371,37 +346,26 @@ def _add_pictures(app: FastAPI, context: PageContext) -> None:
     async def moving(name: CameraName, view: View = "annotated") -> Response:
         """Annotated frames, as they come and as fast as the viewer takes them."""
         camera = context.camera(name)
-        if viewers.count >= MOST_VIEWERS:
+        if context.viewers >= MOST_VIEWERS:
             raise HTTPException(503, f"{MOST_VIEWERS} people are watching already")
         # Here, and not when the first part is sent: many may ask at once.
-        viewers.count += 1
-        return _MovingPicture(
-            _parts(context, camera, view),
-            viewers,
-            media_type=f"multipart/x-mixed-replace; boundary={BOUNDARY}",
-        )
-
-
-@dataclass(slots=True)
-class _Viewers:
-    """How many watch; only the server's thread counts."""
-
-    count: int = 0
+        context.viewers += 1
+        return _MovingPicture(context, _parts(context, camera, view))
 
 
 class _MovingPicture(StreamingResponse):
     """A reply that gives its viewer's place back, however it ends."""
 
-    def __init__(self, parts: AsyncIterator[bytes], viewers: _Viewers, *, media_type: str) -> None:
-        super().__init__(parts, media_type=media_type)
-        self._viewers = viewers
+    def __init__(self, context: PageContext, parts: AsyncIterator[bytes]) -> None:
+        super().__init__(parts, media_type=f"multipart/x-mixed-replace; boundary={BOUNDARY}")
+        self._context = context
 
     async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         """Send the parts."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._viewers.count -= 1
+            self._context.viewers -= 1
 
 
 async def _parts(context: PageContext, camera: WatchedCamera, view: View) -> AsyncIterator[bytes]:

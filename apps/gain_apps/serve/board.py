@@ -7,12 +7,11 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gain_apps.serve.event_log import Event, EventKind, EventLog, History, Point
-from gain_apps.streaming.backpressure import Load, step_words
 from gain_runtime.frames import FrameResult
 from gain_runtime.sources.reconnecting import Connection
 
@@ -22,11 +21,23 @@ __all__ = [
     "KeptFacts",
     "LiveBoard",
     "LiveView",
+    "Load",
     "RunState",
     "StreamFacts",
     "StreamIdentity",
     "changes",
+    "step_words",
 ]
+
+
+Load: TypeAlias = Literal["keeping-up", "updating-less", "skipping"]
+
+
+def step_words(update_every: int, stride: int, /) -> str:
+    """What is done, for logs and pages."""
+    if stride > 1:
+        return f"one frame in {stride} is classified, the others are skipped"
+    return f"an update every {update_every} frames" if update_every > 1 else "an update every frame"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +132,9 @@ class StreamFacts:
 
 
 def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind, str]]:
-    """The events that tell how two states of a stream differ.
+    """Kind and text of the events that tell how two states of a stream differ.
 
-    Parameters
-    ----------
-    before, after : StreamFacts
-
-    Returns
-    -------
-    list of (str, str)
-        Kind and text of each event; numbers that change with every frame give none.
+    Numbers that change with every frame give none.
     """
     found: list[tuple[EventKind, str]] = []
     if after.frames_learned < before.frames_learned:
@@ -142,24 +146,17 @@ def changes(before: StreamFacts, after: StreamFacts, /) -> list[tuple[EventKind,
     for fault in after.not_learned:
         if fault not in before.not_learned:
             found.append(("stream", f"broken frame ({fault}); such frames are not learned from"))
-    found += _device_changes(before.device, after.device)
+    was, now = before.device, after.device
+    if was.throttled != now.throttled:
+        speeds = ("the device runs at full speed again", "the device slows itself down")
+        found.append(("device", speeds[now.throttled]))
+    if was.level != now.level:
+        found.append(("device", f"{now.load}: {step_words(now.update_every, now.stride)}"))
     failed = before.kept is not None and before.kept.failing
     fails = after.kept is not None and after.kept.failing
     if failed != fails:
         words = ("snapshots can be written again", "no snapshot can be written")
         found.append(("state", words[fails]))
-    return found
-
-
-def _device_changes(before: DeviceFacts, after: DeviceFacts) -> list[tuple[EventKind, str]]:
-    """The device got slower, or what it does about it has changed."""
-    found: list[tuple[EventKind, str]] = []
-    if before.throttled != after.throttled:
-        speeds = ("the device runs at full speed again", "the device slows itself down")
-        found.append(("device", speeds[after.throttled]))
-    if before.level != after.level:
-        words = step_words(after.update_every, after.stride)
-        found.append(("device", f"{after.load}: {words}"))
     return found
 
 
@@ -205,31 +202,14 @@ class StreamIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
-    """Time from capture to prediction.
-
-    Attributes
-    ----------
-    counts : tuple of int
-        Frames in each bucket of `LATENCY_BOUNDS_S`, and above the last.
-    sum_s : float
-        Sum over all frames, in seconds.
-    recent_ms : tuple of float
-        Of the newest frames, in milliseconds.
-    """
-
-    counts: tuple[int, ...]
-    sum_s: float
-    recent_ms: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveView:
     """Everything a board holds, read at one moment.
 
     `sequence` grows with every result; `stage_seconds` are sums over all frames; `agreement` is
     over the last 256 frames and None before the first; `age_s` is the age of the newest result, or
-    of the stream if there is none; `rate_hz` is over the last five seconds.
+    of the stream if there is none; `rate_hz` is over the last five seconds. The latency is the time
+    from capture to prediction: frames in each bucket of `LATENCY_BOUNDS_S` and above the last, the
+    sum over all frames, and that of the newest.
     """
 
     sequence: int
@@ -244,7 +224,9 @@ class LiveView:
     changed: int
     rate_hz: float
     stage_seconds: Mapping[str, float]
-    latency: Latency
+    latency_counts: Sequence[int]
+    latency_sum_s: float
+    latency_recent_ms: Sequence[float]
     agreement: float | None
     uptime_s: float
     age_s: float
@@ -458,11 +440,9 @@ class LiveBoard:
                 changed=self._changed,
                 rate_hz=_rate(self._times_s, now),
                 stage_seconds=dict(self._stage_seconds),
-                latency=Latency(
-                    counts=tuple(self._latency_counts),
-                    sum_s=self._latency_sum_s,
-                    recent_ms=tuple(self._latency_ms),
-                ),
+                latency_counts=tuple(self._latency_counts),
+                latency_sum_s=self._latency_sum_s,
+                latency_recent_ms=tuple(self._latency_ms),
                 agreement=sum(self._agreed) / len(self._agreed) if self._agreed else None,
                 uptime_s=now - self._started_s,
                 age_s=now - self._result_s,

@@ -48,19 +48,8 @@ class PictureMaker:
     def jpeg(self, view: View = "annotated", /) -> tuple[LiveView, bytes] | None:
         """The newest picture, and what the board said when it was drawn.
 
-        Parameters
-        ----------
-        view : {"annotated", "side-by-side", "thumbnail"}
-
-        Returns
-        -------
-        (LiveView, bytes) or None
-            The view has the frame that is on the JPEG; None before the first result.
-
-        Raises
-        ------
-        StreamError
-            If OpenCV cannot encode it.
+        The view has the frame that is on the JPEG; None before the first result. StreamError if
+        OpenCV cannot encode it.
         """
         with self._locks[view]:
             seen = self._board.view()
@@ -116,18 +105,8 @@ def _fitted(shape: tuple[int, ...], most_px: int) -> tuple[int, int]:
 class WatchedCamera:
     """A camera as the server sees it.
 
-    Attributes
-    ----------
-    name : str
-    source : str
-        Its URI without credentials.
-    board : LiveBoard
-    pictures : PictureMaker
-    queue : CommandQueue
-    commands : sequence of str
-        Those that its settings allow.
-    alive : bool
-        Whether a loop carries commands out.
+    `source` is its URI without credentials; `commands` are those that its settings allow; `alive`
+    is whether a loop carries them out.
     """
 
     name: str
@@ -151,12 +130,10 @@ class Cameras(Protocol):
     @property
     def kept_in(self) -> str | None:
         """Name of the file that remembers changes over a restart."""
-        ...
 
     @property
     def ready(self) -> bool:
         """Whether the network is loaded and nobody asked for the end."""
-        ...
 
     def all(self) -> list[WatchedCamera]: ...
 

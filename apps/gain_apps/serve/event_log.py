@@ -30,27 +30,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Means over one bin.
+    """Means over one bin, which has a frame at least: a bin without frames has no point.
 
-    Attributes
-    ----------
-    at_s : float
-        Start of the bin, in seconds since 1970.
-    width_s : float
-        Width of the bin in seconds.
-    frames : int
-        At least 1: a bin without frames has no point.
-    strength, gain_nats, rate_hz : float
-        `gain_nats` is None where it was not finite.
-    agreement : float
-        Share of frames whose class adaptation left as it was.
-    source_accuracy, adapted_accuracy : float or None
-        None where the stream does not know the truth.
-    condition : str or None
-        The weather at the end of the bin, where the source knows it.
-    adaptation : mapping
-        The adaptation's own numbers, as they were last told within the bin; empty if they were
-        not.
+    `at_s` is the start of the bin in seconds since 1970. `gain_nats` is None where it was not
+    finite. `agreement` is the share of frames whose class adaptation left as it was. The accuracies
+    are None where the stream does not know the truth. `condition` is the weather at the end of the
+    bin, where the source knows it. `adaptation` has the adaptation's own numbers, as they were last
+    told within the bin; empty if they were not.
     """
 
     at_s: float
@@ -118,14 +104,8 @@ class _Bin:
 class History:
     """The most recent bins of a stream, those of earlier runs before them; not thread-safe.
 
-    Parameters
-    ----------
-    width_s : float
-        Width of a bin in seconds.
-    length : int
-        Bins that are kept, with the one that is filling.
-    earlier : iterable of Point, optional
-        What an earlier run kept, oldest first.
+    Bins are `width_s` wide, and `length` of them are kept, with the one that is filling; `earlier`
+    is what an earlier run kept, oldest first.
     """
 
     def __init__(self, *, width_s: float, length: int, earlier: Iterable[Point] = ()) -> None:
@@ -135,18 +115,9 @@ class History:
         self._now_s = 0.0
 
     def add(self, result: FrameResult, /, *, at_s: float) -> Point | None:
-        """Count a result.
+        """Count a result at so many seconds since 1970; a bin that is complete since then, or None.
 
-        Parameters
-        ----------
-        result : FrameResult
-        at_s : float
-            Seconds since 1970. Where the clock was set back, the bins after it are dropped.
-
-        Returns
-        -------
-        Point or None
-            A bin that is complete since this result.
+        Where the clock was set back, the bins after it are dropped.
         """
         number = int(at_s // self.width_s)
         done = None
@@ -163,13 +134,7 @@ class History:
         return done
 
     def tell(self, adaptation: Mapping[str, float], /) -> None:
-        """Note the adaptation's own numbers in the newest bin, if there is one.
-
-        Parameters
-        ----------
-        adaptation : mapping
-            Kept, not copied.
-        """
+        """Note the adaptation's own numbers in the newest bin, if there is one, without a copy."""
         if self._bin is not None:
             self._bin.adaptation = adaptation
 
@@ -213,18 +178,8 @@ CREATE TABLE IF NOT EXISTS history (
 class Event:
     """Something a person may want to know.
 
-    Attributes
-    ----------
-    id : int
-        Grows with every event, also over restarts where there is a file.
-    utc_s : float
-        Seconds since 1970.
-    stream : str
-        Empty for what concerns the whole process.
-    kind : str
-    text : str
-    who : str
-        Who caused it; empty where nobody did.
+    `id` grows with every event, also over restarts where there is a file; `utc_s` is in seconds
+    since 1970; `stream` is empty for what concerns the whole process, `who` where nobody caused it.
     """
 
     id: int
@@ -238,17 +193,9 @@ class Event:
 class EventLog(Closing):
     """Events and curves; any thread may write and read, and none is ever stopped by the disk.
 
-    Parameters
-    ----------
-    path : str or Path, optional
-        SQLite file, created if it is missing; None keeps everything in memory.
-    on_event : callable, optional
-        Receives every event, in the thread that caused it.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be opened or is no such database.
+    They are kept in a SQLite file, created if it is missing, without `path` in memory. `on_event`
+    receives every event, in the thread that caused it. ConfigError if the file cannot be opened or
+    is no such database.
     """
 
     def __init__(
@@ -257,7 +204,6 @@ class EventLog(Closing):
         self._shown = "memory" if path is None else str(path)
         self._on_event = on_event
         self._lock = threading.Lock()
-        self._last: dict[str, Event] = {}
         self._failing = False
         self._closed = False
         try:
@@ -267,6 +213,7 @@ class EventLog(Closing):
                 check_same_thread=False,
                 isolation_level=None,
             )
+            self._base.row_factory = sqlite3.Row
             # One writer that syncs at check points: a power cut costs the last events at most.
             self._base.execute("PRAGMA journal_mode=WAL")
             self._base.execute("PRAGMA synchronous=NORMAL")
@@ -280,22 +227,11 @@ class EventLog(Closing):
                 f"--set events={path}: expected a SQLite file of events in a writable folder "
                 f"({err}); name another file"
             ) from err
-        for event in map(_event, newest):
-            self._last[event.stream] = event
+        self._last = {row["stream"]: Event(**row) for row in newest}
         self._next_id = 1 + max((event.id for event in self._last.values()), default=0)
 
     def add(self, stream: str, kind: EventKind, text: str, /, *, who: str = "") -> Event:
-        """Note an event.
-
-        Parameters
-        ----------
-        stream : str
-            Empty for what concerns the whole process.
-        kind : str
-        text : str
-            Without credentials.
-        who : str, optional
-        """
+        """Note an event; the text is without credentials, no stream means the whole process."""
         with self._lock:
             event = Event(
                 id=self._next_id, utc_s=time.time(), stream=stream, kind=kind, text=text, who=who
@@ -303,7 +239,12 @@ class EventLog(Closing):
             self._next_id += 1
             self._last[stream] = event
             with self._writing() as base:
-                base.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", _row(event))
+                # SQLite takes no lone surrogates.
+                plain = text.encode("utf-8", "backslashreplace").decode()
+                base.execute(
+                    "INSERT INTO events VALUES (:id, :utc_s, :stream, :kind, :text, :who)",
+                    {**asdict(event), "text": plain},
+                )
                 if event.id % TRIM_EVERY == 0:
                     base.execute("DELETE FROM events WHERE id <= ?", (event.id - MOST_EVENTS,))
         if self._on_event is not None:
@@ -322,18 +263,7 @@ class EventLog(Closing):
         before: int | None = None,
         limit: int = 100,
     ) -> list[Event]:
-        """Events, newest first.
-
-        Parameters
-        ----------
-        stream : str, optional
-            Of this stream only.
-        kind : str, optional
-            Of this kind only.
-        before : int, optional
-            With lower numbers only, to read on.
-        limit : int, optional
-        """
+        """Events of a stream and of a kind, newest first; `before` an id, to read on."""
         wanted = {"stream = ?": stream, "kind = ?": kind, "id < ?": before}
         given = {term: value for term, value in wanted.items() if value is not None}
         where = f"WHERE {' AND '.join(given)}" if given else ""
@@ -349,7 +279,7 @@ class EventLog(Closing):
             except sqlite3.Error as err:
                 logger.warning("%s: events cannot be read (%s)", self._shown, err)
                 return []
-        return [_event(row) for row in rows]
+        return [Event(**row) for row in rows]
 
     def keep(self, stream: str, point: Point, /) -> None:
         """Keep a point of a stream's curves over a restart."""
@@ -398,15 +328,3 @@ class EventLog(Closing):
         if self._failing:
             logger.warning("%s: events can be written again", self._shown)
         self._failing = False
-
-
-def _event(row: tuple[int, float, str, EventKind, str, str]) -> Event:
-    """A row of the table."""
-    number, utc_s, stream, kind, text, who = row
-    return Event(id=number, utc_s=utc_s, stream=stream, kind=kind, text=text, who=who)
-
-
-def _row(event: Event) -> tuple[int, float, str, str, str, str]:
-    """The values of a row; SQLite takes no lone surrogates."""
-    text = event.text.encode("utf-8", "backslashreplace").decode()
-    return (event.id, event.utc_s, event.stream, event.kind, text, event.who)

@@ -32,140 +32,91 @@ __all__ = ["MetricsPage"]
 STATES: tuple[CameraState, ...] = get_args(CameraState)
 
 Seen: TypeAlias = tuple[str, LiveView]
+Read: TypeAlias = Callable[[LiveView], float | None]
 
+COUNTERS: dict[str, Read] = {
+    "frames": lambda view: view.frames,
+    "frames_changed": lambda view: view.changed,
+    "frames_dropped": lambda view: view.facts.dropped,
+    "frames_rejected": lambda view: view.facts.rejected,
+    "frames_skipped": lambda view: view.facts.skipped,
+    "frames_left_out": lambda view: view.facts.device.left_out,
+    "reconnects": lambda view: view.facts.reconnects,
+    "snapshots": lambda view: None if view.facts.kept is None else view.facts.kept.written,
+}
+GAUGES: dict[str, Read] = {
+    "uptime_seconds": lambda view: view.uptime_s,
+    "result_age_seconds": lambda view: view.age_s,
+    "learning_paused": lambda view: float(view.facts.frozen),
+    "frames_learned": lambda view: view.facts.frames_learned,
+    "outputs_lost": lambda view: view.facts.outputs_lost,
+    "rate_hz": lambda view: view.rate_hz,
+    "reconnect_attempts": lambda view: view.connection.attempt,
+    "strength_ratio": lambda view: None if view.result is None else view.result.strength,
+    "expected_gain_nats": lambda view: None if view.result is None else view.result.gain,
+    "agreement_ratio": lambda view: view.agreement,
+    "adaptation_shift_nats": lambda view: view.facts.adaptation.get("shift_nats"),
+    "adaptation_draws": lambda view: view.facts.adaptation.get("draws"),
+    "backpressure_level": lambda view: view.facts.device.level,
+    "update_every_frames": lambda view: view.facts.device.update_every,
+    "frame_stride": lambda view: view.facts.device.stride,
+    "snapshot_failing": (
+        lambda view: None if view.facts.kept is None else float(view.facts.kept.failing)
+    ),
+    "frames_not_kept": (
+        lambda view: None if view.facts.kept is None else view.facts.kept.frames_not_kept
+    ),
+    "snapshot_timestamp_seconds": (
+        lambda view: None if view.facts.kept is None else view.facts.kept.last_utc_s
+    ),
+}
 # What is counted or measured, in which unit, and when it changes: the lines HELP of the page, and
 # the table of the documentation.
-COUNTERS: tuple[tuple[str, str, Callable[[LiveView], float]], ...] = (
-    (
-        "frames",
-        "Frames that the network has classified since the camera was added.",
-        lambda view: view.frames,
-    ),
-    (
-        "frames_changed",
-        "Classified frames whose class differs between the source and the adapted prediction.",
-        lambda view: view.changed,
-    ),
-    (
-        "frames_dropped",
-        "Frames of a live source that were replaced by newer ones before the network was free.",
-        lambda view: view.facts.dropped,
-    ),
-    (
-        "frames_rejected",
-        "Frames that could not be classified because the network's output was not finite or their "
-        "region was empty.",
-        lambda view: view.facts.rejected,
-    ),
-    (
-        "frames_skipped",
-        "Frames that the source delivered and that could not be decoded.",
-        lambda view: view.facts.skipped,
-    ),
-    (
-        "frames_left_out",
-        "Frames that were not classified because the stride is above one.",
-        lambda view: view.facts.device.left_out,
-    ),
-    (
-        "reconnects",
-        "Times that the source was opened again after its signal was lost.",
-        lambda view: view.facts.reconnects,
-    ),
-)
-GAUGES: tuple[tuple[str, str, Callable[[LiveView], float | None]], ...] = (
-    (
-        "uptime_seconds",
-        "Seconds since the camera was added or the service was started.",
-        lambda view: view.uptime_s,
-    ),
-    (
-        "result_age_seconds",
-        "Seconds since the newest frame was classified.",
-        lambda view: view.age_s,
-    ),
-    (
-        "learning_paused",
-        "1 while the state does not learn because a person paused it, else 0.",
-        lambda view: float(view.facts.frozen),
-    ),
-    (
-        "frames_learned",
-        "Frames that the state has learned from; a reset sets it to 0, a snapshot restores it.",
-        lambda view: view.facts.frames_learned,
-    ),
-    (
-        "outputs_lost",
-        "Outputs such as files and webhooks that failed and are left out until the next start.",
-        lambda view: view.facts.outputs_lost,
-    ),
-    (
-        "rate_hz",
-        "Classified frames per second, over the last five seconds.",
-        lambda view: view.rate_hz,
-    ),
-    (
-        "reconnect_attempts",
-        "Attempts to open the source since the signal was lost; 0 while it is connected.",
-        lambda view: view.connection.attempt,
-    ),
-    (
-        "strength_ratio",
-        "Share of the correction that the newest frame got, from 0 (the source) to 1 (all of it).",
-        lambda view: None if view.result is None else view.result.strength,
-    ),
-    (
-        "expected_gain_nats",
-        "Gain in log-likelihood that is expected of the correction of the newest frame, in nats.",
-        lambda view: None if view.result is None else view.result.gain,
-    ),
-    (
-        "agreement_ratio",
-        "Share of the last 256 frames with one class in the source and the adapted prediction.",
-        lambda view: view.agreement,
-    ),
-    (
-        "adaptation_shift_nats",
-        "Root mean square over the classes of the shift of the logits that predictions subtract, "
-        "in nats; changes with every update.",
-        lambda view: view.facts.adaptation.get("shift_nats"),
-    ),
-    (
-        "adaptation_draws",
-        "Effective number of draws of each class behind the shift; changes with every update.",
-        lambda view: view.facts.adaptation.get("draws"),
-    ),
-    (
-        "backpressure_level",
-        "Steps by which the stream has reduced its workload; 0 while the device keeps up.",
-        lambda view: view.facts.device.level,
-    ),
-    (
-        "update_every_frames",
-        "Frames between two updates of the state; grows when the device does not keep up.",
-        lambda view: view.facts.device.update_every,
-    ),
-    (
-        "frame_stride",
-        "One frame in this many is classified; above 1 when the device does not keep up.",
-        lambda view: view.facts.device.stride,
-    ),
-    (
-        "snapshot_failing",
-        "1 from a snapshot that could not be written until the next that could, else 0.",
-        lambda view: None if view.facts.kept is None else float(view.facts.kept.failing),
-    ),
-    (
-        "frames_not_kept",
-        "Learned frames that are in no snapshot yet, and would be lost in a power cut.",
-        lambda view: None if view.facts.kept is None else view.facts.kept.frames_not_kept,
-    ),
-    (
-        "snapshot_timestamp_seconds",
-        "Time at which the newest snapshot was written, in seconds since 1970 (UTC).",
-        lambda view: None if view.facts.kept is None else view.facts.kept.last_utc_s,
-    ),
-)
+HELP = {
+    "frames": "Frames that the network has classified since the camera was added.",
+    "frames_changed": "Classified frames whose class differs between the source and the adapted "
+    "prediction.",
+    "frames_dropped": "Frames of a live source that were replaced by newer ones before the network "
+    "was free.",
+    "frames_rejected": "Frames that could not be classified because the network's output was not "
+    "finite or their region was empty.",
+    "frames_skipped": "Frames that the source delivered and that could not be decoded.",
+    "frames_left_out": "Frames that were not classified because the stride is above one.",
+    "reconnects": "Times that the source was opened again after its signal was lost.",
+    "snapshots": "Snapshots of the state that were written since the camera was started.",
+    "uptime_seconds": "Seconds since the camera was added or the service was started.",
+    "result_age_seconds": "Seconds since the newest frame was classified.",
+    "learning_paused": "1 while the state does not learn because a person paused it, else 0.",
+    "frames_learned": "Frames that the state has learned from; a reset sets it to 0, a snapshot "
+    "restores it.",
+    "outputs_lost": "Outputs such as files and webhooks that failed and are left out until the "
+    "next start.",
+    "rate_hz": "Classified frames per second, over the last five seconds.",
+    "reconnect_attempts": "Attempts to open the source since the signal was lost; 0 while it is "
+    "connected.",
+    "strength_ratio": "Share of the correction that the newest frame got, from 0 (the source) to 1 "
+    "(all of it).",
+    "expected_gain_nats": "Gain in log-likelihood that is expected of the correction of the newest "
+    "frame, in nats.",
+    "agreement_ratio": "Share of the last 256 frames with one class in the source and the adapted "
+    "prediction.",
+    "adaptation_shift_nats": "Root mean square over the classes of the shift of the logits that "
+    "predictions subtract, in nats; changes with every update.",
+    "adaptation_draws": "Effective number of draws of each class behind the shift; changes with "
+    "every update.",
+    "backpressure_level": "Steps by which the stream has reduced its workload; 0 while the device "
+    "keeps up.",
+    "update_every_frames": "Frames between two updates of the state; grows when the device does "
+    "not keep up.",
+    "frame_stride": "One frame in this many is classified; above 1 when the device does not keep "
+    "up.",
+    "snapshot_failing": "1 from a snapshot that could not be written until the next that could, "
+    "else 0.",
+    "frames_not_kept": "Learned frames that are in no snapshot yet, and would be lost in a power "
+    "cut.",
+    "snapshot_timestamp_seconds": "Time at which the newest snapshot was written, in seconds since "
+    "1970 (UTC).",
+}
 
 
 class MetricsPage:
@@ -194,32 +145,17 @@ class _CameraCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every family, each with all cameras."""
         seen = [(camera.name, camera.board.view()) for camera in self._cameras.all()]
-        for name, text, read in COUNTERS:
-            yield _family(CounterMetricFamily, name, text, seen, read)
-        for name, text, read_gauge in GAUGES:
-            yield _family(GaugeMetricFamily, name, text, seen, read_gauge)
-        kept = [(name, view) for name, view in seen if view.facts.kept is not None]
-        yield _family(
-            CounterMetricFamily,
-            "snapshots",
-            "Snapshots of the state that were written since the camera was started.",
-            kept,
-            lambda view: view.facts.kept.written if view.facts.kept else None,
-        )
+        for kind, table in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
+            for name, read in table.items():
+                yield _family(kind, name, seen, read)
         yield from _labelled(seen)
         yield _latency(seen)
         yield from _process(seen, self._logins)
 
 
-def _family(
-    kind: type[Any],
-    name: str,
-    text: str,
-    seen: Sequence[Seen],
-    read: Callable[[LiveView], float | None],
-) -> Metric:
+def _family(kind: type[Any], name: str, seen: Sequence[Seen], read: Read) -> Metric:
     """One number of each camera; one that a camera does not have is left out."""
-    family: Metric = kind(f"gain_{name}", text, labels=["stream"])
+    family: Metric = kind(f"gain_{name}", HELP[name], labels=["stream"])
     for stream, view in seen:
         value = read(view)
         if value is not None:
@@ -279,9 +215,9 @@ def _latency(seen: Sequence[Seen]) -> Metric:
     )
     bounds = [*(str(bound) for bound in LATENCY_BOUNDS_S), "+Inf"]
     for stream, view in seen:
-        counts = accumulate(view.latency.counts)
+        counts = accumulate(view.latency_counts)
         buckets = list(zip(bounds, map(float, counts), strict=True))
-        family.add_metric([stream], buckets, sum_value=view.latency.sum_s)
+        family.add_metric([stream], buckets, sum_value=view.latency_sum_s)
     return family
 
 

@@ -103,11 +103,7 @@ class _Camera:
 class Adaptation:
     """The states of some cameras; one replica, or a state would live in two places.
 
-    Parameters
-    ----------
-    settings : ServingSettings
-    shard : int
-        Its number among `settings.shards`.
+    `shard` is its number among `settings.shards`.
     """
 
     def __init__(self, settings: ServingSettings, shard: int = 0, /) -> None:
@@ -127,25 +123,11 @@ class Adaptation:
             threading.Thread(target=self._merge_on, args=(settings.merge_s,), daemon=True).start()
 
     async def step(self, key: str, seen: Seen) -> dict[str, Any]:
-        """Adapt to a camera's next frame.
+        """Adapt to the next frame of the camera `key`; what `Front` replies.
 
-        Parameters
-        ----------
-        key : str
-            Of the camera; its state is restored where this replica does not have it yet.
-        seen : Seen
-
-        Returns
-        -------
-        dict
-            What `Front` replies.
-
-        Raises
-        ------
-        ArtifactError
-            If there is a snapshot that cannot be read; starting without it would lose it.
-        ArrayError, NumericsError
-            As `Gain.step`.
+        The state is restored where this replica does not have it yet: ArtifactError if there is a
+        snapshot that cannot be read; starting without it would lose it. ArrayError and
+        NumericsError as `Gain.step`.
         """
         await self._forget_idlest(besides=key)
         # A camera's frames are taken one after the other, also while its snapshot is written.
@@ -162,22 +144,12 @@ class Adaptation:
             return _reply(key, camera, prediction, self._artifact.manifest.labels)
 
     def merge_groups(self) -> dict[str, int]:
-        """Merge the snapshots of every group whose hash is this deployment's.
+        """Merge the snapshots of every group whose hash is this deployment's; cameras by group.
 
         States that have learned nothing are left out: they would only make a merge wait to be
         confirmed. So are those that began from a merge: what they were given counts already, and
         cannot be taken out of a state that forgets. Cameras that run keep their own states, which
-        are better for them.
-
-        Returns
-        -------
-        dict
-            Group to the number of cameras that were merged.
-
-        Raises
-        ------
-        ArtifactError
-            If the store cannot be read or written.
+        are better for them. ArtifactError if the store cannot be read or written.
         """
         groups: dict[str, list[LoadedState]] = {}
         for name in self._store.names():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import numpy as np
 from pydantic import Field
 
 from gain_apps.serve.board import DeviceFacts, KeptFacts, LiveView, StreamIdentity
+from gain_apps.serve.cameras import WatchedCamera
 from gain_apps.serve.event_log import Event, Point
 from gain_runtime.frames import FrameResult, Ranked
 
@@ -220,27 +220,18 @@ def state_of(view: LiveView, /) -> tuple[CameraState, float, str | None]:
     return "live", connection.since_s, None
 
 
-def row_of(name: str, view: LiveView, /, *, source: str, last_event: Event | None) -> CameraRow:
-    """The overview's row of a camera.
-
-    Parameters
-    ----------
-    name : str
-    view : LiveView
-    source : str
-        Its URI without credentials.
-    last_event : Event or None
-    """
+def row_of(camera: WatchedCamera, view: LiveView, /) -> CameraRow:
+    """The overview's row of a camera at the moment of a view."""
     state, since_s, reason = state_of(view)
     result = view.result
     return CameraRow(
-        name=name,
+        name=camera.name,
         state=state,
         since_s=since_s,
         reason=reason,
         attempt=view.connection.attempt,
         next_try_s=view.connection.next_try_s,
-        source=source,
+        source=camera.source,
         rate_hz=view.rate_hz if state not in ("paused", "ended", "failed") else 0.0,
         frames=view.frames,
         sequence=view.sequence,
@@ -250,23 +241,20 @@ def row_of(name: str, view: LiveView, /, *, source: str, last_event: Event | Non
         learning_paused=view.facts.frozen,
         source_class=None if result is None else result.source_top[0].label,
         adapted_class=None if result is None else result.adapted_top[0].label,
-        last_event=last_event,
+        last_event=camera.board.last_event(),
     )
 
 
-def status_of(row: CameraRow, view: LiveView, /, *, commands: list[CameraCommand]) -> CameraStatus:
-    """What a board says at one moment.
-
-    Parameters
-    ----------
-    row : CameraRow
-    view : LiveView
-        Of the same moment.
-    commands : list of str
-        Those the page may send.
-    """
+def status_of(camera: WatchedCamera, view: LiveView, /) -> CameraStatus:
+    """A camera's status at the moment of a view, with the commands that the page may send."""
+    row = row_of(camera, view)
+    commands: list[CameraCommand] = []
+    # Commands are carried out by the loop, which begins once there is a signal.
+    if camera.alive and row.state in ("live", "silent", "reconnecting"):
+        commands += [name for name in get_args(PageCommand) if name in camera.commands]
+    commands += ["restart", "resume"] if row.state == "paused" else ["pause", "restart"]
     result, facts, identity = view.result, view.facts, view.identity
-    recent = view.latency.recent_ms
+    recent = view.latency_recent_ms
     p50, p95 = np.percentile(recent, [50, 95]) if recent else (None, None)
     return CameraStatus(
         camera=row,
@@ -314,30 +302,23 @@ def _summary(view: LiveView) -> str:
 
 def _newest(result: FrameResult, identity: StreamIdentity | None) -> Newest:
     """The newest frame; a truth the artifact has no name for is shown by its number."""
-    truth = result.frame.truth
-    labels = () if identity is None else identity.labels
-    known = truth is not None and 0 <= truth < len(labels)
+    truth, labels = result.frame.truth, () if identity is None else identity.labels
+    shown = None if truth is None else str(truth)
+    if truth is not None and 0 <= truth < len(labels):
+        shown = labels[truth]
     return Newest(
         index=result.frame.index,
         utc_s=result.utc_ns / 1e9,
-        source=[_ranked(item) for item in result.source_top],
-        adapted=[_ranked(item) for item in result.adapted_top],
+        source=[replace(item, prob=_share(item.prob)) for item in result.source_top],
+        adapted=[replace(item, prob=_share(item.prob)) for item in result.adapted_top],
         changed=result.changed,
         strength=_share(result.strength),
         gain_nats=_finite(result.gain),
-        truth=labels[truth] if truth is not None and known else _number(truth),
+        truth=shown,
         condition=result.frame.condition,
         stage_ms=dict(result.stage_ms),
         latency_ms=result.latency_ms,
     )
-
-
-def _ranked(item: Ranked) -> Ranked:
-    return Ranked(index=int(item.index), label=item.label, prob=_share(float(item.prob)))
-
-
-def _number(truth: int | None) -> str | None:
-    return None if truth is None else str(truth)
 
 
 def _share(value: float) -> float:
@@ -348,8 +329,3 @@ def _share(value: float) -> float:
 def _finite(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None
-
-
-def settings_of(record: Mapping[str, Any], /) -> dict[str, Any]:
-    """Settings of the API with the names of `StreamConfig`."""
-    return {name.replace("-", "_"): value for name, value in record.items()}

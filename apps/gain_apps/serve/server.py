@@ -39,11 +39,6 @@ def guarded_protocol() -> type[H11Protocol]:
     A connection that does not send a whole request within ten seconds is closed. Where there are
     too many, the one that has been waiting longest without a request makes room for the newcomer,
     so that the page, `/metrics` and `/healthz` answer however many are held open.
-
-    Returns
-    -------
-    type
-        For `uvicorn.Config(http=...)`.
     """
     open_ones: dict[GuardedProtocol, str] = {}
 
@@ -120,10 +115,7 @@ JOIN_S = 0.7
 class PageServer(Closing):
     """Serves cameras until it is closed (a context manager); see `open_server`.
 
-    Raises
-    ------
-    StreamError
-        If the address cannot be listened on.
+    StreamError if the address cannot be listened on.
     """
 
     def __init__(self, cameras: Cameras, /, *, address: ServeAddress, token: str | None) -> None:
@@ -178,14 +170,12 @@ class PageServer(Closing):
 
 def _listen(address: ServeAddress) -> socket.socket:
     """A listening socket, so that an address in use is found out before the first frame."""
+    listener = None
     try:
         family, _, _, _, where = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as err:
-        raise _cannot_listen(address, err) from err
-    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         # Connections inherit it; not every system has it.
@@ -194,14 +184,10 @@ def _listen(address: ServeAddress) -> socket.socket:
         listener.bind(where)
         listener.listen(BACKLOG)
     except OSError as err:
-        listener.close()
-        raise _cannot_listen(address, err) from err
+        if listener is not None:
+            listener.close()
+        raise StreamError(
+            f"--serve {address.host}:{address.port}: cannot be listened on ({err.strerror}); "
+            "choose another port or an address of this machine"
+        ) from err
     return listener
-
-
-def _cannot_listen(address: ServeAddress, err: OSError) -> StreamError:
-    """The error, with the likely remedy."""
-    return StreamError(
-        f"--serve {address.host}:{address.port}: cannot be listened on ({err.strerror}); "
-        "choose another port or an address of this machine"
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +21,7 @@ from gain_core.errors import ConfigError, GainError, StreamError, one_line
 from gain_runtime.sessions.shared import SharedSession
 from gain_runtime.sources.uri import parse_uri
 
-__all__ = [
-    "Camera",
-]
+__all__ = ["Camera", "CameraNameFormatter"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,17 +34,25 @@ END_S = 10.0
 LIVE_KINDS = ("camera", "network", "pipeline")
 
 
+# Begins the names of a camera's threads.
+THREADS = "camera "
+
+
+class CameraNameFormatter(logging.Formatter):
+    """Puts the camera's name before what its threads log."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """One line."""
+        thread = (record.threadName or "").split("/")[0]
+        name = f"{thread.removeprefix(THREADS)}: " if thread.startswith(THREADS) else ""
+        return f"{record.levelname}: {name}{record.message}"
+
+
 class Camera:
     """A stream that can be paused, restarted and watched; only the service's threads change it.
 
-    Parameters
-    ----------
-    config : StreamConfig
-    host : StreamHost
-        With the session, connection and clocks that all share; the board is the camera's own.
-    board : LiveBoard
-    stop : StopRequest
-        The process's.
+    `host` has the session, connection and clocks that all share; the board is the camera's own,
+    `stop` the process's.
     """
 
     def __init__(
@@ -57,24 +64,21 @@ class Camera:
         board: LiveBoard,
         stop: StopRequest,
     ) -> None:
-        self.config = config
+        self.name, self.config = board.name, config
         self.board = board
+        # Of the last run, until all can be printed.
         self.summary: dict[str, Any] | None = None
         self.failure: BaseException | None = None
         self._host = host
         self._queue = CommandQueue()
         self._process_stop = stop
         self._stop = StopRequest(stop)
-        self._shared: SharedSession | None = None
+        # The network that all share; without one a stream opens its own.
+        self.shared: SharedSession | None = None
         self._thread: threading.Thread | None = None
         self._pictures = PictureMaker(board)
         self._live = parse_uri(config.input).kind in LIVE_KINDS
         self._source = parse_uri(config.input).shown
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        return self.board.name
 
     @property
     def alive(self) -> bool:
@@ -101,10 +105,6 @@ class Camera:
             alive=self.alive,
         )
 
-    def use(self, shared: SharedSession | None, /) -> None:
-        """Take the network that all share; without one a stream opens its own."""
-        self._shared = shared
-
     def start(self) -> None:
         """Begin, unless it runs already."""
         if self.alive:
@@ -112,7 +112,7 @@ class Camera:
         self.failure = None
         self._stop = StopRequest(self._process_stop)
         self.board.enter("starting")
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{THREADS}{self.name}", daemon=True)
         self._thread.start()
 
     def begin(self) -> None:
@@ -133,24 +133,12 @@ class Camera:
         return not self.alive
 
     def pause(self, why: str, /) -> None:
-        """End the stream and wait to be resumed.
-
-        Raises
-        ------
-        ConfigError
-            If it does not end.
-        """
+        """End the stream and wait to be resumed; ConfigError if it does not end."""
         self._end()
         self.board.enter("paused", why)
 
     def restart(self) -> None:
-        """End the stream and begin anew.
-
-        Raises
-        ------
-        ConfigError
-            If it does not end.
-        """
+        """End the stream and begin anew; ConfigError if it does not end."""
         self._end()
         self.start()
 
@@ -205,17 +193,13 @@ class Camera:
         """Everything a process with one stream does, but for the network and the report."""
         # Many lines that change cannot share a terminal: progress is logged.
         console = Console(stderr=True, force_terminal=False)
-        host = replace(self._host, board=self.board, queue=self._queue)
-        if self._shared is None:
-            run_stream(self.config, stop, console, report=self._keep, host=host)
-            return
-        with self._shared.join() as session:
-            host = replace(host, session=session)
-            run_stream(self.config, stop, console, report=self._keep, host=host)
 
-    def _keep(self, summary: dict[str, Any]) -> None:
-        """The summary, until all can be printed."""
-        self.summary = summary
+        def keep(summary: dict[str, Any]) -> None:
+            self.summary = summary
+
+        with nullcontext() if self.shared is None else self.shared.join() as session:
+            host = replace(self._host, board=self.board, queue=self._queue, session=session)
+            run_stream(self.config, stop, console, report=keep, host=host)
 
     def _comes_back(self, err: GainError) -> bool:
         """Whether a failure may be over after a while: one of a camera, not of a setting."""

@@ -209,16 +209,12 @@ class StreamConfig:
             value = getattr(self, name)
             if value is not None and not least <= value < math.inf:
                 raise ConfigError(f"{flag(name)}: expected at least {least}, got {value}")
-        if self.log_level not in LOG_LEVELS:
-            raise ConfigError(
-                f"{flag('log_level')}: expected one of {', '.join(LOG_LEVELS)}, "
-                f"got {self.log_level!r}"
-            )
-        if self.sink_errors not in (None, *SINK_POLICIES):
-            raise ConfigError(
-                f"{flag('sink_errors')}: expected one of {', '.join(SINK_POLICIES)}, "
-                f"got {self.sink_errors!r}"
-            )
+        for name, choices in (("log_level", tuple(LOG_LEVELS)), ("sink_errors", SINK_POLICIES)):
+            value = getattr(self, name)
+            if value not in (None, *choices):
+                raise ConfigError(
+                    f"{flag(name)}: expected one of {', '.join(choices)}, got {value!r}"
+                )
         self._refuse_contradictions()
         self.camera_request()
         if self.serve is not None:
@@ -232,14 +228,10 @@ class StreamConfig:
     def resolve(cls, settings: Mapping[str, Any], /) -> StreamConfig:
         """Defaults, overridden by what was given, by field name.
 
-        Raises
-        ------
-        ConfigError
-            If INPUT or the model is missing, or as the class itself.
+        ConfigError if INPUT or the model is missing, or as the class itself.
         """
-        given = [settings.get("input"), settings.get("model")]
-        for value, shown in zip(given, ("INPUT", "--model"), strict=True):
-            if not value:
+        for name, shown in (("input", "INPUT"), ("model", "--model")):
+            if not settings.get(name):
                 raise ConfigError(
                     f"{shown}: expected on the command line or in --config, got neither; "
                     "example: gain-stream clip.mp4 --model vit_b16.onnx --output out.mp4"
@@ -265,25 +257,23 @@ class StreamConfig:
                 )
             width_px, height_px = int(match[1]), int(match[2])
         request = CameraRequest(width_px=width_px, height_px=height_px, rate_hz=self.camera_rate)
-        if self.camera_format is None:
-            return request
-        return replace(request, pixel_format=self.camera_format)
+        wanted = self.camera_format
+        return request if wanted is None else replace(request, pixel_format=wanted)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values of every setting, the resolved config under `gain` where it is given."""
-        record = {item.name: getattr(self, item.name) for item in fields(self)}
         config = self.gain_config()
-        gain = None if config is None else config_to_dict(config)
-        shown = {"input": redact(self.input), "gain": gain}
-        record["photos"] = list(self.photos)
-        for name, hide in (
-            ("webhook", redact_to_host),
-            ("event_webhook", redact_to_host),
-            ("mqtt", redact),
-        ):
+        record = {item.name: getattr(self, item.name) for item in fields(self)}
+        record |= {
+            "input": redact(self.input),
+            "photos": list(self.photos),
+            "gain": None if config is None else config_to_dict(config),
+        }
+        hidden = {"webhook": redact_to_host, "event_webhook": redact_to_host, "mqtt": redact}
+        for name, hide in hidden.items():
             if record[name] is not None:
-                shown[name] = hide(record[name])
-        return record | shown
+                record[name] = hide(record[name])
+        return record
 
     def _refuse_contradictions(self) -> None:
         """Settings that cannot both be meant."""

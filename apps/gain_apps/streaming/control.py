@@ -49,16 +49,9 @@ HANGUP = getattr(signal, "SIGHUP", None)
 class StopRequest:
     """Whether and why a run was asked to stop before its source ended.
 
-    Parameters
-    ----------
-    parent : StopRequest, optional
-        The process's, for one of several streams: what stops that stops this.
-
-    Attributes
-    ----------
-    nothing_to_lose : bool
-        While it is set, a signal ends the process at once: nothing was learned or written yet, and
-        an opening that hangs in a driver cannot be interrupted.
+    What stops `parent`, the process's for one of several streams, stops this. While
+    `nothing_to_lose` is set, a signal ends the process at once: nothing was learned or written yet,
+    and an opening that hangs in a driver cannot be interrupted.
     """
 
     def __init__(self, parent: StopRequest | None = None, /) -> None:
@@ -121,7 +114,10 @@ def signals_handled(stop: StopRequest, /) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    hangup_ends = _has_terminal()
+    # Messages go to a terminal, which may be closed.
+    hangup_ends = False
+    with suppress(AttributeError, ValueError):
+        hangup_ends = sys.stderr.isatty()
     # `nohup` ignores it, and means it.
     hangup = HANGUP if HANGUP and signal.getsignal(HANGUP) is not signal.SIG_IGN else None
     reading, writing = socket.socketpair()
@@ -160,43 +156,22 @@ def signals_handled(stop: StopRequest, /) -> Iterator[None]:
         writing.close()
 
 
-def _has_terminal() -> bool:
-    """Whether messages go to a terminal, which may be closed."""
-    try:
-        return sys.stderr.isatty()
-    except (AttributeError, ValueError):
-        return False
-
-
 HUNG_STATUS = 4
 
 
 class Watchdog(Closing):
-    """Ends the process when a stream did not call `beat` for a while (a context manager).
+    """Ends the process when a stream did not call `beat` for `limit_s` (a context manager).
 
     A driver that hangs in a forward pass cannot be interrupted from Python; the process ends with
     status 4 and the stacks on stderr, so that a supervisor starts it again from the last snapshot.
     Under systemd (`Type=notify`, `WatchdogSec=`), which is told that the process is alive only
-    while every stream is, it also works without a limit of its own.
-
-    Parameters
-    ----------
-    limit_s : float or None
-        Longest time between two beats of a stream; None leaves the end to systemd.
-    on_expiry : callable, optional
-        What ends the process.
-
-    Raises
-    ------
-    ConfigError
-        If `limit_s` is not positive.
+    while every stream is, it also works without a limit of its own. `on_expiry` is what ends the
+    process.
     """
 
     def __init__(
         self, limit_s: float | None, /, *, on_expiry: Callable[[], None] | None = None
     ) -> None:
-        if limit_s is not None and not limit_s > 0.0:
-            raise ConfigError(f"{flag('watchdog')}: expected seconds above 0, got {limit_s}")
         self._system_s = watchdog_interval_s()
         limits = [limit for limit in (limit_s, self._system_s) if limit is not None]
         self._limit_s = limit_s
@@ -228,7 +203,10 @@ class Watchdog(Closing):
     def _watch(self) -> None:
         """Thread: compare the last beats with the limits until told to stop."""
         while not self._done.wait(self._every_s):
-            stream, silent_s = self._most_silent()
+            now_s = time.monotonic()
+            # The stream whose last beat is the oldest.
+            ages = [(now_s - beat_s, name) for name, beat_s in dict(self._beats).items()]
+            silent_s, stream = max(ages, default=(0.0, ""))
             if self._system_s is not None and silent_s < self._system_s:
                 notify("WATCHDOG=1")
             if self._limit_s is not None and silent_s > self._limit_s:
@@ -239,13 +217,6 @@ class Watchdog(Closing):
                 )
                 self._on_expiry()
                 return
-
-    def _most_silent(self) -> tuple[str, float]:
-        """The stream whose last beat is the oldest, and how old that is."""
-        now_s = time.monotonic()
-        ages = [(now_s - beat_s, stream) for stream, beat_s in dict(self._beats).items()]
-        silent_s, stream = max(ages, default=(0.0, ""))
-        return stream, silent_s
 
 
 def _end_process() -> None:
@@ -260,16 +231,7 @@ COMMANDS: tuple[Command, ...] = get_args(Command)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRequest:
-    """A command in the queue.
-
-    Attributes
-    ----------
-    command : Command
-    who : str
-        Who gave it.
-    outcome : Future of str
-        What was done, once it was carried out.
-    """
+    """A command in the queue, who gave it, and what was done, once it was carried out."""
 
     command: Command
     who: str
@@ -344,31 +306,12 @@ def carry_out(
     keeper: SnapshotKeeper | None = None,
     who: str = "",
 ) -> str:
-    """Do one thing to a running stream, on the stream's own thread.
+    """Do one thing to a running stream, on the stream's own thread; what was done, in words.
 
-    Parameters
-    ----------
-    command : str
-        One of `COMMANDS`.
-    adapter : Adapter
-    stop : StopRequest
-    state_out : str or None
-        Where `save` saves, and without snapshots where `roll-back` looks.
-    keeper : SnapshotKeeper or None, optional
-        Takes a snapshot at `save`, goes back to one at `roll-back`, and remembers over a restart
-        that learning was paused.
-    who : str, optional
-        Who asked for it.
-
-    Returns
-    -------
-    str
-        What was done, for the log and the page.
-
-    Raises
-    ------
-    ArtifactError, ConfigError
-        If a state cannot be written or read, or belongs to something else.
+    `save` saves to `state_out`, where without snapshots `roll-back` looks. `keeper` takes a
+    snapshot at `save`, goes back to one at `roll-back`, and remembers over a restart that learning
+    was paused. ArtifactError or ConfigError if a state cannot be written or read, or belongs to
+    something else.
     """
     if command == "quit":
         stop.quit()
@@ -428,15 +371,7 @@ def drain_commands(
 ) -> None:
     """Carry out everything that waits; one that fails is said, and the stream goes on.
 
-    Parameters
-    ----------
-    queue : CommandQueue
-    adapter : Adapter
-    stop : StopRequest
-    state_out : str or None
-    keeper : SnapshotKeeper or None, optional
-    note : callable, optional
-        Receives what was done and who asked for it.
+    `note` receives what was done and who asked for it.
     """
     for request in queue.drain():
         try:

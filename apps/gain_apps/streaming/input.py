@@ -34,12 +34,8 @@ NameTable = Mapping[str, int]
 class TruthSource(WrappingSource):
     """Another source's frames with `truth` looked up by file name, or taken away.
 
-    Parameters
-    ----------
-    source : FrameSource
-        Owned: closing this closes it.
-    table : mapping of str to int, optional
-        File name, with or without its folders, to class index; None removes every truth.
+    `table` maps a file name, with or without its folders, to a class index; None removes every
+    truth. The source is owned: closing this closes it.
     """
 
     def __init__(self, source: FrameSource, /, *, table: NameTable | None = None) -> None:
@@ -88,13 +84,7 @@ def _read_truth(path: str | Path, /, *, num_classes: int) -> ClassList | NameTab
 
 
 def check_truth(frame: Frame, num_classes: int, /) -> None:
-    """A truth the source found by itself must be one of the artifact's classes.
-
-    Raises
-    ------
-    ConfigError
-        If it is not below K.
-    """
+    """ConfigError if a truth the source found by itself is none of the artifact's classes."""
     if frame.truth is not None and frame.truth >= num_classes:
         raise ConfigError(
             f"truth of {frame.source_id}: expected a class below {num_classes} (the artifact's "
@@ -116,25 +106,9 @@ def open_input(
 ) -> FrameSource:
     """Open the source with truth and corruption laid over it.
 
-    Parameters
-    ----------
-    config : StreamConfig
-    artifact : EngineArtifact
-        Its number of classes bounds the truth.
-    watch : ConnectionWatch, optional
-        Is told how the connection to a live source stands.
-
-    Returns
-    -------
-    FrameSource
-        Open.
-
-    Raises
-    ------
-    ConfigError
-        If the settings do not fit the source or each other.
-    StreamError, ArtifactError
-        If the source or the truth file cannot be read.
+    `watch` is told how the connection to a live source stands. ConfigError if the settings do not
+    fit the source or each other; StreamError or ArtifactError if the source or the truth file
+    cannot be read.
     """
     num_classes = artifact.manifest.num_classes
     schedule = None if config.corrupt is None else parse_schedule(config.corrupt)

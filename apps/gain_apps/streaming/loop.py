@@ -1,21 +1,32 @@
-"""A run while it runs: its parts, what the page is told, and the loop from source to outputs."""
+"""A run while it runs: its parts, what gives way under load, and the loop to the outputs."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.serve.board import DeviceFacts, KeptFacts, LiveBoard, StreamFacts, StreamIdentity
-from gain_apps.streaming.backpressure import Backpressure
+from gain_apps.serve.board import (
+    DeviceFacts,
+    KeptFacts,
+    LiveBoard,
+    Load,
+    StreamFacts,
+    StreamIdentity,
+    step_words,
+)
+from gain_apps.serve.event_log import EventKind
 from gain_apps.streaming.config import StreamConfig
-from gain_apps.streaming.control import CommandQueue, StopRequest, Watchdog
+from gain_apps.streaming.control import CommandQueue, StopRequest, Watchdog, drain_commands
 from gain_apps.streaming.input import check_truth
 from gain_apps.streaming.outputs import Outputs
 from gain_apps.streaming.snapshots import SnapshotKeeper
@@ -25,43 +36,151 @@ from gain_core import __version__
 from gain_core.errors import ArrayError, GainError, NumericsError
 from gain_runtime.adapter import AdaptedBatch, Adapter
 from gain_runtime.frames import Frame, FrameHealth, FrameResult, FrameSource, Ranked
-from gain_runtime.preprocess import Region
 from gain_runtime.sessions.session import Session
 from gain_runtime.sinks.mqtt import MqttPublisher
 from gain_runtime.sources.reader import FrameReader, ReadStatus
 from gain_runtime.sources.reconnecting import SignalLostError
 
 __all__ = [
+    "Backpressure",
     "RunningStream",
     "StreamHost",
     "StreamLoop",
-    "facts_of",
-    "identity_of",
     "rank",
 ]
 
 logger = logging.getLogger(__name__)
 
 
+EVERY_S = 5.0
+# A network's first passes are slow, and a camera hands over what it has kept: neither is a load.
+SETTLING_S = 10.0
+# Share of the frames that may be dropped before something gives way.
+BEHIND = 0.05
+UPDATE_FACTOR = 4
+MOST_UPDATE_EVERY = 64
+STRIDES = (2, 4, 8)
+# Looks without a dropped frame before a step back, and the most that relapses raise that to: an
+# hour, so that a device between two steps writes a few lines a day and not one every ten seconds.
+FIRST_PATIENCE = 2
+MOST_PATIENCE = 720
+
+
+class Backpressure:
+    """Makes a live stream cheaper step by step while more than 5 % of its frames are dropped.
+
+    First `update_every` is raised, four-fold up to 64: every frame is still learned from, in larger
+    portions (an adaptive file keeps its portions and learns from fewer frames). Then frames are
+    skipped before they cost anything, all but every second, fourth, eighth: evenly, where a full
+    queue would drop them in bursts. Each step is a warning, and so is each step back, which comes
+    when no frame was dropped for a while; a step back that was too early doubles that while.
+
+    `dropped` gives the frames that the reader has dropped so far, `clock` monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        dropped: Callable[[], int],
+        /,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._adapter = adapter
+        self._dropped = dropped
+        self._clock = clock
+        # `update_every` and stride of each level.
+        self._steps = [(adapter.update_every, 1)]
+        while self._steps[-1][0] < MOST_UPDATE_EVERY:
+            larger = min(UPDATE_FACTOR * self._steps[-1][0], MOST_UPDATE_EVERY)
+            self._steps.append((larger, 1))
+        self._steps += [(self._steps[-1][0], stride) for stride in STRIDES]
+        # Steps taken; 0 while the device keeps up.
+        self.level = 0
+        # The first look comes after the first frame, whenever that is.
+        self._next_s: float | None = None
+        self._dropped_before = 0
+        self._offered = self._position = 0
+        self._calm = 0
+        self._patience = FIRST_PATIENCE
+        self._on_trial = False
+        self._settled = False
+
+    @property
+    def stride(self) -> int:
+        """One frame in so many is classified."""
+        return self._steps[self.level][1]
+
+    @property
+    def load(self) -> Load:
+        """The level in a word."""
+        if self.level == 0:
+            return "keeping-up"
+        return "updating-less" if self.stride == 1 else "skipping"
+
+    def takes(self) -> bool:
+        """Count a frame that the reader delivered; whether it is to be classified."""
+        self._offered += 1
+        now_s = self._clock()
+        if self._next_s is None:
+            self._next_s = now_s + SETTLING_S
+        elif now_s >= self._next_s:
+            self._look()
+        self._position = (self._position + 1) % self.stride
+        return self._position == 0
+
+    def _look(self) -> None:
+        """Compare what was dropped with what was delivered since the last look."""
+        dropped = self._dropped()
+        lost = dropped - self._dropped_before
+        share = lost / (lost + self._offered)
+        self._dropped_before, self._offered = dropped, 0
+        self._next_s = self._clock() + EVERY_S
+        if not self._settled:
+            # What was dropped up to here is counted, and says nothing of the load.
+            self._settled = True
+            return
+        self._calm = self._calm + 1 if lost == 0 else 0
+        if share > BEHIND:
+            self._give_way(share)
+        elif self._calm >= self._patience:
+            self._recover()
+
+    def _give_way(self, share: float) -> None:
+        """One step further; after a step back on trial, the next one has to wait longer."""
+        if self._on_trial:
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        self._on_trial = False
+        if self.level + 1 < len(self._steps):
+            words = self._move(self.level + 1)
+            logger.warning(
+                "%.0f %% of the frames are dropped: %s from here on", 100.0 * share, words
+            )
+
+    def _recover(self) -> None:
+        """One step back, or at the end of the way back trust in the device again."""
+        self._calm = 0
+        if self.level == 0:
+            self._on_trial, self._patience = False, FIRST_PATIENCE
+            return
+        self._on_trial = True
+        logger.warning("no frame is dropped: %s", self._move(self.level - 1))
+
+    def _move(self, level: int) -> str:
+        """Work as this level says; what it means."""
+        self.level = level
+        self._adapter.update_every = self._steps[level][0]
+        return step_words(*self._steps[level])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamHost:
     """What a stream finds in its process; alone, it finds nothing.
 
-    Attributes
-    ----------
-    session : Session or None
-        The network, where streams share it; not closed. None opens the settings' own.
-    board : LiveBoard or None
-        Where the page looks.
-    mqtt : MqttPublisher or None
-        The connection that all streams share.
-    queue : CommandQueue
-        What viewers ask for.
-    thermal : ThermalWatch
-    watchdog : Watchdog or None
-        One that runs already; None starts one where the settings ask for it.
-    waits : bool
-        Whether a source that is away is waited for at the start, too.
+    `session` is the network, where streams share it; not closed. `board` is where the page looks,
+    `mqtt` the connection that all share, `queue` what viewers ask for. Without a `watchdog` that
+    runs already the settings start one. `waits` is whether a source that is away is waited for at
+    the start, too.
     """
 
     session: Session | None = None
@@ -71,6 +190,11 @@ class StreamHost:
     thermal: ThermalWatch = field(default_factory=ThermalWatch)
     watchdog: Watchdog | None = None
     waits: bool = False
+
+    def note(self, kind: EventKind, text: str, who: str = "") -> None:
+        """Add an event, where there is a page to show it."""
+        if self.board is not None:
+            self.board.note(kind, text, who=who)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +213,7 @@ class RunningStream:
     outputs: Outputs
     keeper: SnapshotKeeper | None
     backpressure: Backpressure | None
+    watchdog: Watchdog
     record: RunRecord = field(default_factory=RunRecord)
 
     @property
@@ -96,69 +221,52 @@ class RunningStream:
         """Times the source's signal came back; files and drawn pictures have none to lose."""
         return int(getattr(self.source, "reconnects", 0))
 
-
-def identity_of(run: RunningStream, /) -> StreamIdentity:
-    """What does not change while the stream runs."""
-    artifact = run.adapter.artifact
-    return StreamIdentity(
-        source_id=run.source.info.source_id,
-        artifact=artifact.path.name,
-        artifact_sha256=artifact.sha256,
-        provider=run.adapter.provider,
-        version=__version__,
-        labels=tuple(artifact.manifest.labels),
-    )
-
-
-def facts_of(run: RunningStream, /) -> StreamFacts:
-    """The present counts and states; on the loop's own thread."""
-    status = run.adapter.status()
-    return StreamFacts(
-        frozen=run.adapter.frozen,
-        frames_learned=status.frames,
-        dropped=run.reader.dropped,
-        rejected=run.record.rejected,
-        skipped=run.source.skipped,
-        reconnects=run.reconnects,
-        outputs_lost=len(run.outputs.lost),
-        not_learned=dict(run.record.faults),
-        adaptation={"shift_nats": status.shift_nats, "draws": status.draws},
-        device=_device_facts(run),
-        kept=_kept_facts(run),
-    )
-
-
-def _device_facts(run: RunningStream) -> DeviceFacts:
-    """What gives way, and how warm it is."""
-    pressure, thermal = run.backpressure, run.host.thermal
-    if pressure is None:
-        return DeviceFacts(
-            update_every=run.adapter.update_every,
-            throttled=thermal.throttled,
-            celsius=thermal.celsius,
+    def identity(self) -> StreamIdentity:
+        """What does not change while the stream runs."""
+        artifact = self.adapter.artifact
+        return StreamIdentity(
+            source_id=self.source.info.source_id,
+            artifact=artifact.path.name,
+            artifact_sha256=artifact.sha256,
+            provider=self.adapter.provider,
+            version=__version__,
+            labels=tuple(artifact.manifest.labels),
         )
-    return DeviceFacts(
-        load=pressure.load,
-        level=pressure.level,
-        update_every=run.adapter.update_every,
-        stride=pressure.stride,
-        left_out=run.record.left_out,
-        throttled=thermal.throttled,
-        celsius=thermal.celsius,
-    )
 
-
-def _kept_facts(run: RunningStream) -> KeptFacts | None:
-    """The snapshots, where there are any."""
-    keeper = run.keeper
-    if keeper is None:
-        return None
-    return KeptFacts(
-        written=keeper.written,
-        failing=keeper.failing,
-        frames_not_kept=keeper.frames_not_kept,
-        last_utc_s=keeper.last_utc_s,
-    )
+    def facts(self) -> StreamFacts:
+        """The present counts and states; on the loop's own thread."""
+        status, pressure, keeper = self.adapter.status(), self.backpressure, self.keeper
+        device = DeviceFacts(
+            update_every=self.adapter.update_every,
+            left_out=self.record.left_out,
+            throttled=self.host.thermal.throttled,
+            celsius=self.host.thermal.celsius,
+        )
+        if pressure is not None:
+            device = replace(
+                device, load=pressure.load, level=pressure.level, stride=pressure.stride
+            )
+        kept = None
+        if keeper is not None:
+            kept = KeptFacts(
+                written=keeper.written,
+                failing=keeper.failing,
+                frames_not_kept=keeper.frames_not_kept,
+                last_utc_s=keeper.last_utc_s,
+            )
+        return StreamFacts(
+            frozen=self.adapter.frozen,
+            frames_learned=status.frames,
+            dropped=self.reader.dropped,
+            rejected=self.record.rejected,
+            skipped=self.source.skipped,
+            reconnects=self.reconnects,
+            outputs_lost=len(self.outputs.lost),
+            not_learned=dict(self.record.faults),
+            adaptation={"shift_nats": status.shift_nats, "draws": status.draws},
+            device=device,
+            kept=kept,
+        )
 
 
 # Longest time until a stop request or a key in the window is noticed while no frame arrives.
@@ -169,113 +277,85 @@ _UnderWay: TypeAlias = tuple[list[Frame], bool, Callable[[], AdaptedBatch]]
 
 
 class StreamLoop:
-    """Classifies the frames of a reader until it ends or a stop is requested.
+    """Classifies the frames of a stream's reader until it ends or a stop is requested.
 
     A frame that cannot be classified (the network returned NaN, or its region is empty) is
     rejected: counted, warned about once, left out of the outputs, and nothing is learned from it.
-
-    Parameters
-    ----------
-    adapter : Adapter
-    outputs : Outputs
-    record : RunRecord
-        Filled while the loop runs.
-    stop : StopRequest
-    batch : int
-        Frames per forward pass.
-    max_frames : int or None
-        Frames taken from the reader at most.
-    top_k : int
-        Classes listed per frame; all of them where the artifact has fewer.
-    on_batch : callable, optional
-        Called after every batch, for progress.
-    between : callable, optional
-        Called after every batch and while no frame arrives, to carry out commands.
-    health : FrameHealth, optional
-        With it, frames that it finds broken are predicted and not learned from.
-    silence_s : float or None
-        Longest wait for a frame, in seconds; None waits for ever.
-    backpressure : Backpressure, optional
-        Chooses the frames that are classified while the device cannot keep up.
-    live : bool, optional
-        Whether frames are stamped by the monotonic clock when they are captured.
+    `on_batch` is called after every batch, for progress.
     """
 
     def __init__(
-        self,
-        adapter: Adapter,
-        outputs: Outputs,
-        record: RunRecord,
-        /,
-        *,
-        stop: StopRequest,
-        batch: int = 1,
-        max_frames: int | None = None,
-        top_k: int = 3,
-        on_batch: Callable[[], None] | None = None,
-        between: Callable[[], None] | None = None,
-        health: FrameHealth | None = None,
-        silence_s: float | None = None,
-        backpressure: Backpressure | None = None,
-        live: bool = False,
+        self, run: RunningStream, /, *, on_batch: Callable[[], None] = lambda: None
     ) -> None:
-        self._adapter = adapter
-        self._outputs = outputs
-        self._record = record
-        self._stop = stop
-        self._batch = batch
-        self._max_frames = max_frames
-        self._top_k = top_k
-        self._on_batch = on_batch
-        self._between = between
-        self._health = health
-        self._silence_s = silence_s
-        self._backpressure = backpressure
+        config, live = run.config, run.source.info.live
+        self._run, self._on_batch = run, on_batch
+        self._adapter, self._outputs, self._record = run.adapter, run.outputs, run.record
+        # Frames of a live source are stamped by the monotonic clock when they are captured.
         self._live = live
+        check = live if config.check_frames is None else config.check_frames
+        self._health = FrameHealth() if check else None
+        self._silence_s = math.inf
+        if config.watchdog is not None:
+            # A source that waits for its camera to come back is silent, and does not hang.
+            waits_s = math.inf if config.reconnect is None else config.reconnect
+            self._silence_s = config.watchdog + (waits_s if live else 0.0)
+        self._hangups = run.stop.hangups
         # Batches that were submitted and not yet written.
         self._under_way: deque[_UnderWay] = deque()
-        self._labels = adapter.artifact.manifest.labels
+        self._labels = run.adapter.artifact.manifest.labels
 
-    def run(self, reader: FrameReader, /) -> None:
+    def run(self) -> None:
         """Classify everything.
 
-        Raises
-        ------
-        StreamError
-            If the source or an output fails, or gives no frame for `silence_s`; the frames
-            before that have been written.
-        ConfigError
-            If a frame's truth is not one of the artifact's classes.
-        EngineError
-            If a forward pass fails.
+        StreamError if the source or an output fails, or gives no frame for too long; the frames
+        before that have been written. ConfigError if a frame's truth is not one of the artifact's
+        classes, EngineError if a forward pass fails.
         """
         self._record.started_s = asked = time.monotonic()
         try:
-            for group in self._groups(reader):
+            for group in self._groups():
                 waited_ms = 1e3 * (time.monotonic() - asked) / len(group)
                 self._record.stage_ms["wait"].extend([waited_ms] * len(group))
-                for run, learn in self._sorted_out(group):
-                    for frame in run:
+                for learn, alike in groupby(group, key=self._teaches):
+                    frames = list(alike)
+                    for frame in frames:
                         check_truth(frame, len(self._labels))
-                    self._submit(run, learn=learn)
+                    self._submit(frames, learn=learn)
                     self._settle(everything=False)
-                if self._on_batch is not None:
-                    self._on_batch()
-                if self._between is not None:
-                    self._between()
+                self._on_batch()
+                self._look_around()
                 asked = time.monotonic()
         finally:
             # Also where the source or a later batch failed: what was classified is written.
             self._settle(everything=True)
             self._record.ended_s = time.monotonic()
 
-    def _groups(self, reader: FrameReader) -> Iterator[list[Frame]]:
+    def _look_around(self) -> None:
+        """What is done after every batch, and while there is none."""
+        run, host = self._run, self._run.host
+        run.watchdog.beat(run.config.name or "")
+        host.thermal.tick()
+        drain_commands(
+            *(host.queue, run.adapter, run.stop),
+            state_out=run.config.state_out,
+            keeper=run.keeper,
+            note=partial(host.note, "command"),
+        )
+        if run.keeper is not None:
+            run.keeper.tick()
+        if run.stop.hangups != self._hangups:
+            self._hangups = run.stop.hangups
+            run.outputs.reopen()
+
+    def _groups(self) -> Iterator[list[Frame]]:
         """Frames in groups of the batch size; the last one may be smaller, none is lost."""
+        reader, stop, pressure = self._run.reader, self._run.stop, self._run.backpressure
+        most = self._run.config.max_frames
         group: list[Frame] = []
         taken = 0
         heard_s = time.monotonic()
         try:
-            while not self._stop and (self._max_frames is None or taken < self._max_frames):
+            while not stop and (most is None or taken < most):
                 item = reader.get(timeout_s=0.0)
                 if item is ReadStatus.TIMEOUT:
                     # Nothing to be ahead with: no result waits for the next frame.
@@ -285,17 +365,22 @@ class StreamLoop:
                     break
                 if not isinstance(item, Frame):
                     self._outputs.poll()
-                    if self._between is not None:
-                        self._between()
-                    self._refuse_silence(time.monotonic() - heard_s)
+                    self._look_around()
+                    silent_s = time.monotonic() - heard_s
+                    if silent_s > self._silence_s:
+                        # A read that never returns raises nothing by itself.
+                        raise SignalLostError(
+                            f"no frame for {silent_s:.0f} s and no error either: the source hangs "
+                            "in a read; check the camera and start again"
+                        )
                     continue
                 taken += 1
                 heard_s = time.monotonic()
-                if self._backpressure is not None and not self._backpressure.takes():
+                if pressure is not None and not pressure.takes():
                     self._record.left_out += 1
                     continue
                 group.append(item)
-                if len(group) == self._batch:
+                if len(group) == self._run.config.batch_size:
                     yield group
                     group = []
         except GainError:
@@ -305,42 +390,16 @@ class StreamLoop:
         if group:
             yield group
 
-    def _refuse_silence(self, seconds: float) -> None:
-        """A read that never returns raises nothing by itself."""
-        if self._silence_s is not None and seconds > self._silence_s:
-            raise SignalLostError(
-                f"no frame for {seconds:.0f} s and no error either: the source hangs in a read; "
-                "check the camera and start again"
-            )
-
-    def _sorted_out(self, frames: list[Frame]) -> Iterator[tuple[list[Frame], bool]]:
-        """Frames in order, in runs that are learned from or not."""
-        run: list[Frame] = []
-        learn = True
-        for frame in frames:
-            teaches = self._teaches(frame)
-            if run and teaches != learn:
-                yield run, learn
-                run = []
-            learn = teaches
-            run.append(frame)
-        yield run, learn
-
     def _teaches(self, frame: Frame) -> bool:
         """Whether a frame is to be learned from."""
-        if self._health is not None:
-            fault = self._health.check(frame.image)
-            if fault is not None:
-                if self._record.note_fault(fault):
-                    logger.warning(
-                        "frame %d: %s; such frames are not learned from", frame.index, fault
-                    )
-                return False
-        return True
+        fault = None if self._health is None else self._health.check(frame.image)
+        if fault is not None and self._record.note_fault(fault):
+            logger.warning("frame %d: %s; such frames are not learned from", frame.index, fault)
+        return fault is None
 
     def _submit(self, frames: list[Frame], *, learn: bool) -> None:
         """Start on a batch, ahead of its result where a device works on it."""
-        images, regions = _pictures(frames)
+        images, regions = [frame.image for frame in frames], [frame.region for frame in frames]
         try:
             result = self._adapter.submit(images, regions=regions, learn=learn)
         except (ArrayError, NumericsError) as err:
@@ -366,9 +425,8 @@ class StreamLoop:
             self._reject(frames[0], err)
             return
         for frame in frames:
-            images, regions = _pictures([frame])
             try:
-                batch = self._adapter.step(images, regions=regions, learn=learn)
+                batch = self._adapter.step([frame.image], regions=[frame.region], learn=learn)
             except (ArrayError, NumericsError) as refused:
                 self._reject(frame, refused)
             else:
@@ -384,7 +442,7 @@ class StreamLoop:
 
     def _emit(self, frames: Sequence[Frame], batch: AdaptedBatch) -> None:
         """Count a batch and hand its rows to the outputs."""
-        count = len(frames)
+        count, top_k = len(frames), self._run.config.top_k
         rate_hz = self._record.tick(count)
         stage_ms = {stage: spent / 1e6 / count for stage, spent in batch.stage_ns.items()}
         utc_ns, now_ns = time.time_ns(), time.monotonic_ns()
@@ -393,8 +451,8 @@ class StreamLoop:
             age_ns = max(now_ns - frame.timestamp_ns, 0) if self._live else 0
             result = FrameResult(
                 frame=frame,
-                source_top=rank(batch.source_probs[row], self._labels, top_k=self._top_k),
-                adapted_top=rank(batch.probs[row], self._labels, top_k=self._top_k),
+                source_top=rank(batch.source_probs[row], self._labels, top_k=top_k),
+                adapted_top=rank(batch.probs[row], self._labels, top_k=top_k),
                 strength=float(batch.strength[row]),
                 gain=float(batch.gain[row]),
                 rate_hz=rate_hz,
@@ -410,23 +468,10 @@ class StreamLoop:
             self._record.stage_ms["output"].append((time.perf_counter_ns() - started) / 1e6)
 
 
-def _pictures(frames: Sequence[Frame]) -> tuple[list[npt.NDArray[np.uint8]], list[Region | None]]:
-    """Images, and what of them is classified."""
-    return [frame.image for frame in frames], [frame.region for frame in frames]
-
-
 def rank(
     probs: npt.NDArray[np.floating], labels: Sequence[str], /, *, top_k: int
 ) -> tuple[Ranked, ...]:
-    """The most probable classes, best first; ties go to the lowest index.
-
-    Parameters
-    ----------
-    probs : array, (K,) floating
-    labels : sequence of K str
-    top_k : int
-        All classes where there are fewer.
-    """
+    """The most probable classes of (K,), best first; ties go to the lowest index."""
     order = np.argsort(-probs, kind="stable")[:top_k]
     return tuple(
         Ranked(index=int(index), label=labels[index], prob=float(probs[index])) for index in order

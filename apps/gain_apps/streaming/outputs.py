@@ -6,14 +6,13 @@ import io
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.metrics import NUM_BINS, calibration_excess
+from gain_apps.metrics import calibration_excess
 from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.overlay import Overlay
 from gain_apps.streaming.settings import flag
@@ -30,9 +29,7 @@ from gain_runtime.sinks.webhook import WebhookSink
 
 __all__ = [
     "Outputs",
-    "Timeline",
     "TimelineSink",
-    "draw_timeline",
     "open_outputs",
     "rolling_mean",
 ]
@@ -43,16 +40,13 @@ logger = logging.getLogger(__name__)
 class Outputs:
     """Named sinks that receive every result.
 
-    Parameters
-    ----------
-    drop_failing : bool, optional
-        Whether a sink that fails is closed and left out from then on, which is said once and is
-        an error of `close`; otherwise its failure is raised at once.
+    With `drop_failing` a sink that fails is closed and left out from then on, which is said once
+    and is an error of `close`; otherwise its failure is raised at once.
     """
 
     def __init__(self, *, drop_failing: bool = False) -> None:
-        self._sinks: list[tuple[str, Sink]] = []
-        self._polls: list[tuple[str, Callable[[], None]]] = []
+        self._sinks: dict[str, Sink] = {}
+        self._polls: dict[str, Callable[[], None]] = {}
         self._drop_failing = drop_failing
         self._dropped: list[StreamError] = []
 
@@ -62,44 +56,40 @@ class Outputs:
         return [str(err) for err in self._dropped]
 
     def add(self, name: str, sink: Sink, /, *, poll: Callable[[], None] | None = None) -> None:
-        """Add a sink.
-
-        Parameters
-        ----------
-        name : str
-            What messages call it.
-        sink : Sink
-            Owned from here on.
-        poll : callable, optional
-            Called while there is no frame to write.
-        """
-        self._sinks.append((name, sink))
+        """Add a sink, owned from here on; `poll` is called while there is no frame to write."""
+        self._sinks[name] = sink
         if poll is not None:
-            self._polls.append((name, poll))
+            self._polls[name] = poll
 
     def write(self, result: FrameResult, /) -> None:
         """Hand a result to every sink.
 
-        Raises
-        ------
-        StreamError
-            If one failed, naming it; the others have received the result.
+        StreamError if one failed, naming it; the others have received the result.
         """
-        failures = self._each(lambda sink: sink.write(result))
+        failures: dict[str, StreamError] = {}
+        for name, sink in self._sinks.items():
+            try:
+                sink.write(result)
+            except (GainError, OSError) as err:
+                failures[name] = _failure(name, err)
         if not self._drop_failing:
             _raise_first(list(failures.values()))
             return
-        for name, err in failures.items():
-            self._drop(name, err)
+        for name, failure in failures.items():
+            logger.error("%s; the stream continues without it", failure)
+            self._dropped.append(failure)
+            self._polls.pop(name, None)
+            with suppress(GainError, OSError):
+                self._sinks.pop(name).close()
 
     def poll(self) -> None:
         """Keep windows alive between frames."""
-        for _, poll in self._polls:
+        for poll in self._polls.values():
             poll()
 
     def reopen(self) -> None:
         """Let sinks open files anew that were renamed to rotate them; a failure is said."""
-        for name, sink in self._sinks:
+        for name, sink in self._sinks.items():
             reopen = getattr(sink, "reopen", None)
             if reopen is not None:
                 try:
@@ -110,46 +100,21 @@ class Outputs:
     def close(self) -> None:
         """Close every sink; may be called twice.
 
-        Raises
-        ------
-        StreamError
-            If one cannot be finished or was left out, naming it; the others are closed.
+        StreamError if one cannot be finished or was left out, naming it; the others are closed.
         """
         failures, self._dropped = self._dropped, []
+
+        def close(name: str, sink: Sink) -> None:
+            try:
+                sink.close()
+            except (GainError, OSError) as err:
+                failures.append(_failure(name, err))
+
         # Even an error that is none of ours leaves no other sink open.
         with ExitStack() as stack:
-            for name, sink in reversed(self._sinks):
-                stack.callback(_close, name, sink, failures)
+            for name, sink in reversed(self._sinks.items()):
+                stack.callback(close, name, sink)
         _raise_first(failures)
-
-    def _each(self, action: Callable[[Sink], None]) -> dict[str, StreamError]:
-        """Do something with every sink; the failures by name."""
-        failures = {}
-        for name, sink in self._sinks:
-            try:
-                action(sink)
-            except (GainError, OSError) as err:
-                failures[name] = _failure(name, err)
-        return failures
-
-    def _drop(self, name: str, err: StreamError) -> None:
-        """Close a sink and go on without it."""
-        logger.error("%s; the stream continues without it", err)
-        self._dropped.append(err)
-        for known, sink in self._sinks:
-            if known == name:
-                with suppress(GainError, OSError):
-                    sink.close()
-        self._sinks = [item for item in self._sinks if item[0] != name]
-        self._polls = [item for item in self._polls if item[0] != name]
-
-
-def _close(name: str, sink: Sink, failures: list[StreamError]) -> None:
-    """Close a sink, and note its failure."""
-    try:
-        sink.close()
-    except (GainError, OSError) as err:
-        failures.append(_failure(name, err))
 
 
 def _failure(name: str, err: GainError | OSError) -> StreamError:
@@ -181,20 +146,8 @@ def open_outputs(
 ) -> None:
     """Open every sink the settings ask for; those already open stay in `outputs`.
 
-    Parameters
-    ----------
-    outputs : Outputs
-    source : FrameSource
-    config : StreamConfig
-    on_action : callable
-        What a key in the window does.
-    mqtt : MqttPublisher, optional
-        The connection that several streams share; not closed.
-
-    Raises
-    ------
-    StreamError, ConfigError, BackendUnavailableError
-        If one cannot be opened.
+    `on_action` is what a key in the window does; `mqtt` the connection that several streams share,
+    not closed. StreamError, ConfigError or BackendUnavailableError if one cannot be opened.
     """
     info = source.info
     overlay = Overlay(info, side_by_side=config.side_by_side)
@@ -228,62 +181,27 @@ def open_outputs(
 
 Floats = npt.NDArray[np.float64]
 
-FROZEN_COLOUR = "#8a8f98"
-ADAPTED_COLOUR = "#0b6e4f"
-GAIN_COLOUR = "#b3541e"
 # Pale and distinct enough side by side; conditions beyond these repeat them.
 SHADES = ("#eef3fa", "#fdf3e3", "#eaf5ea", "#f8ebf2", "#eceff1", "#f3efe0", "#e6f4f4", "#f5e9e4")
-
-
-@dataclass(slots=True)
-class Timeline:
-    """What the picture needs of every frame, one entry each.
-
-    `truth` is -1 where it is not known; `source` and `adapted` are predicted class indices.
-    """
-
-    truth: list[int] = field(default_factory=list)
-    source: list[int] = field(default_factory=list)
-    source_confidence: list[float] = field(default_factory=list)
-    adapted: list[int] = field(default_factory=list)
-    adapted_confidence: list[float] = field(default_factory=list)
-    strength: list[float] = field(default_factory=list)
-    gain: list[float] = field(default_factory=list)
-    condition: list[str] = field(default_factory=list)
-
-    def append(self, result: FrameResult, /) -> None:
-        """Add one frame."""
-        frame = result.frame
-        self.truth.append(-1 if frame.truth is None else int(frame.truth))
-        self.source.append(result.source_top[0].index)
-        self.source_confidence.append(result.source_top[0].prob)
-        self.adapted.append(result.adapted_top[0].index)
-        self.adapted_confidence.append(result.adapted_top[0].prob)
-        self.strength.append(result.strength)
-        self.gain.append(result.gain)
-        self.condition.append(frame.condition or "")
-
-    def __len__(self) -> int:
-        return len(self.truth)
+ADAPTED_COLOUR, GAIN_COLOUR = "#0b6e4f", "#b3541e"
+# A predictor's column, its name and its colour.
+CURVES = (("source", "frozen source", "#8a8f98"), ("adapted", "adapted", ADAPTED_COLOUR))
+# What the picture needs of a frame: classes by index, -1 where the truth is not known.
+MOMENT = np.dtype(
+    [(name, np.int64) for name in ("truth", "source", "adapted")]
+    + [(name, np.float64) for name in ("source_prob", "adapted_prob", "strength", "gain")]
+    + [("condition", object)]
+)
 
 
 class TimelineSink:
-    """Collects a run and draws its picture when it is closed.
+    """Collects a run and draws its picture when it is closed, if there was any frame.
 
-    Parameters
-    ----------
-    path : Path
-        PNG (or any format matplotlib knows by its ending); written under a temporary name and
-        renamed when complete.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If matplotlib is not installed (extra `report`).
-    ConfigError
-        If the ending names no picture format.
-    StreamError
-        If the folder does not exist; from `close`, if the picture cannot be written.
+    Accuracy and ECE (or confidence, where truth is not known), strength and gain. A PNG, or any
+    format matplotlib knows by the ending; written under a temporary name and renamed when complete.
+    BackendUnavailableError without matplotlib (extra `report`), ConfigError if the ending names no
+    picture format, StreamError if the folder does not exist or, from `close`, if the picture cannot
+    be written.
     """
 
     def __init__(self, path: Path, /) -> None:
@@ -294,18 +212,27 @@ class TimelineSink:
         if not is_folder(path.parent):
             raise StreamError(f"{path}: the folder {path.parent} does not exist; create it first")
         self._path = path
-        self._timeline: Timeline | None = Timeline()
+        self._moments: list[tuple[Any, ...]] = []
 
     def write(self, result: FrameResult, /) -> None:
         """Add one frame."""
-        assert self._timeline is not None, "written after close"
-        self._timeline.append(result)
+        frame, source, adapted = result.frame, result.source_top[0], result.adapted_top[0]
+        truth = -1 if frame.truth is None else int(frame.truth)
+        self._moments.append(
+            (
+                *(truth, source.index, adapted.index, source.prob, adapted.prob),
+                *(result.strength, result.gain, frame.condition or ""),
+            )
+        )
 
     def close(self) -> None:
         """Draw the picture, if there was any frame; may be called twice."""
-        timeline, self._timeline = self._timeline, None
-        if timeline:
-            draw_timeline(timeline, self._path)
+        moments, self._moments = self._moments, []
+        if moments:
+            figure = _drawn(np.array(moments, dtype=MOMENT))
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=self._path.suffix.lstrip(".").lower())
+            write_atomically(self._path, buffer.getvalue(), error=StreamError)
 
 
 def rolling_mean(values: Floats, window: int, /) -> Floats:
@@ -313,71 +240,46 @@ def rolling_mean(values: Floats, window: int, /) -> Floats:
     total = np.cumsum(np.concatenate([[0.0], values]))
     end = np.arange(1, len(values) + 1)
     start = np.maximum(end - window, 0)
-    means: Floats = (total[end] - total[start]) / (end - start)
-    return means
+    return np.asarray((total[end] - total[start]) / (end - start))
 
 
-def draw_timeline(timeline: Timeline, path: Path, /) -> None:
-    """Draw accuracy and ECE (or confidence, where truth is not known), strength and gain.
-
-    Parameters
-    ----------
-    timeline : Timeline
-        At least one frame.
-    path : Path
-        Where the picture goes.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If matplotlib is not installed.
-    StreamError
-        If the picture cannot be written; nothing is left behind then.
-    """
+def _drawn(moments: npt.NDArray[np.void]) -> Any:
+    """The figure of at least one frame, (N,) of `MOMENT`."""
     figure = require("matplotlib.figure", extra="report").Figure(figsize=(13, 8), dpi=110)
     axes = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
     # A twentieth of the run, 30 to 240 frames where there are as many.
-    window = min(240, max(30, len(timeline) // 20), len(timeline))
-    known = np.asarray(timeline.truth) >= 0
-    if known.any():
-        _draw_accuracy(axes[0], timeline, known, window=window)
-        _draw_calibration(axes[1], timeline, known, window=window)
+    window = min(240, max(30, len(moments) // 20), len(moments))
+    if (moments["truth"] >= 0).any():
+        _draw_scores(axes, moments, window=window)
     else:
-        _draw_confidence(axes[0], timeline, window=window)
-        _draw_agreement(axes[1], timeline, window=window)
-    _draw_intervention(axes[2], timeline, window=window)
-    _shade_conditions(axes, timeline.condition)
+        _draw_confidence(axes, moments, window=window)
+    _draw_intervention(axes[2], moments, window=window)
+    _shade_conditions(axes, list(moments["condition"]))
+    axes[0].set_ylim(0, 101)
+    axes[0].legend(loc="lower left", framealpha=0.9)
     axes[2].set_xlabel(f"frame (curves: mean of the last {window} frames)")
-    axes[2].set_xlim(0, max(1, len(timeline) - 1))
+    axes[2].set_xlim(0, max(1, len(moments) - 1))
     figure.tight_layout()
-    _save(figure, path)
+    return figure
 
 
-def _draw_accuracy(axis: Any, timeline: Timeline, known: Any, *, window: int) -> None:
-    truth = np.asarray(timeline.truth)
-    frames = np.flatnonzero(known)
-    for name, colour in (("source", FROZEN_COLOUR), ("adapted", ADAPTED_COLOUR)):
-        right = (np.asarray(getattr(timeline, name)) == truth)[known].astype(np.float64)
-        label = f"{_title(name)}: {percent(right.sum(), len(right)):.1f} %"
-        axis.plot(frames, 100 * rolling_mean(right, window), color=colour, lw=2, label=label)
-    axis.set_ylabel("accuracy, %")
-    axis.set_ylim(0, 101)
-    axis.legend(loc="lower left", framealpha=0.9)
-
-
-def _draw_calibration(axis: Any, timeline: Timeline, known: Any, *, window: int) -> None:
-    frames = np.flatnonzero(known)
-    stride = max(1, window // 8)
-    ends = np.arange(min(window, len(frames)), len(frames) + 1, stride)
-    for name, colour in (("source", FROZEN_COLOUR), ("adapted", ADAPTED_COLOUR)):
-        right = (np.asarray(getattr(timeline, name)) == np.asarray(timeline.truth))[known]
-        confidence = np.asarray(getattr(timeline, f"{name}_confidence"))[known]
+def _draw_scores(axes: Any, moments: npt.NDArray[np.void], *, window: int) -> None:
+    """Accuracy and ECE of the frames whose truth is known."""
+    frames = np.flatnonzero(moments["truth"] >= 0)
+    known = moments[frames]
+    ends = np.arange(min(window, len(frames)), len(frames) + 1, max(1, window // 8))
+    for name, title, colour in CURVES:
+        right, confidence = known[name] == known["truth"], known[f"{name}_prob"]
+        share = 100 * rolling_mean(right.astype(np.float64), window)
+        label = f"{title}: {percent(right.sum(), len(right)):.1f} %"
+        axes[0].plot(frames, share, color=colour, lw=2, label=label)
         rolling = [_ece(confidence[end - window : end], right[end - window : end]) for end in ends]
-        label = f"{_title(name)}: {_ece(confidence, right):.1f} over the run"
-        axis.plot(frames[ends - 1], rolling, color=colour, lw=2, label=label)
-    axis.set_ylabel("ECE, %")
-    axis.set_ylim(bottom=0)
-    axis.legend(loc="upper right", framealpha=0.9)
+        label = f"{title}: {_ece(confidence, right):.1f} over the run"
+        axes[1].plot(frames[ends - 1], rolling, color=colour, lw=2, label=label)
+    axes[0].set_ylabel("accuracy, %")
+    axes[1].set_ylabel("ECE, %")
+    axes[1].set_ylim(bottom=0)
+    axes[1].legend(loc="upper right", framealpha=0.9)
 
 
 def _ece(confidence: Floats, right: npt.NDArray[np.bool_]) -> float:
@@ -386,33 +288,29 @@ def _ece(confidence: Floats, right: npt.NDArray[np.bool_]) -> float:
     A second column keeps the confidence the row's maximum, however low it is.
     """
     scores = np.stack([confidence, np.zeros_like(confidence)], axis=1)
-    excess = calibration_excess(scores, (~right).astype(np.int64), num_bins=NUM_BINS)
+    excess = calibration_excess(scores, (~right).astype(np.int64))
     return percent(float(np.abs(excess).sum()), len(right))
 
 
-def _draw_confidence(axis: Any, timeline: Timeline, *, window: int) -> None:
-    for name, colour in (("source", FROZEN_COLOUR), ("adapted", ADAPTED_COLOUR)):
-        values = np.asarray(getattr(timeline, f"{name}_confidence"))
-        axis.plot(100 * rolling_mean(values, window), color=colour, lw=2, label=_title(name))
-    axis.set_ylabel("confidence, %")
-    axis.set_ylim(0, 101)
-    axis.legend(loc="lower left", framealpha=0.9)
+def _draw_confidence(axes: Any, moments: npt.NDArray[np.void], *, window: int) -> None:
+    """Confidence, and how often both name the same class."""
+    for name, title, colour in CURVES:
+        share = 100 * rolling_mean(moments[f"{name}_prob"], window)
+        axes[0].plot(share, color=colour, lw=2, label=title)
+    axes[0].set_ylabel("confidence, %")
+    same = (moments["source"] == moments["adapted"]).astype(np.float64)
+    axes[1].plot(100 * rolling_mean(same, window), color=ADAPTED_COLOUR, lw=2)
+    axes[1].set_ylabel("agreement with\nthe source, %")
+    axes[1].set_ylim(0, 101)
 
 
-def _draw_agreement(axis: Any, timeline: Timeline, *, window: int) -> None:
-    same = (np.asarray(timeline.source) == np.asarray(timeline.adapted)).astype(np.float64)
-    axis.plot(100 * rolling_mean(same, window), color=ADAPTED_COLOUR, lw=2)
-    axis.set_ylabel("agreement with\nthe source, %")
-    axis.set_ylim(0, 101)
-
-
-def _draw_intervention(axis: Any, timeline: Timeline, *, window: int) -> None:
-    strength = rolling_mean(np.asarray(timeline.strength), window)
-    axis.plot(strength, color=ADAPTED_COLOUR, lw=2)
+def _draw_intervention(axis: Any, moments: npt.NDArray[np.void], *, window: int) -> None:
+    """Strength, and the expected gain on an axis of its own."""
+    axis.plot(rolling_mean(moments["strength"], window), color=ADAPTED_COLOUR, lw=2)
     axis.set_ylabel("strength", color=ADAPTED_COLOUR)
     axis.set_ylim(0, 1.05)
     right = axis.twinx()
-    right.plot(rolling_mean(np.asarray(timeline.gain), window), color=GAIN_COLOUR, lw=1.5)
+    right.plot(rolling_mean(moments["gain"], window), color=GAIN_COLOUR, lw=1.5)
     right.set_ylabel("expected gain, nats", color=GAIN_COLOUR)
 
 
@@ -437,14 +335,3 @@ def _shade_conditions(axes: Any, conditions: list[str]) -> None:
                 rotation=28,
                 fontsize=8,
             )
-
-
-def _title(name: str) -> str:
-    return "frozen source" if name == "source" else "adapted"
-
-
-def _save(figure: Any, path: Path) -> None:
-    """Write the picture whole or not at all."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lstrip(".").lower())
-    write_atomically(path, buffer.getvalue(), error=StreamError)

@@ -16,12 +16,8 @@ from gain_runtime.frames import FrameResult, Ranked, SourceInfo
 from gain_runtime.preprocess import Region
 
 __all__ = [
-    "CARD_HEIGHT",
-    "CARD_WIDTH",
-    "CardContent",
     "Overlay",
     "canvas_size",
-    "describe",
     "drawable",
     "fitted",
     "font",
@@ -48,18 +44,8 @@ def font(size_px: int, /) -> Font:
 def drawable(text: str, /, *, fallback: str) -> str:
     """Spell a text in ASCII, or take the fallback where too little of it would be left.
 
-    Parameters
-    ----------
-    text : str
-        A label, in any alphabet.
-    fallback : str
-        ASCII text to show for labels in other alphabets (`class 17`).
-
-    Returns
-    -------
-    str
-        Accents are dropped (`Crème brûlée` is `Creme brulee`): the built-in typeface has no
-        letters beyond ASCII.
+    Accents are dropped (`Crème brûlée` is `Creme brulee`): the built-in typeface has no letters
+    beyond ASCII. The fallback (`class 17`) is for labels in other alphabets.
     """
     plain = unicodedata.normalize("NFKD", text.translate(SPELLED))
     kept = "".join(char for char in plain if char.isascii() and char.isprintable())
@@ -120,25 +106,16 @@ class CardContent:
 def describe(result: FrameResult, /, *, view: str = "both") -> CardContent:
     """What to write on the card of a result.
 
-    Parameters
-    ----------
-    result : FrameResult
-    view : {"both", "source", "adapted"}
-        `source` and `adapted` are the halves of a side-by-side view.
+    The views `source` and `adapted` are the halves of a side-by-side view.
     """
     truth = result.frame.truth
-    source = Row(
-        title="source",
-        top=result.source_top[0],
-        colour=SOURCE,
-        right=None if truth is None else result.source_top[0].index == truth,
-    )
-    adapted = Row(
-        title="adapted",
-        top=result.adapted_top[0],
-        colour=CHANGED if result.changed else ADAPTED,
-        right=None if truth is None else result.adapted_top[0].index == truth,
-    )
+
+    def row(title: str, top: Ranked, colour: Colour) -> Row:
+        right = None if truth is None else top.index == truth
+        return Row(title=title, top=top, colour=colour, right=right)
+
+    source = row("source", result.source_top[0], SOURCE)
+    adapted = row("adapted", result.adapted_top[0], CHANGED if result.changed else ADAPTED)
     rate = f"{result.rate_hz:.1f} fps" if result.rate_hz > 0.0 else ""
     condition = drawable(result.frame.condition or "", fallback="")
     gain = f"gain {result.gain:.2f} nats" if result.gain < 100.0 else f"gain {result.gain:.1e} nats"
@@ -147,17 +124,6 @@ def describe(result: FrameResult, /, *, view: str = "both") -> CardContent:
     figures = (gain, condition) if view == "adapted" else (gain, condition, rate)
     rows = (adapted,) if view == "adapted" else (source, adapted)
     return CardContent(rows=rows, strength=result.strength, figures=figures)
-
-
-def _draw_card(content: CardContent, /, *, scale: float) -> Image.Image:
-    """Draw a card with a transparent surround."""
-    num_rows = len(content.rows)
-    image = _background(num_rows, scale).copy()
-    pen = _Pen(image, scale)
-    for at, row in enumerate(content.rows):
-        _draw_row(pen, row, top=14 + 38 * at)
-    _draw_figures(pen, content, top=14 + 38 * num_rows)
-    return image
 
 
 class _Pen:
@@ -266,12 +232,8 @@ DIVIDER_PX = 4
 class Overlay:
     """Renders results for sinks that show pictures.
 
-    Parameters
-    ----------
-    info : SourceInfo
-        Decides the canvas, which every frame is fitted into.
-    side_by_side : bool, optional
-        Frozen source on the left, adapted prediction on the right.
+    `info` decides the canvas, which every frame is fitted into. With `side_by_side` the frozen
+    source is on the left, the adapted prediction on the right.
     """
 
     def __init__(self, info: SourceInfo, /, *, side_by_side: bool = False) -> None:
@@ -280,13 +242,9 @@ class Overlay:
         self._last: tuple[FrameResult, Image8] | None = None
 
     def render(self, result: FrameResult, /) -> Image8:
-        """Draw one result.
+        """Draw one result: (H, W, 3) uint8 RGB, the same size for every result, both sides even.
 
-        Returns
-        -------
-        array, (H, W, 3) uint8 RGB
-            The same size for every result, both sides even. Shared between sinks that ask for the
-            same result: do not write into it.
+        Shared between sinks that ask for the same result: do not write into it.
         """
         if self._last is not None and self._last[0] is result:
             return self._last[1]
@@ -323,19 +281,10 @@ class Overlay:
 
 
 def canvas_size(info: SourceInfo, /, *, half: bool = False) -> tuple[int, int]:
-    """Width and height of the picture drawn for a source.
+    """Width and height in px, even, of the picture drawn for a source or of one half of it.
 
-    Parameters
-    ----------
-    info : SourceInfo
-    half : bool, optional
-        Whether it is one half of a side-by-side view.
-
-    Returns
-    -------
-    (width, height) in px
-        Even. A video's own size where the card can be read on it, larger for small frames, and
-        one size for photos, whose own sizes differ.
+    A video's own size where the card can be read on it, larger for small frames, and one size for
+    photos, whose own sizes differ.
     """
     width, height = float(info.width_px), float(info.height_px)
     if not info.timed:
@@ -353,7 +302,12 @@ def _stamp(canvas: Image8, result: FrameResult, *, view: str) -> None:
     margin = max(round(min(width, height) * 0.02), 4)
     # Readable on a phone-sized video, not a billboard on a 4K one.
     scale = min((width - 2 * margin) / CARD_WIDTH, max(height / 560, 1.0))
-    card = _draw_card(describe(result, view=view), scale=scale)
+    content = describe(result, view=view)
+    card = _background(len(content.rows), scale).copy()
+    pen = _Pen(card, scale)
+    for at, row in enumerate(content.rows):
+        _draw_row(pen, row, top=14 + 38 * at)
+    _draw_figures(pen, content, top=14 + 38 * len(content.rows))
     top, left = height - margin - card.height, (width - card.width) // 2
     under = canvas[top : top + card.height, left : left + card.width]
     blended = Image.fromarray(under).convert("RGBA")

@@ -56,22 +56,10 @@ SHARED = (
 
 
 def read_settings(flags: Mapping[str, Any], /) -> tuple[dict[str, Any], Path | None]:
-    """What the flags say, over what the files say that they name.
+    """What the flags say, over what the files say that `config` and `cameras` among them name.
 
-    Parameters
-    ----------
-    flags : mapping
-        Field name of `StreamConfig` to value or `Given`, and `config` and `cameras`: paths.
-
-    Returns
-    -------
-    (dict, Path or None)
-        Settings for `gain_apps.streaming.plan.plan_streams`, and the file that remembers cameras.
-
-    Raises
-    ------
-    ConfigError
-        As `read_config_file`, also of what `--set` was given.
+    The settings for `plan_streams`, by field name of `StreamConfig`, and the file that remembers
+    cameras. ConfigError as `read_config_file`, also of what `--set` was given.
     """
     given = {name: value for name, value in flags.items() if not isinstance(value, Given)}
     given |= _given_settings(flags)
@@ -88,7 +76,8 @@ def read_settings(flags: Mapping[str, Any], /) -> tuple[dict[str, Any], Path | N
                 f"{', '.join(others)}; move them to the file of --config"
             )
         settings["cameras"] = {**settings.get("cameras", {}), **known.get("cameras", {})}
-    if given.get("input"):
+    if inputs := given.get("input"):
+        given["input"] = inputs[0] if len(inputs) == 1 else inputs
         settings.pop("cameras", None)
         file = None
     if "gain" in given:
@@ -97,26 +86,12 @@ def read_settings(flags: Mapping[str, Any], /) -> tuple[dict[str, Any], Path | N
 
 
 def read_config_file(path: str | Path, /) -> dict[str, Any]:
-    """Read settings from a TOML file.
+    """Read settings from a TOML file, by field name of `StreamConfig`, `names` or `cameras`.
 
-    Parameters
-    ----------
-    path : str or Path
-        Keys are the flags without their dashes (`update-every = 16`); the table `[gain]` holds
-        fields of the method's config. `input` may be a list, with `names` as another; or each
-        camera has a table `[cameras.NAME]` with its `input` and the settings in which it differs.
-
-    Returns
-    -------
-    dict
-        Field name of `StreamConfig`, `names` or `cameras`, to value; `cameras` holds a dict of
-        fields for each name.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, is no TOML, or holds an unknown key or a value of another
-        type.
+    Keys are the flags without their dashes (`update-every = 16`); the table `[gain]` holds fields
+    of the method's config. `input` may be a list, with `names` as another; or each camera has a
+    table `[cameras.NAME]` with its `input` and the settings in which it differs. ConfigError if the
+    file cannot be read, is no TOML, or holds an unknown key or a value of another type.
     """
     where = f"--config {path}"
     record = read_toml(path, where=where)
@@ -138,7 +113,10 @@ def _settings(record: dict[str, Any], *, where: str) -> dict[str, Any]:
     gain = record.pop("gain", None)
     settings = checked_table(record, StreamConfig, where=where)
     if gain is not None:
-        settings["gain"] = _gain_table(gain, where=f"{where}: gain")
+        # The method's config checks names and ranges itself.
+        if not isinstance(gain, dict):
+            raise ConfigError(f"{where}: gain: expected a table [gain], got {gain!r}")
+        settings["gain"] = gain
     return settings
 
 
@@ -169,18 +147,14 @@ def _given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in flags.items() if name != FAST.replace("-", "_")}
     if len(plain) < len(flags):
         _warn_of_fast("--set")
-        flags = plain
-    method = {
-        name: value
-        for name, value in flags.items()
-        if isinstance(value, Given) and value.key.startswith("gain.")
-    }
-    settings = read_given({k: v for k, v in flags.items() if k not in method}, StreamConfig)
-    if method:
-        settings["gain"] = {
-            value.key.removeprefix("gain."): toml_value(value.text) for value in method.values()
-        }
-    return settings
+    method, others = {}, {}
+    for name, value in plain.items():
+        if isinstance(value, Given) and value.key.startswith("gain."):
+            method[value.key.removeprefix("gain.")] = toml_value(value.text)
+        else:
+            others[name] = value
+    settings = read_given(others, StreamConfig)
+    return settings | {"gain": method} if method else settings
 
 
 def _cameras(tables: Any, *, where: str) -> dict[str, dict[str, Any]]:
@@ -201,13 +175,6 @@ def _cameras(tables: Any, *, where: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _gain_table(table: Any, *, where: str) -> dict[str, Any]:
-    """Fields of the method's config, which checks their names and ranges itself."""
-    if not isinstance(table, dict):
-        raise ConfigError(f"{where}: expected a table [gain], got {table!r}")
-    return table
-
-
 # A name is a folder, a topic and a word in the log.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 FILES = ("jsonl", "output", "timeline", "state_out")
@@ -218,18 +185,10 @@ WITH_SECRETS = ("input", "webhook", "event_webhook", "mqtt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """What a process is to run.
+    """What a process is to run: the settings of each stream, and those that all share.
 
-    Attributes
-    ----------
-    configs : tuple of StreamConfig
-        One for each stream; may be empty if cameras can be added.
-    shared : mapping
-        The settings of all streams, also of those that are added later.
-    is_service : bool
-        Whether failed streams are restarted: of several streams, or of one with a page.
-    goes_on : bool
-        Whether the process waits for cameras to be added when it has none.
+    There may be no stream yet if cameras can be added, for which a process that `goes_on` waits.
+    `is_service` is whether failed streams are restarted: of several streams, or of one with a page.
     """
 
     configs: tuple[StreamConfig, ...]
@@ -269,24 +228,34 @@ def plan_streams(settings: Mapping[str, Any], /) -> ProcessPlan:
         values["photos"] = tuple(inputs)
         del inputs[1:]
     cameras = values.pop("cameras", None)
-    is_service = cameras is not None or len(inputs) > 1 or values.get("serve") is not None
+    serves = values.get("serve") is not None
+    is_service = cameras is not None or len(inputs) > 1 or serves
     if is_service:
         values.setdefault("reconnect", None)
-    if cameras is not None:
-        if inputs or names:
-            raise ConfigError(
-                "INPUT: expected no input beside the cameras of the settings file; give it a "
-                "table [cameras.NAME] there"
-            )
-        configs = _plan_several(values, cameras)
-        return ProcessPlan(
-            configs=configs, shared=values, is_service=True, goes_on=values.get("serve") is not None
+    if cameras is not None and (inputs or names):
+        raise ConfigError(
+            "INPUT: expected no input beside the cameras of the settings file; give it a "
+            "table [cameras.NAME] there"
         )
-    if len(inputs) < 2:
+    if cameras is None and len(inputs) < 2:
         if names:
             raise ConfigError("--names: expected several INPUTs to name, got one; leave it out")
         only = StreamConfig.resolve({**values, "input": inputs[0] if inputs else None})
         return ProcessPlan(configs=(only,), shared=values, is_service=is_service, goes_on=False)
+    tables = _named(inputs, names) if cameras is None else cameras
+    # All of them are right, or an error comes before a folder is made.
+    for name, own in tables.items():
+        _check(name, own, values)
+    return ProcessPlan(
+        configs=tuple(_placed(name, own, values) for name, own in tables.items()),
+        shared=values,
+        is_service=True,
+        goes_on=cameras is not None and serves,
+    )
+
+
+def _named(inputs: list[str], names: list[str]) -> dict[str, dict[str, Any]]:
+    """A table for each of several inputs, as a file has it for cameras."""
     names = names or [f"stream-{number + 1}" for number in range(len(inputs))]
     if len(names) != len(inputs):
         raise ConfigError(f"--names: expected {len(inputs)}, one for each INPUT, got {len(names)}")
@@ -296,9 +265,7 @@ def plan_streams(settings: Mapping[str, Any], /) -> ProcessPlan:
         raise ConfigError(f"--names: expected different names, got {', '.join(twice)} twice")
     if inputs.count(STDOUT) > 1:
         raise ConfigError("INPUT: standard input can be read by one stream only")
-    tables = {name: {"input": uri} for name, uri in zip(names, inputs, strict=True)}
-    configs = _plan_several(values, tables)
-    return ProcessPlan(configs=configs, shared=values, is_service=True, goes_on=False)
+    return {name: {"input": uri} for name, uri in zip(names, inputs, strict=True)}
 
 
 def _is_photo(uri: str) -> bool:
@@ -310,31 +277,11 @@ def _is_photo(uri: str) -> bool:
 def plan_camera(name: str, own: Mapping[str, Any], /, *, shared: Mapping[str, Any]) -> StreamConfig:
     """The settings of one of several streams; the folders of its files are made.
 
-    Parameters
-    ----------
-    name : str
-    own : mapping
-        Its `input`, and settings in which it differs.
-    shared : mapping
-        Those of all streams.
-
-    Raises
-    ------
-    ConfigError
-        As `plan_streams`.
+    `own` has its `input`, and settings in which it differs from `shared`. ConfigError as
+    `plan_streams`.
     """
     _check(name, own, shared)
-    _make_folders(shared, own, name)
-    return StreamConfig.resolve({**_placed(shared, own, name), "name": name})
-
-
-def _plan_several(
-    shared: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]
-) -> tuple[StreamConfig, ...]:
-    """All of them, or an error before a folder is made."""
-    for name, own in tables.items():
-        _check(name, own, shared)
-    return tuple(plan_camera(name, own, shared=shared) for name, own in tables.items())
+    return _placed(name, own, shared)
 
 
 def _check(name: str, own: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
@@ -371,12 +318,17 @@ def _listed(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def _make_folders(shared: Mapping[str, Any], own: Mapping[str, Any], name: str) -> None:
-    """The folders of a stream's files; those of snapshots and pictures make themselves."""
+def _placed(name: str, own: Mapping[str, Any], shared: Mapping[str, Any]) -> StreamConfig:
+    """Settings whose shared files lie in a folder of the stream, made here, under its own ones.
+
+    Folders of snapshots and pictures make themselves.
+    """
+    placed = dict(shared)
     for field in FILES:
         if shared.get(field) is None or field in own:
             continue
-        folder = _inside(shared[field], name).parent
+        path = Path(shared[field])
+        folder = path.parent / name
         try:
             folder.mkdir(exist_ok=True)
         except OSError as err:
@@ -384,23 +336,11 @@ def _make_folders(shared: Mapping[str, Any], own: Mapping[str, Any], name: str) 
                 f"{flag(field)}: {folder}: the stream's folder cannot be made "
                 f"({err.strerror}); choose another place"
             ) from err
-
-
-def _placed(shared: Mapping[str, Any], own: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Shared settings with places of the stream's own, under those that it has for itself."""
-    placed = dict(shared)
-    for field in FILES:
-        if placed.get(field) is not None:
-            placed[field] = str(_inside(placed[field], name))
+        placed[field] = str(folder / path.name)
     for field in FOLDERS:
-        if placed.get(field) is not None:
-            placed[field] = str(Path(placed[field]) / name)
-    return {**placed, **_with_secrets(own, of=name)}
-
-
-def _inside(path: str, name: str) -> Path:
-    """The file in the stream's own folder."""
-    return Path(path).parent / name / Path(path).name
+        if shared.get(field) is not None:
+            placed[field] = str(Path(shared[field]) / name)
+    return StreamConfig.resolve({**placed, **_with_secrets(own, of=name), "name": name})
 
 
 # A file that is made here may come to hold passwords.
@@ -410,20 +350,15 @@ NEW_MODE = 0o600
 class CameraFile:
     """The tables `[cameras.NAME]` of a TOML file; comments and all other settings stay as they are.
 
-    Parameters
-    ----------
-    path : str or Path
-        Created at the first change if it is missing.
+    The file is created at the first change if it is missing. Every change says whether it was made:
+    not in a file that cannot be written, nor of a camera that stands elsewhere. One that fails is a
+    ConfigError, and the file is as before then.
     """
 
     def __init__(self, path: str | Path, /) -> None:
         self._path = Path(path)
+        self.name = self._path.name
         self._lock = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        """The file's name, without its folder."""
-        return self._path.name
 
     @property
     def writable(self) -> bool:
@@ -431,24 +366,12 @@ class CameraFile:
         target = self._path if exists(self._path) else self._path.parent
         return os.access(target, os.W_OK) and os.access(self._path.parent, os.W_OK)
 
-    def put(self, name: str, settings: Mapping[str, Any], /) -> None:
-        """Add a camera, or replace its settings.
-
-        Parameters
-        ----------
-        name : str
-        settings : mapping
-            Keys as in the file (`update-every`).
-
-        Raises
-        ------
-        ConfigError
-            If the file cannot be read or written; it is as before then.
-        """
-        self._change(lambda tables: tables.update({name: dict(settings)}) is None)
+    def put(self, name: str, settings: Mapping[str, Any], /) -> bool:
+        """Add a camera, or replace its settings; keys as in the file (`update-every`)."""
+        return self._change(lambda tables: tables.update({name: dict(settings)}) is None)
 
     def set(self, name: str, key: str, value: Any, /) -> bool:
-        """Change one setting of a camera; whether it stands in this file."""
+        """Change one setting of a camera."""
 
         def change(tables: Any) -> bool:
             if name in tables:
@@ -458,11 +381,13 @@ class CameraFile:
         return self._change(change)
 
     def remove(self, name: str, /) -> bool:
-        """Remove a camera's table; whether there was one."""
+        """Remove a camera's table."""
         return self._change(lambda tables: tables.pop(name, None) is not None)
 
     def _change(self, change: Callable[[Any], bool]) -> bool:
         """Read the file anew, change it and replace it where it changed."""
+        if not self.writable:
+            return False
         toml = require("tomlkit", extra="serve")
         with self._lock:
             try:

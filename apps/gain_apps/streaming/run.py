@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import math
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 from rich.console import Console
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from gain_apps.serve.board import LiveBoard
-from gain_apps.streaming.backpressure import Backpressure
 from gain_apps.streaming.config import NO_TRUTH, StreamConfig
-from gain_apps.streaming.control import Command, StopRequest, Watchdog, carry_out, drain_commands
+from gain_apps.streaming.control import Command, StopRequest, Watchdog
 from gain_apps.streaming.input import open_input
-from gain_apps.streaming.loop import RunningStream, StreamHost, StreamLoop, facts_of, identity_of
+from gain_apps.streaming.loop import Backpressure, RunningStream, StreamHost, StreamLoop
 from gain_apps.streaming.outputs import Outputs, open_outputs
 from gain_apps.streaming.settings import flag
 from gain_apps.streaming.snapshots import SnapshotKeeper
@@ -29,7 +25,7 @@ from gain_runtime.adapter import Adapter
 from gain_runtime.classifier import open_engine
 from gain_runtime.engine import Engine, EngineArtifact, NetworkEngine
 from gain_runtime.files.snapshots import SnapshotStore
-from gain_runtime.frames import FrameHealth, FrameSource
+from gain_runtime.frames import FrameSource
 from gain_runtime.sinks.pictures import DisplayAction
 from gain_runtime.sources.reader import FrameReader
 from gain_runtime.sources.reconnecting import Connection, ConnectionWatch
@@ -52,22 +48,10 @@ def run_stream(
 ) -> None:
     """Run one stream to its end, to a stop request or to a failure.
 
-    Parameters
-    ----------
-    config : StreamConfig
-    stop : StopRequest
-    console : Console
-        For progress.
-    report : callable
-        Receives the summary once everything is finished, also after a failure in mid-stream.
-    host : StreamHost, optional
-        What it shares with the other streams of a service.
-
-    Raises
-    ------
-    GainError
-        If something cannot be opened or fails in mid-stream. In the latter case the outputs are
-        finished, the state is saved and the summary reported first.
+    `console` shows progress; `report` receives the summary once everything is finished, also after
+    a failure in mid-stream; `host` is what the stream shares with the others of a service.
+    GainError if something cannot be opened or fails in mid-stream: in the latter case the outputs
+    are finished, the state is saved and the summary reported first.
     """
     logger.info("config: %s", json.dumps(config.to_dict()))
     # Until something is open, there is nothing to finish: a signal ends the process at once.
@@ -76,8 +60,8 @@ def run_stream(
         # A step's products are too small to share out, and BLAS threads that wait by spinning take
         # the cores from ONNX Runtime's: 1.1 ms against 33 ms a step, seen on two busy cores.
         stack.enter_context(threadpool_limits(limits=1, user_api="blas"))
-        run = _open(config, stop, stack, host=StreamHost() if host is None else host)
-        _say_opened(run, shared=run.host.session is not None)
+        run = _open(config, stop, stack, StreamHost() if host is None else host)
+        _say_opened(run)
         failures = _drive(run, console)
         # Its end ends a read that waits, for which the reader would wait.
         run.source.close()
@@ -95,18 +79,37 @@ def run_stream(
 
 
 def _open(
-    config: StreamConfig, stop: StopRequest, stack: ExitStack, *, host: StreamHost
+    config: StreamConfig, stop: StopRequest, stack: ExitStack, host: StreamHost
 ) -> RunningStream:
     """Open everything, what fails soonest first; `stack` closes it."""
-    source, adapter = _open_adapter(config, stop, stack, host)
+    engine = _open_engine(config, stack, host)
+    source = _open_source(config, engine.artifact, stop, stack, host)
+    adapter = stack.enter_context(
+        Adapter(
+            engine,
+            frozen=config.freeze,
+            # Streams that share a session have a thread each already.
+            preprocess_threads=config.num_threads if host.session is None else 1,
+        )
+    )
     keeper = _open_snapshots(config, adapter, stack, host)
     adapter.warm_up(config.batch_size)
     stop.nothing_to_lose = False
-    policy = config.sink_errors or ("drop" if source.info.live else "stop")
+    live = source.info.live
+    policy = config.sink_errors or ("drop" if live else "stop")
     outputs = Outputs(drop_failing=policy == "drop")
-    stack.callback(_close_quietly, outputs)
-    on_action = _actions(adapter, config, stop, keeper=keeper, board=host.board)
-    open_outputs(outputs, source, config, on_action=on_action, mqtt=host.mqtt)
+
+    @stack.callback
+    def let_go() -> None:
+        # Where something else fails; after a whole run, nothing is left to close.
+        with suppress(GainError):
+            outputs.close()
+
+    def on_key(action: DisplayAction) -> None:
+        command: Command = "unfreeze" if action == "freeze" and adapter.frozen else action
+        host.queue.submit(command, who="the window")
+
+    open_outputs(outputs, source, config, on_action=on_key, mqtt=host.mqtt)
     reader = stack.enter_context(FrameReader(source))
     run = RunningStream(
         config=config,
@@ -117,28 +120,19 @@ def _open(
         adapter=adapter,
         outputs=outputs,
         keeper=keeper,
-        backpressure=Backpressure(adapter, lambda: reader.dropped) if source.info.live else None,
+        backpressure=Backpressure(adapter, lambda: reader.dropped) if live else None,
+        watchdog=Watchdog(config.watchdog) if host.watchdog is None else host.watchdog,
     )
     if host.board is not None:
-        host.board.attach(identity_of(run), probe=lambda: facts_of(run))
+        host.board.attach(run.identity(), probe=run.facts)
         outputs.add("--serve", host.board, poll=host.board.poll)
     return run
 
 
-def _open_adapter(
-    config: StreamConfig, stop: StopRequest, stack: ExitStack, host: StreamHost
-) -> tuple[FrameSource, Adapter]:
-    """The source, and what classifies its frames."""
-    engine: Engine
-    if host.session is not None:
-        engine = NetworkEngine(
-            host.session,
-            config.gain_config(),
-            update_every=UPDATE_EVERY if config.update_every is None else config.update_every,
-            warmup_frames=WARMUP_FRAMES if config.warm_up is None else config.warm_up,
-        )
-    else:
-        engine = open_engine(
+def _open_engine(config: StreamConfig, stack: ExitStack, host: StreamHost) -> Engine:
+    """What classifies the frames: the network that streams share, or the settings' own file."""
+    if host.session is None:
+        return open_engine(
             config.model or "",
             stack,
             device=config.device,
@@ -148,11 +142,12 @@ def _open_adapter(
             num_threads=config.num_threads,
             allow_host_code=config.allow_host_code,
         )
-    source = _open_source(config, engine.artifact, stop, stack, host)
-    # Streams that share a session have a thread each already.
-    threads = config.num_threads if host.session is None else 1
-    adapter = Adapter(engine, frozen=config.freeze, preprocess_threads=threads)
-    return source, stack.enter_context(adapter)
+    return NetworkEngine(
+        host.session,
+        config.gain_config(),
+        update_every=UPDATE_EVERY if config.update_every is None else config.update_every,
+        warmup_frames=WARMUP_FRAMES if config.warm_up is None else config.warm_up,
+    )
 
 
 def _open_source(
@@ -180,66 +175,32 @@ def _open_snapshots(
     config: StreamConfig, adapter: Adapter, stack: ExitStack, host: StreamHost
 ) -> SnapshotKeeper | None:
     """Continue from where the last run or the file named for it stopped."""
-
-    def say(text: str) -> None:
-        if host.board is not None:
-            host.board.note("state", text)
-
     keeper = None
     if config.snapshots is not None:
+        store = stack.enter_context(SnapshotStore(config.snapshots))
         keeper = SnapshotKeeper(
-            stack.enter_context(SnapshotStore(config.snapshots)),
+            store,
             adapter,
             every_frames=config.snapshot_every,
             every_s=config.snapshot_seconds,
         )
         restored = keeper.restore()
-        for line in keeper.set_aside:
-            say(f"a snapshot was set aside: {line}")
+        for line in store.set_aside:
+            host.note("state", f"a snapshot was set aside: {line}")
         held = keeper.held()
         if held is not None:
             adapter.freeze()
             logger.warning("learning is paused, as before the restart (by %s)", held)
-            say(f"learning is still paused, as before the restart (by {held})")
+            host.note("state", f"learning is still paused, as before the restart (by {held})")
         if restored:
-            say(f"continued after {adapter.frames} learned frames")
+            host.note("state", f"continued after {adapter.frames} learned frames")
             return keeper
     if config.state_in is not None:
         adapter.load_state(config.state_in)
     return keeper
 
 
-def _between(run: RunningStream, watchdog: Watchdog) -> Callable[[], None]:
-    """What is done after every batch, and while there is none."""
-    host, board = run.host, run.host.board
-    hangups = run.stop.hangups
-
-    def note(outcome: str, who: str) -> None:
-        if board is not None:
-            board.note("command", outcome, who=who)
-
-    def act() -> None:
-        nonlocal hangups
-        watchdog.beat(run.config.name or "")
-        host.thermal.tick()
-        drain_commands(
-            host.queue,
-            run.adapter,
-            run.stop,
-            state_out=run.config.state_out,
-            keeper=run.keeper,
-            note=note,
-        )
-        if run.keeper is not None:
-            run.keeper.tick()
-        if run.stop.hangups != hangups:
-            hangups = run.stop.hangups
-            run.outputs.reopen()
-
-    return act
-
-
-def _say_opened(run: RunningStream, *, shared: bool) -> None:
+def _say_opened(run: RunningStream) -> None:
     """One line of what is looked at, one of what it runs on, unless several streams share that."""
     info = run.source.info
     facts = [f"{info.width_px} x {info.height_px} px"]
@@ -250,50 +211,25 @@ def _say_opened(run: RunningStream, *, shared: bool) -> None:
     if info.detail is not None:
         facts.append(info.detail)
     logger.log(NOTE, "%s: %s", info.source_id, ", ".join(facts))
-    if not shared:
+    if run.host.session is None:
         logger.log(NOTE, "%s on %s", run.adapter.artifact.path, run.adapter.provider)
 
 
 def _drive(run: RunningStream, console: Console) -> list[GainError]:
     """Run the loop, then finish the outputs and the state whatever happened; what went wrong."""
-    config = run.config
+    config, name = run.config, run.config.name or ""
     failures: list[GainError] = []
-    live = run.source.info.live
-    check = live if config.check_frames is None else config.check_frames
-    silence_s = None
-    if config.watchdog is not None:
-        # A source that waits for its camera to come back is silent, and does not hang.
-        waits_s = math.inf if config.reconnect is None else config.reconnect
-        silence_s = config.watchdog + (waits_s if live else 0.0)
-    own = Watchdog(config.watchdog) if run.host.watchdog is None else None
-    watchdog = own or run.host.watchdog
-    assert watchdog is not None
-    watchdog.beat(config.name or "")
+    run.watchdog.beat(name)
     try:
         with (
-            own or nullcontext(),
+            run.watchdog if run.host.watchdog is None else nullcontext(),
             RunProgress(run.record, console, total=config.max_frames) as progress,
         ):
-            loop = StreamLoop(
-                run.adapter,
-                run.outputs,
-                run.record,
-                stop=run.stop,
-                batch=config.batch_size,
-                max_frames=config.max_frames,
-                top_k=config.top_k,
-                on_batch=progress.update,
-                between=_between(run, watchdog),
-                health=FrameHealth() if check else None,
-                silence_s=silence_s,
-                backpressure=run.backpressure,
-                live=live,
-            )
-            loop.run(run.reader)
+            StreamLoop(run, on_batch=progress.update).run()
     except GainError as err:
         failures.append(err)
     finally:
-        watchdog.forget(config.name or "")
+        run.watchdog.forget(name)
         # Also where a bug ends the loop: its traceback follows, the files are whole.
         failures += _finish(run)
     return failures
@@ -301,11 +237,18 @@ def _drive(run: RunningStream, console: Console) -> list[GainError]:
 
 def _finish(run: RunningStream) -> list[GainError]:
     """Keep what was learned and complete the files; what went wrong."""
+    path = run.config.state_out
+
+    def save_state() -> None:
+        if path is not None and run.record.frames:
+            run.adapter.save_state(path)
+            logger.info("%s: state after %d frames", path, run.adapter.frames)
+
     failures: list[GainError] = []
     finishes: tuple[Callable[[], None], ...] = (
         lambda: None if run.keeper is None else run.keeper.tick(end=True),
         run.outputs.close,
-        lambda: _save_state(run),
+        save_state,
     )
     for finish in finishes:
         try:
@@ -313,37 +256,6 @@ def _finish(run: RunningStream) -> list[GainError]:
         except GainError as err:
             failures.append(err)
     return failures
-
-
-def _actions(
-    adapter: Adapter,
-    config: StreamConfig,
-    stop: StopRequest,
-    /,
-    *,
-    keeper: SnapshotKeeper | None = None,
-    board: LiveBoard | None = None,
-) -> Callable[[DisplayAction], None]:
-    """What the window's keys do."""
-
-    def act(action: DisplayAction) -> None:
-        command: Command = "unfreeze" if action == "freeze" and adapter.frozen else action
-        outcome = carry_out(
-            command, adapter, stop, state_out=config.state_out, keeper=keeper, who="the window"
-        )
-        logger.log(NOTE, "%s", outcome)
-        if board is not None:
-            board.note("command", outcome, who="the window")
-
-    return act
-
-
-def _save_state(run: RunningStream) -> None:
-    """Write the state where it is wanted and something was classified."""
-    path = run.config.state_out
-    if path is not None and run.record.frames:
-        run.adapter.save_state(path)
-        logger.info("%s: state after %d frames", path, run.adapter.frames)
 
 
 def _nothing_classified(run: RunningStream) -> StreamError:
@@ -393,9 +305,3 @@ def _summary(run: RunningStream) -> dict[str, Any]:
         "outputs": {name: path for name, path in written.items() if path is not None},
         "version": __version__,
     }
-
-
-def _close_quietly(outputs: Outputs) -> None:
-    """Release what was opened before something else failed; after a whole run, nothing is left."""
-    with contextlib.suppress(GainError):
-        outputs.close()

@@ -36,7 +36,6 @@ from gain_runtime.sources.reconnecting import Connection
 from gain_runtime.sources.uri import parse_uri
 
 __all__ = [
-    "CameraNameFormatter",
     "run_service",
 ]
 
@@ -60,21 +59,6 @@ SETTABLE = frozenset(
 SETTABLE_KINDS = ("network", "camera", "test")
 
 
-class CameraNameFormatter(logging.Formatter):
-    """Puts the camera's name before what its threads log."""
-
-    def __init__(self) -> None:
-        super().__init__("%(levelname)s: %(message)s")
-        self.names: set[str] = set()
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """One line."""
-        name = (record.threadName or "").split("/")[0]
-        if name in self.names:
-            return f"{record.levelname}: {name}: {record.message}"
-        return super().formatMessage(record)
-
-
 def run_service(
     plan: ProcessPlan,
     stop: StopRequest,
@@ -82,30 +66,15 @@ def run_service(
     *,
     report: Callable[[dict[str, Any]], None],
     file: str | Path | None = None,
-    formatter: CameraNameFormatter | None = None,
 ) -> None:
     """Run cameras until all have ended or a stop is requested.
 
     A camera that fails is said once and ends, or begins again where it may come back; the others
-    never notice.
+    never notice. `report` receives the summary of each stream that was opened, in their order, once
+    all have ended. `file` remembers cameras that are added, removed and paused.
 
-    Parameters
-    ----------
-    plan : ProcessPlan
-    stop : StopRequest
-        Ends all of them.
-    report : callable
-        Receives the summary of each stream that was opened, in their order, once all have ended.
-    file : str or Path, optional
-        Settings file that remembers cameras which are added, removed and paused.
-    formatter : CameraNameFormatter, optional
-        Is told the names of the cameras.
-
-    Raises
-    ------
-    GainError
-        The first camera's that failed, once all have ended; or if the network cannot be opened, or
-        the page needs a token or a library.
+    GainError is the first camera's that failed, once all have ended; or the network cannot be
+    opened, or the page needs a token or a library.
     """
     stop.nothing_to_lose = True
     with ExitStack() as stack:
@@ -113,7 +82,7 @@ def run_service(
         # products are too small to share out, and BLAS threads that wait by spinning take the
         # cores from ONNX Runtime's.
         stack.enter_context(threadpool_limits(limits=1, user_api="blas"))
-        service = Service(plan, stop, stack, file=file, formatter=formatter)
+        service = Service(plan, stop, stack, file=file)
         stop.nothing_to_lose = False
         service.run()
     for camera in service.cameras:
@@ -127,30 +96,17 @@ def run_service(
 class Service:
     """The cameras of a process, and what they share; see `gain_apps.serve.Cameras`.
 
-    Parameters
-    ----------
-    plan : ProcessPlan
-    stop : StopRequest
-    stack : ExitStack
-        Closes what is opened here.
-    file : str or Path or None
-    formatter : CameraNameFormatter or None
+    `stack` closes what is opened here.
     """
 
     def __init__(
-        self,
-        plan: ProcessPlan,
-        stop: StopRequest,
-        stack: ExitStack,
-        /,
-        *,
-        file: str | Path | None,
-        formatter: CameraNameFormatter | None,
+        self, plan: ProcessPlan, stop: StopRequest, stack: ExitStack, /, *, file: str | Path | None
     ) -> None:
-        first = plan.configs[0] if plan.configs else _settings_alone(plan)
+        # A service that has no camera yet has shared settings all the same.
+        alone = {**plan.shared, "input": "test://pattern"}
+        first = plan.configs[0] if plan.configs else StreamConfig.resolve(alone)
         self._plan = plan
         self._stop = stop
-        self._names = set() if formatter is None else formatter.names
         self._lock = threading.RLock()
         self._file = None if file is None else CameraFile(file)
         self._webhook = None
@@ -175,7 +131,10 @@ class Service:
         # Before the network, which may take a while: the page says what is being waited for.
         self._page = None
         if first.serve is not None:
-            self._page = _Page(self, stack, ServeAddress.parse(first.serve), _token_of(first))
+            # From the file that is named, or from where secrets are handed over.
+            holder = first.serve_token_file
+            token = token_from_secrets() if holder is None else read_token(holder)
+            self._page = _Page(self, stack, ServeAddress.parse(first.serve), token)
             self._page.tick()
         # An adaptive file keeps one stream's state: each camera opens its own.
         if not is_adaptive(first.model or ""):
@@ -189,7 +148,7 @@ class Service:
             )
             self._shared = SharedSession(session)
             for camera in self._cameras.values():
-                camera.use(self._shared)
+                camera.shared = self._shared
         stack.enter_context(self._watchdog)
 
     @property
@@ -216,12 +175,17 @@ class Service:
         self._ready = True
         notify("READY=1")
         next_status_s = 0.0
-        while not self._stop and not self._all_done():
+        while not self._stop and (
+            self._plan.goes_on or not all(camera.done for camera in self.cameras)
+        ):
             if self._page is not None:
                 self._page.tick()
             if time.monotonic() >= next_status_s:
                 next_status_s = time.monotonic() + STATUS_EVERY_S
-                notify(f"STATUS={self._status_line()}")
+                seen = [camera.board.view().connection.state for camera in self.cameras]
+                # What `systemctl status` shows.
+                connected = seen.count("connected")
+                notify(f"STATUS={connected} of {len(seen)} cameras connected")
             time.sleep(POLL_S)
         notify("STOPPING=1")
         end_s = time.monotonic() + 10.0
@@ -248,61 +212,39 @@ class Service:
         return None if camera is None else camera.watched()
 
     def add(self, name: str, source: str, settings: Mapping[str, Any], /, *, who: str) -> str:
-        """Add a camera and start it.
+        """Add a camera and start it; what was done.
 
-        Parameters
-        ----------
-        name, source : str
-        settings : mapping
-            Fields of `StreamConfig`; only those that name no file, command or address.
-        who : str
-
-        Returns
-        -------
-        str
-            What was done.
-
-        Raises
-        ------
-        ConfigError
-            If the name is taken, or a setting is wrong or not to be made from afar.
+        `settings` are fields of `StreamConfig`, only those that name no file, command or address.
+        ConfigError if the name is taken, or a setting is wrong or not to be made from afar.
         """
         _refuse_unsafe(source, settings)
         with self._lock:
             if name.lower() in {known.lower() for known in self._cameras}:
                 raise ConfigError(f"{name}: there is a camera of that name; choose another")
             config = plan_camera(name, {**settings, "input": source}, shared=self._plan.shared)
-            kept = self.kept_in
-            if kept is not None and self._file is not None:
-                table = {key.replace("_", "-"): value for key, value in settings.items()}
-                self._file.put(name, {"input": source, **table})
+            table = {key.replace("_", "-"): value for key, value in settings.items()}
+            kept = self._file is not None and self._file.put(name, {"input": source, **table})
             camera = self._enlist(config)
-            camera.use(self._shared)
+            camera.shared = self._shared
             camera.start()
-        outcome = f"camera added, {_kept_words(kept)}"
+        outcome = f"camera added, {self._kept_words(kept)}"
         self.events.add(name, "stream", outcome, who=who)
         return outcome
 
     def remove(self, name: str, /, *, who: str) -> str:
         """End a camera and forget it; its files and snapshots stay.
 
-        Raises
-        ------
-        ConfigError
-            If it does not end, or the settings file cannot be written.
+        ConfigError if there is none of that name, or the settings file cannot be written.
         """
         with self._lock:
             camera = self._found(name)
-            kept = None
-            if self._file is not None and self._file.writable and self._file.remove(name):
-                kept = self._file.name
+            kept = self._file is not None and self._file.remove(name)
             del self._cameras[name]
-            self._names.discard(name)
         camera.ask_to_end()
         ended = camera.join(end_s=time.monotonic() + 10.0)
         if self._mqtt is not None:
             self._mqtt.forget(name)
-        outcome = f"camera removed, {_kept_words(kept)}"
+        outcome = f"camera removed, {self._kept_words(kept)}"
         if not ended:
             outcome += "; it hangs in a driver and is abandoned"
         self.events.add(name, "stream", outcome, who=who)
@@ -311,34 +253,33 @@ class Service:
     def act(self, name: str, action: Literal["pause", "resume", "restart"], /, *, who: str) -> str:
         """Pause, resume or restart a camera.
 
-        Raises
-        ------
-        ConfigError
-            If it does not end, or the settings file cannot be written.
+        ConfigError if it does not end, or the settings file cannot be written.
         """
         camera = self._found(name)
-        kept = None
         if action == "restart":
             camera.restart()
             outcome = "restarted"
         else:
-            if action == "pause":
+            paused = action == "pause"
+            if paused:
                 camera.pause(f"by {who}")
             else:
                 camera.start()
-            file = self._file
-            if file is not None and file.writable and file.set(name, "paused", action == "pause"):
-                kept = file.name
-            outcome = f"{'paused' if action == 'pause' else 'resumed'}, {_kept_words(kept)}"
+            kept = self._file is not None and self._file.set(name, "paused", paused)
+            outcome = f"{'paused' if paused else 'resumed'}, {self._kept_words(kept)}"
         camera.board.note("command", outcome, who=who)
         return outcome
 
     def _enlist(self, config: StreamConfig) -> Camera:
         """A camera that is not started yet."""
         name = config.name or ONLY_NAME
-        board = LiveBoard(name, self.events, on_connection=self._signal_teller(name))
+
+        def tell(connection: Connection) -> None:
+            if self._mqtt is not None:
+                self._mqtt.publish(f"{name}/signal", connection.state, retain=True)
+
+        board = LiveBoard(name, self.events, on_connection=tell)
         camera = Camera(config, host=self._host, board=board, stop=self._stop)
-        self._names.add(name)
         with self._lock:
             self._cameras[name] = camera
         return camera
@@ -350,24 +291,9 @@ class Service:
             raise ConfigError(f"{name}: there is no camera of that name")
         return camera
 
-    def _all_done(self) -> bool:
-        """Whether nothing more is to be waited for."""
-        return not self._plan.goes_on and all(camera.done for camera in self.cameras)
-
-    def _status_line(self) -> str:
-        """What `systemctl status` shows."""
-        cameras = self.cameras
-        connected = sum(camera.board.view().connection.state == "connected" for camera in cameras)
-        return f"{connected} of {len(cameras)} cameras connected"
-
-    def _signal_teller(self, name: str) -> Callable[[Connection], None]:
-        """Publishes whether a camera's signal is there."""
-
-        def tell(connection: Connection) -> None:
-            if self._mqtt is not None:
-                self._mqtt.publish(f"{name}/signal", connection.state, retain=True)
-
-        return tell
+    def _kept_words(self, kept: bool) -> str:
+        """Whether a change survives a restart."""
+        return f"kept in {self._file.name}" if kept and self._file else "until the next start"
 
     def _pass_on(self, event: Event) -> None:
         """Send an event to whoever subscribed to them."""
@@ -413,23 +339,6 @@ class _Page:
         else:
             self._stack.enter_context(server)
             self._next_s = None
-
-
-def _settings_alone(plan: ProcessPlan) -> StreamConfig:
-    """The shared settings of a service that has no camera yet."""
-    return StreamConfig.resolve({**plan.shared, "input": "test://pattern"})
-
-
-def _token_of(config: StreamConfig) -> str | None:
-    """The token, from the file that is named or from where secrets are handed over."""
-    if config.serve_token_file is not None:
-        return read_token(config.serve_token_file)
-    return token_from_secrets()
-
-
-def _kept_words(kept: str | None) -> str:
-    """Whether a change survives a restart."""
-    return "until the next start" if kept is None else f"kept in {kept}"
 
 
 def _refuse_unsafe(source: str, settings: Mapping[str, Any]) -> None:

@@ -27,17 +27,8 @@ HELD = "learning-paused.json"
 class SnapshotKeeper:
     """Takes a snapshot every so many learned frames or seconds, whichever comes first.
 
-    Parameters
-    ----------
-    store : SnapshotStore
-        Not owned.
-    adapter : Adapter
-    every_frames : int
-        Frames of learning that a crash may cost at most.
-    every_s : float
-        Seconds of learning that it may cost at most.
-    clock : callable, optional
-        Monotonic seconds; the time of day may jump.
+    That many a crash costs at most. The store is not owned. `clock` gives monotonic seconds; the
+    time of day may jump.
     """
 
     def __init__(
@@ -61,29 +52,10 @@ class SnapshotKeeper:
         self._kept_frames = adapter.frames
         self._kept_s = clock()
         self._retry_s = 0.0
-        self._failing = False
-        self._written = 0
-        self._last_utc_s: float | None = None
-
-    @property
-    def last_utc_s(self) -> float | None:
-        """When the last snapshot was taken or, after a start, written; seconds since 1970."""
-        return self._last_utc_s
-
-    @property
-    def set_aside(self) -> tuple[str, ...]:
-        """What was set aside and why, one line each."""
-        return self._store.set_aside
-
-    @property
-    def written(self) -> int:
-        """Snapshots taken by this one."""
-        return self._written
-
-    @property
-    def failing(self) -> bool:
-        """Whether the last one could not be written."""
-        return self._failing
+        # Whether the last one could not be written, and how many were.
+        self.failing, self.written = False, 0
+        # When the last one was taken or, after a start, written; in seconds since 1970.
+        self.last_utc_s: float | None = None
 
     @property
     def frames_not_kept(self) -> int:
@@ -93,10 +65,7 @@ class SnapshotKeeper:
     def hold(self, who: str, /) -> None:
         """Remember over a restart that learning was paused.
 
-        Raises
-        ------
-        ArtifactError
-            If that cannot be written; learning is paused until the next start only.
+        ArtifactError if that cannot be written; learning is paused until the next start only.
         """
         record = {"since_s": time.time(), "who": who}
         try:
@@ -110,10 +79,7 @@ class SnapshotKeeper:
     def release(self) -> None:
         """Forget that learning was paused.
 
-        Raises
-        ------
-        ArtifactError
-            If that cannot be done; the next start pauses again.
+        ArtifactError if that cannot be done; the next start pauses again.
         """
         try:
             self._held.unlink(missing_ok=True)
@@ -139,14 +105,11 @@ class SnapshotKeeper:
     def restore(self) -> bool:
         """Continue from the newest snapshot that fits; whether there was one.
 
-        Raises
-        ------
-        ArtifactError
-            If the folder cannot be listed.
+        ArtifactError if the folder cannot be listed.
         """
         self._rest_on(self._store.restore(self._adapter))
         if self._base is not None:
-            self._last_utc_s = self._base.path.stat().st_mtime
+            self.last_utc_s = self._base.path.stat().st_mtime
             logger.info("%s: continued after %d learned frames", self._base.path, self._base.frames)
         return self._base is not None
 
@@ -172,18 +135,17 @@ class SnapshotKeeper:
             written = self._store.write(self._adapter)
         except GainError as err:
             self._retry_s = self._clock() + RETRY_S
-            level = logging.DEBUG if self._failing and not end else logging.ERROR
-            then = "it will be tried again"
-            if end:
-                then = f"the last {self.frames_not_kept} learned frames are in none"
+            level = logging.DEBUG if self.failing and not end else logging.ERROR
+            lost = f"the last {self.frames_not_kept} learned frames are in none"
+            then = lost if end else "it will be tried again"
             logger.log(level, "no snapshot: %s; %s", err, then)
-            self._failing = True
+            self.failing = True
             return False
-        if self._failing:
+        if self.failing:
             logger.warning("%s: snapshots can be written again", written.path)
-        self._failing = False
-        self._written += 1
-        self._last_utc_s = time.time()
+        self.failing = False
+        self.written += 1
+        self.last_utc_s = time.time()
         self._rest_on(written)
         logger.debug("%s: kept", written.path)
         return True
@@ -191,17 +153,8 @@ class SnapshotKeeper:
     def roll_back(self) -> str:
         """Return to the last snapshot, or where nothing was learned since it, to the one before.
 
-        The newer ones are deleted, or the next start would load what was rolled back.
-
-        Returns
-        -------
-        str
-            What was done, in words.
-
-        Raises
-        ------
-        ArtifactError
-            If the folder cannot be listed.
+        The newer ones are deleted, or the next start would load what was rolled back. What was
+        done, in words; ArtifactError if the folder cannot be listed.
         """
         before = None
         if self._base is not None and self._adapter.frames == self._kept_frames:

@@ -45,15 +45,9 @@ Ints = npt.NDArray[np.integer[Any]]
 
 
 def percent(part: float, whole: int, /) -> float:
-    """A share in per cent.
+    """A share of at least 1 in per cent.
 
     Multiplied first: 100 * 1279 / 2000 is 63.95 and printed as 64.0, 100 * (1279 / 2000) as 63.9.
-
-    Parameters
-    ----------
-    part : float
-    whole : int
-        At least 1.
     """
     return 100.0 * part / whole
 
@@ -68,24 +62,15 @@ class Score:
     excess: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_BINS))
 
     def add(self, log_probs: Floats, labels: Ints, /) -> None:
-        """Count a batch.
+        """Count B >= 1 rows of normalised log-probabilities (B, K) under their labels (B,).
 
-        Parameters
-        ----------
-        log_probs : array, (B, K) floating
-            Normalised log-probabilities; B >= 1.
-        labels : array, (B,) integer
-
-        Raises
-        ------
-        ArrayError
-            If the shapes do not fit or a label is out of range.
+        ArrayError if the shapes do not fit or a label is out of range.
         """
         probs = np.exp(log_probs)
         self.count += len(labels)
         self.correct += round(accuracy(probs, labels) * len(labels))
         self.nll_sum += negative_log_likelihood(log_probs, labels) * len(labels)
-        self.excess += calibration_excess(probs, labels, num_bins=NUM_BINS)
+        self.excess += calibration_excess(probs, labels)
 
     def to_dict(self) -> dict[str, float | None]:
         """Accuracy and ECE in per cent and NLL in nats; None where nothing was counted."""
@@ -111,19 +96,9 @@ class ScoreBoard:
     def add(
         self, source_log_probs: Floats, log_probs: Floats, /, *, truth: int, condition: str | None
     ) -> None:
-        """Count one frame whose class is known.
+        """Count one frame whose class is known, from log-probabilities (K,).
 
-        Parameters
-        ----------
-        source_log_probs, log_probs : array, (K,) floating
-        truth : int
-        condition : str or None
-            Domain of the frame; None counts towards the whole only.
-
-        Raises
-        ------
-        ArrayError
-            If the class is out of range.
+        Without a condition it counts towards the whole only. ArrayError as `Score.add`.
         """
         pairs = [(self.source, self.adapted)]
         if condition is not None:
@@ -135,19 +110,13 @@ class ScoreBoard:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: `frames`, `source`, `adapted` and `conditions` by name."""
-        return {
-            "frames": self.source.count,
-            "source": self.source.to_dict(),
-            "adapted": self.adapted.to_dict(),
-            "conditions": {
-                name: {
-                    "frames": source.count,
-                    "source": source.to_dict(),
-                    "adapted": adapted.to_dict(),
-                }
-                for name, (source, adapted) in self.conditions.items()
-            },
-        }
+
+        def both(source: Score, adapted: Score) -> dict[str, Any]:
+            scores = {"source": source.to_dict(), "adapted": adapted.to_dict()}
+            return {"frames": source.count, **scores}
+
+        conditions = {name: both(*pair) for name, pair in self.conditions.items()}
+        return {**both(self.source, self.adapted), "conditions": conditions}
 
 
 RUN_STAGES = ("wait", *STAGES, "output")
@@ -263,14 +232,7 @@ def stage_percentiles(stage_ms: Mapping[str, deque[float]], /) -> dict[str, dict
 
 
 def print_summary(summary: Mapping[str, Any], console: Console, /) -> None:
-    """Print the table a person reads.
-
-    Parameters
-    ----------
-    summary : mapping
-        As `--json` writes it.
-    console : Console
-    """
+    """Print the table a person reads of what `--json` writes."""
     console.print(_run_table(summary))
     if summary["truth"] is not None:
         console.print(_score_table(summary["truth"]))
@@ -278,7 +240,10 @@ def print_summary(summary: Mapping[str, Any], console: Console, /) -> None:
 
 def _run_table(summary: Mapping[str, Any]) -> Table:
     """Counts, speed and what adaptation did."""
-    table = Table(title=f"gain-stream: {_title(summary)}", show_header=False, title_style="bold")
+    named = f"{summary['name']}: " if "name" in summary else ""
+    table = Table(
+        title=f"gain-stream: {named}{summary['source']}", show_header=False, title_style="bold"
+    )
     table.add_column(style="dim")
     # Paths and hashes are copied from here: wrapped, never cut.
     table.add_column(overflow="fold")
@@ -308,12 +273,6 @@ def _run_table(summary: Mapping[str, Any]) -> Table:
     if summary["stopped_by"] is not None:
         table.add_row("stopped by", summary["stopped_by"])
     return table
-
-
-def _title(summary: Mapping[str, Any]) -> str:
-    """The source, after the stream's name where there are several."""
-    name = summary.get("name")
-    return str(summary["source"]) if name is None else f"{name}: {summary['source']}"
 
 
 def _settings(config: Mapping[str, Any]) -> str:
@@ -356,15 +315,7 @@ REDRAW_INTERVAL_S = 0.25
 
 
 class RunProgress(Closing):
-    """Reports a record's counts at intervals (a context manager).
-
-    Parameters
-    ----------
-    record : RunRecord
-    console : Console
-    total : int or None
-        Frames expected, where known.
-    """
+    """Reports a record's counts at intervals (a context manager); `total` frames are expected."""
 
     def __init__(self, record: RunRecord, console: Console, /, *, total: int | None) -> None:
         self._record = record
