@@ -43,23 +43,10 @@ def contact_sheet(
     seed: int = 0,
     tile_px: int = _TILE_PX,
 ) -> Pixels:
-    """Draw the clean photograph and severities 1 to 5 of every corruption.
+    """Draw the clean photograph and severities 1 to 5 of every corruption, (h, w, 3) uint8 RGB.
 
-    Parameters
-    ----------
-    photo : array, (H, W, 3) uint8 RGB
-        Sides of at least 32 px. A square one looks best.
-    names : sequence of str
-        Of the corruptions, top to bottom.
-    seed : int
-        For `image_rng`.
-    tile_px : int
-        Side of a tile; the corruption is applied at the photograph's own size.
-
-    Returns
-    -------
-    array, (h, w, 3) uint8 RGB
-        The sheet, labelled in black on white.
+    The photograph, (H, W, 3) uint8 RGB with sides of at least 32 px, is corrupted at its own size
+    and then resized to square tiles.
     """
     pitch = tile_px + _GAP_PX
     height = _HEADER_PX + pitch * len(names)
@@ -79,10 +66,8 @@ def contact_sheet(
 
 def _tile(image: Pixels, side: int) -> Pixels:
     """The image resized to a square tile."""
-    shrinks = min(image.shape[:2]) > side
-    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    tile: Pixels = cv2.resize(image, (side, side), interpolation=method)
-    return tile
+    method = cv2.INTER_AREA if min(image.shape[:2]) > side else cv2.INTER_LINEAR
+    return cv2.resize(image, (side, side), interpolation=method)
 
 
 def _write(sheet: Pixels, text: str, *, left: int, baseline: int) -> None:
@@ -92,13 +77,7 @@ def _write(sheet: Pixels, text: str, *, left: int, baseline: int) -> None:
 
 
 def read_photo(path: Path) -> Pixels:
-    """The middle square of a picture file, upright, resized to 224 px.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such file or it is no picture.
-    """
+    """The middle square of a picture file, upright, of 224 px; `ConfigError` if it is none."""
     try:
         upright = Image.fromarray(load_image(path))
     except StreamError as err:

@@ -69,14 +69,7 @@ class _Shot:
 
 
 class World:
-    """Everything along one road, decided by a seed.
-
-    Parameters
-    ----------
-    seed : int
-    length_m : float
-        How far the camera will drive.
-    """
+    """Everything along one road, decided by a seed, as far as the camera will drive."""
 
     def __init__(self, seed: int, /, *, length_m: float) -> None:
         self._seed = seed
@@ -192,8 +185,7 @@ class World:
         weights = np.repeat(through[:, None], image.shape[1], axis=1)
         air = np.empty_like(image)
         air[:] = fog_color(weather)
-        result: Image = cv2.blendLinear(image, air, weights, 1.0 - weights)
-        return result
+        return cv2.blendLinear(image, air, weights, 1.0 - weights)
 
     def _draw_sign(self, image: Image, sign: Sign, shot: _Shot) -> None:
         """The post and the plate, in place."""
@@ -240,8 +232,7 @@ def _through_air(
 ) -> npt.NDArray[np.float32]:
     """A colour behind the air before it."""
     through = transmittance(depth, weather)
-    mixed: npt.NDArray[np.float32] = color * through + fog_color(weather) * (1 - through)
-    return mixed
+    return color * through + fog_color(weather) * (1 - through)
 
 
 def _seen(plate: Image, light: npt.NDArray[np.float32], depth: float, weather: Weather) -> Image:
@@ -251,8 +242,7 @@ def _seen(plate: Image, light: npt.NDArray[np.float32], depth: float, weather: W
     mixing[(0, 1, 2), (0, 1, 2)] = light * through
     # Colours are multiplied by coverage, so the air's share is its colour times coverage.
     mixing[:3, 3] = fog_color(weather) * (1 - through) / 255.0
-    seen: Image = cv2.transform(plate, mixing)
-    return seen
+    return cv2.transform(plate, mixing)
 
 
 def _snow_on(plate: Image, rng: Generator) -> Image:
