@@ -18,6 +18,7 @@ from gain_apps.system import ThermalWatch, read_number, read_numbers, read_text,
 from gain_core import __version__
 from gain_core.errors import BackendUnavailableError
 from gain_runtime.optional import require
+from gain_runtime.preprocess import usable_cores
 from gain_runtime.sessions.onnx import CPU_PROVIDER
 from gain_runtime.sessions.tensorrt import cuda_failures
 
@@ -34,15 +35,11 @@ NOTE = (
 
 
 class DevicePeak:
-    """The largest of several readings of a device's memory.
+    """The largest of several readings of the memory of an execution provider's device.
 
     What is allocated and freed between two readings is not seen. Sessions and CuPy keep what they
-    have allocated, so a reading after a batch shows what the batch needed.
-
-    Parameters
-    ----------
-    provider : str
-        Execution provider in use. On the CPU, and without CuPy, nothing is read.
+    have allocated, so a reading after a batch shows what the batch needed. On the CPU, and without
+    CuPy, nothing is read.
     """
 
     def __init__(self, provider: str, /) -> None:
@@ -58,10 +55,7 @@ class DevicePeak:
     def read(self) -> None:
         """Read once, in some microseconds; for between two batches.
 
-        Raises
-        ------
-        EngineError
-            If the device fails, be it over an earlier batch.
+        A device that fails, be it over an earlier batch, is an `EngineError`.
         """
         if self._cupy is not None:
             with cuda_failures(self._cupy, "device memory"):
@@ -101,12 +95,7 @@ LIBRARIES = {
 class Machine:
     """What can be known of the device without asking its vendor's libraries.
 
-    Whatever cannot be read is None or absent, never guessed.
-
-    Parameters
-    ----------
-    root : Path, optional
-        Where `sys`, `proc` and `var` lie.
+    Whatever cannot be read is None or absent, never guessed; `sys`, `proc` and `var` lie in `root`.
     """
 
     def __init__(self, *, root: Path = Path("/")) -> None:
@@ -121,7 +110,8 @@ class Machine:
             "architecture": platform.machine(),
             "system": platform.platform(),
             "cores": os.cpu_count(),
-            "cores_allowed": _cores_allowed(),
+            # A container may see more than it gets.
+            "cores_allowed": usable_cores(),
             "memory_bytes": self._memory_bytes(),
             "gpus": [
                 name
@@ -172,12 +162,11 @@ class Machine:
 
     def _other_clocks(self) -> dict[str, float]:
         """Clocks of GPU and memory where the kernel manages them."""
-        clocks = {}
-        for folder in sorted(self._root.glob(OTHER_CLOCKS)):
-            hz = read_number(folder / "cur_freq")
-            if hz is not None:
-                clocks[folder.name] = hz / 1e6
-        return clocks
+        return {
+            folder.name: hz / 1e6
+            for folder in sorted(self._root.glob(OTHER_CLOCKS))
+            if (hz := read_number(folder / "cur_freq")) is not None
+        }
 
     def _vram_used(self) -> int | None:
         """Memory of the graphics cards in use, by every process, where the kernel tells."""
@@ -186,20 +175,12 @@ class Machine:
 
 
 def tool_versions(*, root: Path = Path("/")) -> dict[str, str | None]:
-    """Versions of what takes part in the measurement.
+    """Versions of what takes part in the measurement, None where it is not there.
 
-    Parameters
-    ----------
-    root : Path, optional
-        Where `proc` lies.
-
-    Returns
-    -------
-    dict
-        Of every library by its module's name, None where it is not installed. `nvidia_driver` is
-        the kernel's; `cuda_driver` the newest CUDA that it runs; `onnxruntime_cuda`, `cupy_cuda`
-        and `torch_cuda` the CUDA runtime each library was built for or has loaded. Of CuPy and
-        torch they are known only where this process uses the library.
+    A library goes by its module's name. `nvidia_driver` is the kernel's; `cuda_driver` the newest
+    CUDA that it runs; `onnxruntime_cuda`, `cupy_cuda` and `torch_cuda` the CUDA runtime each
+    library was built for or has loaded. Of CuPy and torch they are known only where this process
+    uses the library.
     """
     cupy, torch = (sys.modules.get(name) for name in ("cupy", "torch"))
     return {
@@ -240,13 +221,6 @@ def _nvidia_driver(text: str) -> str | None:
     """The version in the kernel module's own line."""
     found = re.search(r"NVRM version:.*?Kernel Module.*?\s(\d+\.[\d.]+)", text)
     return None if found is None else found[1]
-
-
-def _cores_allowed() -> int | None:
-    """Cores this process may use; a container may see more than it gets."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def _entry(text: str, key: str) -> str | None:
