@@ -8,7 +8,7 @@ from numpy.testing import assert_array_equal
 
 from gain_apps.evaluate import main
 from gain_apps.evaluation import evaluate
-from gain_apps.evaluation.executor import LocalExecutor
+from gain_apps.evaluation.executor import Executor
 from gain_apps.evaluation.features import cache_folder, default_cache_dir
 from gain_core.errors import ConfigError
 from gain_runtime.files.paths import FsspecFolder
@@ -16,7 +16,7 @@ from gain_runtime.files.paths import FsspecFolder
 ARGUMENTS = {"methods": ["shift", "neo"], "seeds": 2, "batch_size": 16}
 
 
-class StopsAfter(LocalExecutor):
+class StopsAfter(Executor):
     """Is interrupted after so many streams; one method at a time, the last first."""
 
     def __init__(self, count):

@@ -62,26 +62,10 @@ def noise_of(plan: StreamPlan, /) -> np.random.Generator | None:
 def camera_stream(
     plan: StreamPlan, labels: npt.NDArray[np.integer[Any]], /, *, num_classes: int
 ) -> list[StreamBatch]:
-    """The batches of a camera's stream.
+    """The batches of the stream of one of `CAMERA_STREAMS`, over images with labels, (N,).
 
-    Parameters
-    ----------
-    plan : StreamPlan
-        Of one of `CAMERA_STREAMS`.
-    labels : array, (N,) integer
-        Of the images.
-    num_classes : int
-        K.
-
-    Returns
-    -------
-    list of StreamBatch
-        An image of -1 is a scene without an object. A batch is of one domain, but for `mixed`.
-
-    Raises
-    ------
-    ConfigError
-        If the class that was asked for has no images, or there are too few domains.
+    An image of -1 is a scene without an object. A batch is of one domain, but for `mixed`. If the
+    class that was asked for has no images, or there are too few domains, it is a `ConfigError`.
     """
     rng = np.random.default_rng(plan.seed)
     chosen = np.random.default_rng(0).permutation(len(labels))[:MAX_IMAGES]
@@ -94,9 +78,7 @@ def camera_stream(
     for visit in _visits(plan, labels[chosen], num_classes, rng):
         images = np.repeat(visit.objects, visit.stay)
         images = np.where(images == EMPTY_SCENE, EMPTY_SCENE, chosen[images])
-        domains = np.full(len(images), visit.domain, dtype=np.int64)
-        severities = np.full(len(images), float(plan.severity))
-        batches += cut(plan, domains, images, severities=severities, scored=visit.scored)
+        batches += cut(plan, visit.domain, images, scored=visit.scored)
     return batches
 
 
@@ -108,14 +90,9 @@ def recorded_stream(
     /,
 ) -> list[StreamBatch]:
     """All frames in order; or the first recording, then one class out of the last, cycled."""
-
-    def batches(images: Ints, *, scored: bool) -> list[StreamBatch]:
-        severities = np.full(len(images), float(plan.severity))
-        return cut(plan, recorded[images], images, severities=severities, scored=scored)
-
     everything = np.arange(len(labels), dtype=np.int64)
     if plan.kind == "recorded":
-        return batches(everything, scored=True)
+        return cut(plan, recorded, everything)
     last = everything[len(labels) - recordings[-1] :]
     seen = np.bincount(labels[last])
     # The seeds take the classes in turn, the one seen most first.
@@ -124,8 +101,8 @@ def recorded_stream(
     frames = last[labels[last] == one]
     if not len(frames):
         raise ConfigError(f"class: expected one that the recording shows, got {one}")
-    before = batches(everything[: recordings[0]], scored=False)
-    return before + batches(np.resize(frames, plan.frames), scored=True)
+    before, shown = everything[: recordings[0]], np.resize(frames, plan.frames)
+    return cut(plan, recorded[before], before, scored=False) + cut(plan, recorded[shown], shown)
 
 
 def _visits(
@@ -179,5 +156,4 @@ def _mixed(plan: StreamPlan, chosen: Ints, rng: np.random.Generator) -> list[Str
     )
     domains = np.repeat(rng.integers(plan.num_domains, size=len(objects)), STAY)
     images = chosen[np.repeat(objects, STAY)]
-    severities = np.full(len(images), float(plan.severity))
-    return cut(plan, domains, images, severities=severities)
+    return cut(plan, domains, images)

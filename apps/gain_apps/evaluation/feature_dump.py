@@ -40,28 +40,14 @@ def is_dump(path: str | Path, /) -> bool:
 
 
 def load_dump(path: str | Path, /, *, domains: Sequence[str] | None = None) -> EvalInput:
-    """Read a feature dump.
+    """Read a feature dump: an `.npz` with `weight` (K, D), `bias` (K,) and `labels` (N,).
 
-    Parameters
-    ----------
-    path : str or Path
-        `.npz` with `weight` (K, D), `bias` (K,), `labels` (N,) and, for `clean` and for every
-        domain, features (N, D).
-    domains : sequence of str, optional
-        Domains of the stream, in order; by default all but `clean`, ImageNet-C's fifteen first
-        and in their usual order.
+    For `clean` and for every domain it has features (N, D). The domains of the stream are, by
+    default, all but `clean`, ImageNet-C's fifteen first and in their usual order. Where there is
+    `clean`, the head has its mean and what was measured on it.
 
-    Returns
-    -------
-    EvalInput
-        `head.source_mean` and `head.measured` are those of `clean` where there is one.
-
-    Raises
-    ------
-    ArtifactError
-        If the file is missing, damaged, or an array is missing or does not fit the others.
-    ConfigError
-        If a domain is not in the dump.
+    Raises `ArtifactError` if the file is missing, damaged, or an array is missing or does not fit
+    the others, and `ConfigError` if a domain is not in the dump.
     """
     path = Path(path)
     arrays = _read(path)
@@ -105,18 +91,10 @@ def measured_head(
     measured: Mapping[str, Any] | None = None,
     logits_only: bool = False,
 ) -> Head:
-    """The frozen head with what clean images say of it.
+    """The frozen head, (K, D) and (K,) float32, with what clean images say of it.
 
-    Parameters
-    ----------
-    weight : array, (K, D) float32
-    bias : array, (K,) float32
-    clean : array, (N, D) floating, or None
-        Features of uncorrupted images; None where there are none.
-    measured : dict, optional
-        As the artifact has it; measured on `clean` where it is empty.
-    logits_only : bool
-        See `Head`.
+    Those are features (N, D) of uncorrupted images, None where there are none. What the artifact
+    has `measured` comes first; where that is empty it is measured on them.
     """
     head = Head(weight=weight, bias=bias, measured=measured or {}, logits_only=logits_only)
     if clean is None:

@@ -19,7 +19,6 @@ __all__ = [
     "CAMERA_STREAMS",
     "Ints",
     "Order",
-    "Segment",
     "StreamBatch",
     "StreamKind",
     "StreamPlan",
@@ -48,6 +47,7 @@ StreamKind = Literal[
     "csc", "cdc", "mds", "lha", "ramp", "recurring", "recorded", "recorded-one", CameraKind
 ]
 CAMERA_STREAMS: tuple[str, ...] = get_args(CameraKind)
+STREAMS: tuple[str, ...] = get_args(StreamKind)
 
 # A camera that stays with one object for two to five seconds at 30 Hz.
 RUN_FRAMES = (60, 140)
@@ -61,82 +61,48 @@ RAMP = (1, 2, 3, 4, 5, 4, 3, 2, 1)
 
 
 class StreamBatch(NamedTuple):
-    """One batch of a stream.
+    """One batch of a stream, arrays (B,)."""
 
-    Attributes
-    ----------
-    domains, images, rounds : array, (B,) int64
-        Index of the domain, of the image within it (-1 is a scene without an object), and of the
-        round (0 but for `lha`).
-    severities : array, (B,) float64
-    scored : bool
-        Whether the batch counts; all do but what leads up to the part that a stream is about.
-    """
-
-    domains: Ints
+    domains: Ints  # indices
     severities: npt.NDArray[np.float64]
-    images: Ints
-    rounds: Ints
-    scored: bool = True
-
-
-class Segment(NamedTuple):
-    """A visit to one domain: its index and how many batches the visit lasts."""
-
-    domain: int
-    batches: int
+    images: Ints  # indices within the domain; -1 is a scene without an object
+    rounds: Ints  # 0 but for `lha`
+    scored: bool = True  # all count but what leads up to the part that a stream is about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPlan:
     """What a stream is made of.
 
-    Attributes
-    ----------
-    kind : str
-        `csc`: one domain after the other. `cdc`: domains recur in visits of random length.
-        `mds`: all domains shuffled by sample. `lha`: `csc` in `rounds` rounds without a reset.
-        `ramp`: as `csc`, but within a domain the severity climbs from 1 to 5 and descends
-        again. `recurring`: the domains take turns, `visits` equal visits each. `recorded`: the
-        images in list order, each of a domain of its own, as a camera met them. `recorded-one`:
-        the first recording, then `frames` frames of one class out of the last, scored on those.
-        The others are those of `camera_streams`.
-    num_domains : int
-    order : str
-        See `image_order`; of the streams of a data set only.
-    severity : float
-        Of every sample but those of a ramp.
-    batch_size : int
-    seed : int
-    delta : float
-        Concentration of CDC's Dirichlet distribution.
-    rounds, visits : int
-    frames : int
-        Of the one thing of `parked`, the night of `day-night`, the one class of `recorded-one`.
-    only_class : int or None
-        The class of streams of one class; by default the seed chooses.
+    `csc` shows one domain after the other. In `cdc` domains recur in visits of random length, `mds`
+    has all domains shuffled by sample, `lha` is `csc` in `rounds` rounds without a reset. `ramp` is
+    as `csc`, but within a domain the severity climbs from 1 to 5 and descends again. In `recurring`
+    the domains take turns, `visits` equal visits each. `recorded` has the images in list order,
+    each of a domain of its own, as a camera met them; `recorded-one` the first recording, then
+    `frames` frames of one class out of the last, scored on those. The others are those of
+    `camera_streams`.
     """
 
     kind: StreamKind
     num_domains: int
-    order: Order = "list"
-    severity: float = 5.0
+    order: Order = "list"  # see `image_order`; of the streams of a data set only
+    severity: float = 5.0  # of every sample but those of a ramp
     batch_size: int = 64
     seed: int = 0
-    delta: float = 1.0
+    delta: float = 1.0  # concentration of CDC's Dirichlet distribution
     rounds: int = 10
     visits: int = 3
+    # Of the one thing of `parked`, the night of `day-night`, the one class of `recorded-one`.
     frames: int = 3000
-    only_class: int | None = None
+    only_class: int | None = None  # of streams of one class; by default the seed chooses
 
     def __post_init__(self) -> None:
-        checks = (
-            ("stream", ", ".join(STREAMS), self.kind, STREAMS),
-            ("order", ", ".join(get_args(Order)), self.order, get_args(Order)),
-        )
-        for name, expected, value, choices in checks:
+        for name, value, choices in (
+            ("stream", self.kind, STREAMS),
+            ("order", self.order, get_args(Order)),
+        ):
             if value not in choices:
-                raise ConfigError(f"{name}: expected one of {expected}, got {value!r}")
+                raise ConfigError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
         for name in ("num_domains", "batch_size", "rounds", "visits", "frames"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
@@ -161,32 +127,15 @@ class StreamPlan:
         return self.kind in CAMERA_STREAMS
 
 
-STREAMS: tuple[str, ...] = (
-    *("csc", "cdc", "mds", "lha", "ramp", "recurring", "recorded", "recorded-one"),
-    *CAMERA_STREAMS,
-)
-# What a stream's name may be followed by, and the field of `StreamPlan` that it sets.
-STREAM_OPTIONS = {
-    "delta": "delta",
-    "rounds": "rounds",
-    "visits": "visits",
-    "frames": "frames",
-    "class": "only_class",
-}
+# What a stream's name may be followed by; `class` sets `only_class` of a `StreamPlan`.
+STREAM_OPTIONS = ("delta", "rounds", "visits", "frames", "class")
 
 
 def parse_stream(text: str, /) -> dict[str, Any]:
     """Read `NAME` or `NAME:key=value`: `cdc:delta=2`, `lha:rounds=3`, `one-after:class=7`.
 
-    Returns
-    -------
-    dict
-        Fields of `StreamPlan`, `kind` among them.
-
-    Raises
-    ------
-    ConfigError
-        If the name or a key is unknown, or a value is no number.
+    The fields of `StreamPlan`, `kind` among them. `ConfigError` if the name or a key is unknown, or
+    a value is no number.
     """
     kind, options = parse_spec(text)
     unknown = sorted(set(options) - set(STREAM_OPTIONS))
@@ -199,7 +148,9 @@ def parse_stream(text: str, /) -> dict[str, Any]:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not whole and not (key == "delta" and isinstance(value, float)):
             raise ConfigError(f"stream {text}: {key}: expected a number, got {value!r}")
-    return {"kind": kind, **{STREAM_OPTIONS[key]: value for key, value in options.items()}}
+    if "class" in options:
+        options["only_class"] = options.pop("class")
+    return {"kind": kind, **options}
 
 
 def cdc_segments(
@@ -208,27 +159,14 @@ def cdc_segments(
     batch_size: int,
     delta: float,
     seed: int,
-) -> list[Segment]:
+) -> list[tuple[int, int]]:
     """Visits of the continual dynamic change stream, as DPCore's CDC builds them.
 
-    Parameters
-    ----------
-    num_domains, images_per_domain, batch_size : int
-    delta : float
-        Concentration of the Dirichlet distribution; large values make the visits equally long.
-    seed : int
-        Of NumPy's legacy generator, in which the published stream is defined.
-
-    Returns
-    -------
-    list of Segment
-        3 x num_domains visits; those of one domain add up to all its batches, and one may be
-        empty. Visits are cut in whole batches: a domain's last batch may be short.
-
-    Notes
-    -----
-    The published number of batches, ``5000 // 64 + 1``, is rounded up here, which is the same
-    unless the batch size divides the images.
+    `delta` is the concentration of the Dirichlet distribution; large values make the visits equally
+    long. The 3 x num_domains visits of one domain add up to all its batches, and one may be empty.
+    Visits are cut in whole batches: a domain's last batch may be short. The published number of
+    batches, ``5000 // 64 + 1``, is rounded up here, which is the same unless the batch size divides
+    the images.
     """
     # The legacy generator is the definition of the published stream.
     rng = np.random.RandomState(seed)
@@ -238,7 +176,7 @@ def cdc_segments(
     edges = np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, total)))
     lengths = np.diff(edges, axis=1)
     return [
-        Segment(int(domain), int(lengths[domain, slot]))
+        (int(domain), int(lengths[domain, slot]))
         for slot in range(NUM_SLOTS)
         for domain in rng.permutation(num_domains)
     ]
@@ -253,30 +191,13 @@ def make_stream(
     recorded: Ints | None = None,
     recordings: Sequence[int] = (),
 ) -> list[StreamBatch]:
-    """The batches of a stream.
+    """The batches of a stream; the same plan gives the same stream.
 
-    Parameters
-    ----------
-    plan : StreamPlan
-    labels : array, (N,) integer
-        Of the images, which are the same in every domain.
-    num_classes : int
-        K of the head, which may be more than have images.
-    recorded : array, (N,) int64, optional
-        Domain of each image, and
-    recordings : sequence of int
-        how many images each recording has: for what was recorded only.
-
-    Returns
-    -------
-    list of StreamBatch
-        Batches of `mds` are all full but the last; all other streams start a new batch with
-        every visit to a domain. The same plan gives the same stream.
-
-    Raises
-    ------
-    ConfigError
-        As `image_order`, or if a recording lacks its domains.
+    The labels, (N,), are of the images, which are the same in every domain; K may be more classes
+    than have images. Of what was recorded, `recorded`, (N,), has each image's domain, and
+    `recordings` how many images each recording has. Batches of `mds` are all full but the last; all
+    other streams start a new batch with every visit to a domain. Raises `ConfigError` as
+    `image_order`, or if a recording lacks its domains.
     """
     rng = np.random.default_rng(plan.seed)
     # Imported late: it is made of what is defined here.
@@ -308,9 +229,7 @@ def make_stream(
     batches: list[StreamBatch] = []
     for number in range(rounds):
         for domain in range(plan.num_domains):
-            images = visit()
-            severities = _severities(plan, len(images))
-            batches += _batches(plan, domain, images, severities=severities, number=number)
+            batches += cut(plan, domain, visit(), number=number)
     return batches
 
 
@@ -323,7 +242,7 @@ def _cdc(plan: StreamPlan, images: list[Ints]) -> list[StreamBatch]:
     for domain, length in cdc_segments(plan.num_domains, longest, size, plan.delta, plan.seed):
         rows = images[domain][taken[domain] : taken[domain] + length * size]
         taken[domain] += len(rows)
-        batches += _batches(plan, domain, rows)
+        batches += cut(plan, domain, rows)
     return batches
 
 
@@ -334,7 +253,7 @@ def _recurring(plan: StreamPlan, images: list[Ints]) -> list[StreamBatch]:
         batch
         for number in range(plan.visits)
         for domain in range(plan.num_domains)
-        for batch in _batches(plan, domain, parts[domain][number])
+        for batch in cut(plan, domain, parts[domain][number])
     ]
 
 
@@ -342,48 +261,23 @@ def _mds(plan: StreamPlan, images: Ints, *, rng: np.random.Generator) -> list[St
     """All domains' samples in one random order."""
     domains = np.repeat(np.arange(plan.num_domains, dtype=np.int64), len(images))
     order = rng.permutation(len(domains))
-    rows = np.tile(images, plan.num_domains)[order]
-    severities = np.full(len(rows), float(plan.severity))
-    return cut(plan, domains[order], rows, severities=severities, number=0)
-
-
-def _severities(plan: StreamPlan, count: int) -> npt.NDArray[np.float64]:
-    """One severity for all samples of a visit, or those of a ramp."""
-    if plan.kind != "ramp":
-        return np.full(count, float(plan.severity))
-    step = np.arange(count) * len(RAMP) // max(count, 1)
-    return np.asarray(RAMP, dtype=np.float64)[step]
-
-
-def _batches(
-    plan: StreamPlan,
-    domain: int,
-    images: Ints,
-    *,
-    severities: npt.NDArray[np.float64] | None = None,
-    number: int = 0,
-) -> list[StreamBatch]:
-    """The batches of one visit."""
-    domains = np.full(len(images), domain, dtype=np.int64)
-    if severities is None:
-        severities = np.full(len(images), float(plan.severity))
-    return cut(plan, domains, images, severities=severities, number=number)
+    return cut(plan, domains[order], np.tile(images, plan.num_domains)[order])
 
 
 def cut(
-    plan: StreamPlan,
-    domains: Ints,
-    images: Ints,
-    *,
-    severities: npt.NDArray[np.float64],
-    number: int = 0,
-    scored: bool = True,
+    plan: StreamPlan, domains: Ints | int, images: Ints, *, number: int = 0, scored: bool = True
 ) -> list[StreamBatch]:
-    """Cut samples into batches, the last of which may be short."""
-    rounds = np.full(len(images), number, dtype=np.int64)
+    """Cut samples, of one domain or each of its own, into batches; the last may be short."""
+    count = len(images)
+    domains = np.broadcast_to(np.asarray(domains, dtype=np.int64), count)
+    severities = np.full(count, float(plan.severity))
+    if plan.kind == "ramp":
+        step = np.arange(count) * len(RAMP) // max(count, 1)
+        severities = np.asarray(RAMP, dtype=np.float64)[step]
+    rounds = np.full(count, number, dtype=np.int64)
     return [
         StreamBatch(domains[rows], severities[rows], images[rows], rounds[rows], scored)
-        for start in range(0, len(images), plan.batch_size)
+        for start in range(0, count, plan.batch_size)
         for rows in (slice(start, start + plan.batch_size),)
     ]
 
@@ -397,32 +291,14 @@ def image_order(
     only_class: int | None = None,
     ranking: Ints | None = None,
 ) -> Ints:
-    """Image indices of one visit to a domain.
+    """Image indices of one visit to a domain, (M,) of N labels; everything random comes from `rng`.
 
-    Parameters
-    ----------
-    order : {"list", "shuffled", "runs", "sorted", "long-tailed", "one-class"}
-        `list` is the data set's own order. `runs` shows 60 to 140 frames of one class, then of
-        another, until every image was shown. `sorted` shows all of one class, then all of the
-        next, classes in random order. `long-tailed` shuffles all images of one class, and of the
-        others fewer and fewer, down to a hundredth. `one-class` shows a single class.
-    labels : array, (N,) integer
-    rng : Generator
-        Everything random comes from it.
-    only_class : int, optional
-        The class of `one-class`; by default one is drawn among those present.
-    ranking : array, (K,) int64, optional
-        The classes of `long-tailed`, the most frequent first; by default in random order.
-
-    Returns
-    -------
-    array, (M,) int64
-        M is N, or the number of images shown of each class.
-
-    Raises
-    ------
-    ConfigError
-        If the order is unknown or the class has no images.
+    `list` is the data set's own order. `runs` shows 60 to 140 frames of one class, then of another,
+    until every image was shown. `sorted` shows all of one class, then all of the next, classes in
+    random order. `long-tailed` shuffles all images of one class, and of the others fewer and fewer,
+    down to a hundredth, classes ranked as in `ranking`, by default in random order. `one-class`
+    shows a single class, by default one drawn among those present. Another order, or a class
+    without images, is a `ConfigError`.
     """
     if order not in get_args(Order):
         raise ConfigError(f"order: expected one of {', '.join(get_args(Order))}, got {order!r}")
@@ -465,20 +341,12 @@ def _long_tailed(shuffled: Ints, labels: npt.NDArray[np.integer[Any]], ranking: 
     """Of every class the share that its rank leaves it, one image at least."""
     shown = labels[shuffled]
     kept = np.zeros(len(shuffled), dtype=bool)
-    by_class = [np.flatnonzero(shown == label) for label in ranking]
-    counts = _tail_counts([len(places) for places in by_class], IMBALANCE)
-    for places, count in zip(by_class, counts, strict=True):
-        kept[places[:count]] = True
+    shares = IMBALANCE ** -np.linspace(0.0, 1.0, len(ranking))
+    for label, share in zip(ranking, shares, strict=True):
+        places = np.flatnonzero(shown == label)
+        kept[places[: max(1, round(float(share) * len(places)))]] = True
     chosen: Ints = shuffled[kept]
     return chosen
-
-
-def _tail_counts(counts: Sequence[int], ratio: float, /) -> list[int]:
-    """How many images of every class a long tail leaves."""
-    shares = ratio ** -np.linspace(0.0, 1.0, len(counts))
-    return [
-        max(1, round(float(share) * count)) for share, count in zip(shares, counts, strict=True)
-    ]
 
 
 def _runs(by_class: list[Ints], *, rng: np.random.Generator) -> list[Ints]:

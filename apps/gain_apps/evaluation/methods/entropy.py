@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork
@@ -22,14 +23,11 @@ class TorchSource:
 
     uses_pixels = True
 
+    cost = Cost()
+
     def __init__(self, network: TorchNetwork, /) -> None:
         self._network = network
         self.reset()
-
-    @property
-    def cost(self) -> Cost:
-        """One forward pass."""
-        return Cost()
 
     def predict(self, batch: Batch, /) -> Floats:
         """log-softmax of the network's logits, (B, K)."""
@@ -43,6 +41,7 @@ class TorchSource:
         self._network.reset()
 
 
+@dataclass(eq=False)
 class Tent:
     """Entropy minimisation over the layer norms' weights and biases.
 
@@ -51,10 +50,11 @@ class Tent:
     """
 
     uses_pixels = True
+    _network: TorchNetwork
+    _: KW_ONLY
+    rate: float = 1e-3
 
-    def __init__(self, network: TorchNetwork, /, *, rate: float = 1e-3) -> None:
-        self._network = network
-        self._rate = rate
+    def __post_init__(self) -> None:
         self.reset()
 
     @property
@@ -66,7 +66,7 @@ class Tent:
         """Predict, then take one step, (B, K)."""
         logits = self._network.logits(self._network.pixels(batch))
         self._network.check_parity(logits, batch)
-        self._optimiser.param_groups[0]["lr"] = self._rate * len(logits) / FULL_BATCH
+        self._optimiser.param_groups[0]["lr"] = self.rate * len(logits) / FULL_BATCH
         self._optimiser.zero_grad()
         self._network.entropy(logits).mean().backward()
         self._optimiser.step()
@@ -77,10 +77,11 @@ class Tent:
         self._network.reset()
         self._trained: list[Any] = self._network.norm_parameters()
         self._optimiser: Any = self._network.torch.optim.SGD(
-            self._trained, lr=self._rate, momentum=0.9
+            self._trained, lr=self.rate, momentum=0.9
         )
 
 
+@dataclass(eq=False)
 class Sar:
     """Sharpness-aware and reliable entropy minimisation.
 
@@ -90,20 +91,13 @@ class Sar:
     """
 
     uses_pixels = True
+    _network: TorchNetwork
+    _: KW_ONLY
+    rate: float = 1e-3
+    rho: float = 0.05
+    collapse: float = 0.2
 
-    def __init__(
-        self,
-        network: TorchNetwork,
-        /,
-        *,
-        rate: float = 1e-3,
-        rho: float = 0.05,
-        collapse: float = 0.2,
-    ) -> None:
-        self._network = network
-        self._rate = rate
-        self._rho = rho
-        self._collapse = collapse
+    def __post_init__(self) -> None:
         self.reset()
 
     @property
@@ -129,7 +123,7 @@ class Sar:
         self._network.reset()
         self._trained: list[Any] = self._network.norm_parameters(skip=self._is_late)
         self._optimiser: Any = self._network.torch.optim.SGD(
-            self._trained, lr=self._rate, momentum=0.9
+            self._trained, lr=self.rate, momentum=0.9
         )
         self._mean_loss: float | None = None
 
@@ -138,7 +132,7 @@ class Sar:
         torch = self._network.torch
         grads = [parameter.grad for parameter in self._trained]
         length = torch.sqrt(sum((grad * grad).sum() for grad in grads)) + 1e-12
-        climb = [grad * (self._rho / length) for grad in grads]
+        climb = [grad * (self.rho / length) for grad in grads]
         self._move(climb, sign=1.0)
         self._optimiser.zero_grad()
         entropy = self._network.entropy(self._network.logits(pixels))[reliable]
@@ -163,7 +157,7 @@ class Sar:
         if math.isnan(loss):
             return
         self._mean_loss = loss if self._mean_loss is None else 0.9 * self._mean_loss + 0.1 * loss
-        if self._mean_loss < self._collapse:
+        if self._mean_loss < self.collapse:
             self.reset()
 
     def _is_late(self, name: str) -> bool:
@@ -189,44 +183,25 @@ PROBS_MOMENTUM = 0.9
 FISHER_BATCH = 64
 
 
+@dataclass(eq=False)
 class Eata:
     """Efficient anti-forgetting test-time adaptation.
 
     Only samples with an entropy below 0.4 ln K count, the surer the more, and of those only the
-    ones whose prediction is unlike the running mean of the predictions that counted before.
-    Norms that matter to the source are held near it by their Fisher information.
-
-    Parameters
-    ----------
-    network : TorchNetwork
-    rate : float
-        For a batch of any size; SGD with momentum 0.9.
-    similarity : float
-        Largest absolute cosine to the running mean: 0.05 for ImageNet's thousand classes, 0.4
-        for ten.
-    fisher : float
-        Weight of the regulariser; 0 leaves it out and needs no source images.
-    num_source : int
-        Uncorrupted images on which the Fisher information is measured, without labels.
+    ones whose prediction is unlike the running mean of the predictions that counted before. Norms
+    that matter to the source are held near it by their Fisher information.
     """
 
     uses_pixels = True
+    _network: TorchNetwork
+    _: KW_ONLY
+    rate: float = 2.5e-4  # for a batch of any size; SGD with momentum 0.9
+    # Largest absolute cosine to the running mean, for ImageNet's thousand classes; 0.4 for ten.
+    similarity: float = 0.05
+    fisher: float = 2000.0  # weight of the regulariser; 0 leaves it out and needs no source images
+    num_source: int = 2000  # uncorrupted images on which it is measured, without labels
 
-    def __init__(
-        self,
-        network: TorchNetwork,
-        /,
-        *,
-        rate: float = 2.5e-4,
-        similarity: float = 0.05,
-        fisher: float = 2000.0,
-        num_source: int = 2000,
-    ) -> None:
-        self._network = network
-        self._rate = rate
-        self._similarity = similarity
-        self._fisher = fisher
-        self._num_source = num_source
+    def __post_init__(self) -> None:
         self._information: list[Any] | None = None
         self.reset()
 
@@ -239,7 +214,7 @@ class Eata:
             num_backward=self._stepped / max(self._batches, 1),
             num_parameters=count,
             # Weights and momentum, and with the regulariser the anchor and its information.
-            state_bytes=(4 if self._fisher else 2) * 4 * count,
+            state_bytes=(4 if self.fisher else 2) * 4 * count,
         )
 
     def predict(self, batch: Batch, /) -> Floats:
@@ -265,9 +240,9 @@ class Eata:
         network.reset()
         self._trained: list[Any] = network.norm_parameters()
         self._source = [parameter.detach().clone() for parameter in self._trained]
-        if self._fisher and self._information is None:
+        if self.fisher and self._information is None:
             self._information = self._measure()
-        self._optimiser: Any = network.torch.optim.SGD(self._trained, lr=self._rate, momentum=0.9)
+        self._optimiser: Any = network.torch.optim.SGD(self._trained, lr=self.rate, momentum=0.9)
         self._mean_probs: Any = None
         self._batches = self._stepped = 0
 
@@ -281,7 +256,7 @@ class Eata:
             closeness = torch.nn.functional.cosine_similarity(
                 self._mean_probs[None], probs[chosen], dim=1
             )
-            chosen = chosen[closeness.abs() < self._similarity]
+            chosen = chosen[closeness.abs() < self.similarity]
         if len(chosen):
             mean = probs[chosen].mean(dim=0)
             self._mean_probs = (
@@ -296,16 +271,14 @@ class Eata:
         if self._information is None:
             return 0.0
         parts = zip(self._information, self._trained, self._source, strict=True)
-        return self._fisher * sum(
+        return self.fisher * sum(
             (weight * (trained - source) ** 2).sum() for weight, trained, source in parts
         )
 
     def _measure(self) -> list[Any]:
         """Mean over source batches of the squared gradient of the cross-entropy with the answer."""
         network, torch = self._network, self._network.torch
-        pixels = network.source_pixels(
-            self._num_source, method="eata", instead=", or eata:fisher=0"
-        )
+        pixels = network.source_pixels(self.num_source, method="eata", instead=", or eata:fisher=0")
         batches = pixels.split(FISHER_BATCH)
         total = [torch.zeros_like(parameter) for parameter in self._source]
         for part in batches:
