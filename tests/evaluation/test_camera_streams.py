@@ -126,8 +126,3 @@ def test_evaluate_scores_what_counts_only(colour_dump):
 def test_bad_specs_are_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         parse_stream(text)
-
-
-def test_a_camera_has_an_order_of_its_own(colour_dump):
-    with pytest.raises(ConfigError, match="stream video has an order of its own"):
-        evaluate(colour_dump, stream="video", order="sorted")

@@ -151,23 +151,11 @@ def test_store_finds_views_domains_and_severities():
             ("b", ANY_SEVERITY): (outputs(500), outputs(600)),
         },
     )
-    batch = store.batch(
-        StreamBatch(
-            domains=np.array([0, 0, 1, 0]),
-            severities=np.array([1.0, 2.0, 2.0, 1.0]),
-            images=np.array([6, 1, 7, 0]),
-            rounds=np.zeros(4, dtype=np.int64),
-        )
-    )
+    domains, severities = np.array([0, 0, 1, 0]), np.array([1.0, 2.0, 2.0, 1.0])
+    item = StreamBatch(domains, severities, np.array([6, 1, 7, 0]), rounds=np.zeros(4, int))
+    batch = store.batch(item)
     assert_array_equal(batch.features[:, 0], [202, 301, 603, 100])
     assert_array_equal(batch.logits[:, 0], [2020, 3010, 6030, 1000])
     assert batch.features.dtype == np.float32
     with pytest.raises(ConfigError, match="a is recorded at 1, 2, not at 5"):
-        store.batch(
-            StreamBatch(
-                domains=np.zeros(1, dtype=np.int64),
-                severities=np.array([5.0]),
-                images=np.zeros(1, dtype=np.int64),
-                rounds=np.zeros(1, dtype=np.int64),
-            )
-        )
+        store.batch(item._replace(severities=np.full(4, 5.0)))
