@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from gain_apps.evaluation.features import default_cache_dir
+from gain_apps.evaluation.features import code_hash, default_cache_dir
 from gain_apps.evaluation.image_data import (
     WNID,
     ClassNames,
@@ -328,7 +328,8 @@ def open_test_source(uri: str, /, *, seed: int, num_classes: int, cache: Path) -
     `ArtifactError` if a truth is none of the artifact's K classes, or the cache is damaged or
     cannot be written.
     """
-    key = hashlib.sha256(f"{uri}\0{seed}\0{_drawing_code()}".encode()).hexdigest()
+    drawn_by = f"{__version__}\0{code_hash(corruptions, roadsigns)}"
+    key = hashlib.sha256(f"{uri}\0{seed}\0{drawn_by}".encode()).hexdigest()
     facts = cache / f"{key[:32]}.recording.json"
     drawn: list[Image] = []
     if is_file(facts):
@@ -381,15 +382,6 @@ def _read_facts(path: Path) -> tuple[list[int], list[str]]:
         return record["labels"], record["conditions"]
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise ArtifactError(f"{path}: damaged cache file ({err}); delete it and run again") from err
-
-
-def _drawing_code() -> str:
-    """Hash of the code that draws: other code draws other frames."""
-    digest = hashlib.sha256(__version__.encode())
-    for package in (corruptions, roadsigns):
-        for path in sorted(Path(package.__file__ or "").parent.glob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _region(frame: Frame) -> Image:

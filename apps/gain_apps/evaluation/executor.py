@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from gain_apps.evaluation.camera_streams import noise_of
 from gain_apps.evaluation.eval_input import EvalInput, FeatureStore, InputSettings, OnImages
 from gain_apps.evaluation.methods.protocol import (
     Batch,
@@ -23,7 +22,7 @@ from gain_apps.evaluation.methods.protocol import (
     OnPixels,
 )
 from gain_apps.evaluation.methods.registry import MethodSpec, make_method
-from gain_apps.evaluation.streams import StreamBatch, StreamPlan, make_stream
+from gain_apps.evaluation.streams import StreamBatch, StreamPlan, make_stream, noise_of
 from gain_core.errors import ConfigError, NumericsError
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ def evaluate(
     data : str, Path or tuple of str, optional
         Data set of an artifact: a folder, `.npz` or `test://` source; see `open_input`.
     stream : str
-        `NAME` or `NAME:key=value`, see `StreamPlan` and `camera_streams`.
+        `NAME` or `NAME:key=value`, see the module `streams`.
     order : str, optional
         Order of the images within a domain; default: that of the data.
     methods : sequence of str

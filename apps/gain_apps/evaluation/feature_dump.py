@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.evaluation.camera_streams import NOISE
 from gain_apps.evaluation.eval_input import ANY_SEVERITY, EvalInput, FeatureStore, Outputs
 from gain_apps.evaluation.methods.protocol import Floats, Head
+from gain_apps.evaluation.streams import NOISE
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.images import MAX_IMAGES, measure_fitness
 from gain_runtime.files.paths import is_file

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -41,6 +42,7 @@ __all__ = [
     "FeatureMaker",
     "Rows",
     "cache_folder",
+    "code_hash",
     "default_cache_dir",
     "make_view",
     "normalised",
@@ -388,7 +390,7 @@ class FeatureMaker:
             "view": view,
             "normalise": self.normalise,
             "seed": self.seed if generated or view else 0,
-            "corruptions": _corruptions_hash() if generated else "",
+            "corruptions": code_hash(corruptions) if generated else "",
             "version": __version__,
         }
 
@@ -401,12 +403,12 @@ def _resized(image: Image, spec: Preprocess) -> Image:
     return np.ascontiguousarray(np.moveaxis(levels, 0, 2))
 
 
-def _corruptions_hash() -> str:
-    """Hash of the corruptions' code: features made with other code are other features."""
+def code_hash(*packages: ModuleType) -> str:
+    """Hash of the code that draws: other code draws other pictures."""
     digest = hashlib.sha256()
-    folder = Path(corruptions.__file__).parent
-    for path in sorted(folder.glob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
+    for package in packages:
+        for path in sorted(Path(package.__file__ or "").parent.glob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -181,31 +181,23 @@ def timm_network(name: str, weights: Path, num_classes: int, /) -> NetworkMaker:
     return lambda: copy.deepcopy(model)
 
 
+@dataclass(eq=False)
 class TorchNetwork:
-    """A network that a method trains, with what every such method needs around it.
+    """A network that a method trains, with what every such method needs around it."""
 
-    Only the logits of `columns`, (K,) int64, count, where they are given. `source` has uncorrupted
-    images, for methods that measure the source first.
-    """
+    make: NetworkMaker
+    _: KW_ONLY
+    columns: npt.NDArray[np.int64] | None = None  # (K,), which of the network's logits count
+    source: SourcePixels | None = None  # for methods that measure the source first
 
-    def __init__(
-        self,
-        make: NetworkMaker,
-        /,
-        *,
-        columns: npt.NDArray[np.int64] | None = None,
-        source: SourcePixels | None = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.torch = require("torch", extra="eval")
-        self._make = make
-        self._columns = columns
-        self._source = source
         self._checked = False
-        self.model: Any = make()
+        self.model: Any = self.make()
 
     def reset(self) -> None:
         """The source's weights again, none of them trained."""
-        self.model = self._make()
+        self.model = self.make()
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
 
@@ -244,17 +236,17 @@ class TorchNetwork:
 
         If there are none it is a `ConfigError`, in which `instead` says how to do without.
         """
-        if self._source is None:
+        if self.source is None:
             raise ConfigError(
                 f"{method}: expected uncorrupted images to measure the source on, got none; "
                 f"give --source-images{instead}"
             )
-        return self.torch.from_numpy(self._source(count))
+        return self.torch.from_numpy(self.source(count))
 
     def logits(self, pixel_values: Any, /, *, model: Any = None) -> Any:
         """The network's logits, (B, K), with gradients where parameters are trained."""
         logits = (self.model if model is None else model)(pixel_values)
-        return logits if self._columns is None else logits[:, self._columns]
+        return logits if self.columns is None else logits[:, self.columns]
 
     def check_parity(self, logits: Any, batch: Batch, /) -> None:
         """The untrained network is the artifact's, or this is a `ParityError`.
