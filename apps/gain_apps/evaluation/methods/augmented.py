@@ -6,7 +6,7 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork
+from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork, trained_cost
 
 __all__ = [
     "Cotta",
@@ -81,15 +81,10 @@ class Cotta:
     @property
     def cost(self) -> Cost:
         """Student, teacher and anchor once each, and the teacher's augmented copies."""
-        count = sum(parameter.numel() for parameter in self._network.model.parameters())
         forward = 3.0 + self.num_augmented * self._augmented / max(self._batches, 1)
-        return Cost(
-            num_forward=forward,
-            num_backward=1.0,
-            num_parameters=count,
-            # Student, teacher, anchor and momentum in float32.
-            state_bytes=4 * 4 * count,
-        )
+        # Kept are student, teacher, anchor and momentum.
+        trained = self._network.model.parameters()
+        return trained_cost(trained, num_forward=forward, num_backward=1.0, copies=4)
 
     def predict(self, batch: Batch, /) -> Floats:
         """The teacher's answer before the step it teaches, (B, K)."""
@@ -119,9 +114,7 @@ class Cotta:
         network.reset()
         for parameter in network.model.parameters():
             parameter.requires_grad_(True)
-        self._optimiser: Any = network.torch.optim.SGD(
-            network.model.parameters(), lr=self.rate, momentum=0.9
-        )
+        self._optimiser: Any = network.sgd(network.model.parameters(), rate=self.rate)
         self._random: Any = network.torch.Generator().manual_seed(0)
         self._batches = self._augmented = 0
 
@@ -178,13 +171,7 @@ class Roid:
     @property
     def cost(self) -> Cost:
         """Two forward passes and one backward pass through both; the norms three times."""
-        count = sum(parameter.numel() for parameter in self._trained)
-        return Cost(
-            num_forward=2.0,
-            num_backward=2.0,
-            num_parameters=count,
-            state_bytes=3 * 4 * count,
-        )
+        return trained_cost(self._trained, num_forward=2.0, num_backward=2.0, copies=3)
 
     def predict(self, batch: Batch, /) -> Floats:
         """Predict, then take one step, (B, K)."""
@@ -211,7 +198,7 @@ class Roid:
         network.reset()
         self._trained: list[Any] = network.norm_parameters()
         self._source = [parameter.detach().clone() for parameter in self._trained]
-        self._optimiser: Any = network.torch.optim.SGD(self._trained, lr=self.rate, momentum=0.9)
+        self._optimiser: Any = network.sgd(self._trained, rate=self.rate)
         self._mean_probs: Any = None
         self._random: Any = network.torch.Generator().manual_seed(0)
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork
+from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork, trained_cost
 
 __all__ = [
     "Eata",
@@ -60,7 +60,7 @@ class Tent:
     @property
     def cost(self) -> Cost:
         """One forward and one backward pass; the norms and their momentum."""
-        return _cost(self._trained, num_forward=1.0, num_backward=1.0)
+        return trained_cost(self._trained, num_forward=1.0, num_backward=1.0)
 
     def predict(self, batch: Batch, /) -> Floats:
         """Predict, then take one step, (B, K)."""
@@ -76,9 +76,7 @@ class Tent:
         """The source's weights."""
         self._network.reset()
         self._trained: list[Any] = self._network.norm_parameters()
-        self._optimiser: Any = self._network.torch.optim.SGD(
-            self._trained, lr=self.rate, momentum=0.9
-        )
+        self._optimiser: Any = self._network.sgd(self._trained, rate=self.rate)
 
 
 @dataclass(eq=False)
@@ -103,7 +101,7 @@ class Sar:
     @property
     def cost(self) -> Cost:
         """Two forward and two backward passes; the norms and their momentum."""
-        return _cost(self._trained, num_forward=2.0, num_backward=2.0)
+        return trained_cost(self._trained, num_forward=2.0, num_backward=2.0)
 
     def predict(self, batch: Batch, /) -> Floats:
         """Predict, then take one sharpness-aware step, (B, K)."""
@@ -122,9 +120,7 @@ class Sar:
         """The source's weights."""
         self._network.reset()
         self._trained: list[Any] = self._network.norm_parameters(skip=self._is_late)
-        self._optimiser: Any = self._network.torch.optim.SGD(
-            self._trained, lr=self.rate, momentum=0.9
-        )
+        self._optimiser: Any = self._network.sgd(self._trained, rate=self.rate)
         self._mean_loss: float | None = None
 
     def _step(self, pixels: Any, reliable: Any, *, margin: float) -> float:
@@ -167,18 +163,6 @@ class Sar:
         return name.startswith(late) or not name.startswith("blocks.")
 
 
-def _cost(trained: list[Any], *, num_forward: float, num_backward: float) -> Cost:
-    """Cost of training some parameters with momentum."""
-    count = sum(parameter.numel() for parameter in trained)
-    return Cost(
-        num_forward=num_forward,
-        num_backward=num_backward,
-        num_parameters=count,
-        # Weights and momentum in float32; the source's own weights are kept to return to.
-        state_bytes=2 * 4 * count,
-    )
-
-
 PROBS_MOMENTUM = 0.9
 FISHER_BATCH = 64
 
@@ -208,13 +192,12 @@ class Eata:
     @property
     def cost(self) -> Cost:
         """One forward pass, one backward pass where samples counted; the Fisher pass is before."""
-        count = sum(parameter.numel() for parameter in self._trained)
-        return Cost(
+        return trained_cost(
+            self._trained,
             num_forward=1.0,
             num_backward=self._stepped / max(self._batches, 1),
-            num_parameters=count,
-            # Weights and momentum, and with the regulariser the anchor and its information.
-            state_bytes=(4 if self.fisher else 2) * 4 * count,
+            # With the regulariser the anchor and its information too.
+            copies=4 if self.fisher else 2,
         )
 
     def predict(self, batch: Batch, /) -> Floats:
@@ -242,7 +225,7 @@ class Eata:
         self._source = [parameter.detach().clone() for parameter in self._trained]
         if self.fisher and self._information is None:
             self._information = self._measure()
-        self._optimiser: Any = network.torch.optim.SGD(self._trained, lr=self.rate, momentum=0.9)
+        self._optimiser: Any = network.sgd(self._trained, rate=self.rate)
         self._mean_probs: Any = None
         self._batches = self._stepped = 0
 

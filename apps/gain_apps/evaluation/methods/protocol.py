@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -29,6 +29,7 @@ __all__ = [
     "entropy",
     "log_softmax",
     "timm_network",
+    "trained_cost",
     "unit_rows",
 ]
 
@@ -181,6 +182,22 @@ def timm_network(name: str, weights: Path, num_classes: int, /) -> NetworkMaker:
     return lambda: copy.deepcopy(model)
 
 
+def trained_cost(
+    trained: Iterable[Any], /, *, num_forward: float, num_backward: float, copies: int = 2
+) -> Cost:
+    """Cost of training parameters, of which so many copies are kept in float32.
+
+    By default those are weights and momentum; the source's own weights are there to return to.
+    """
+    count = sum(parameter.numel() for parameter in trained)
+    return Cost(
+        num_forward=num_forward,
+        num_backward=num_backward,
+        num_parameters=count,
+        state_bytes=copies * 4 * count,
+    )
+
+
 @dataclass(eq=False)
 class TorchNetwork:
     """A network that a method trains, with what every such method needs around it."""
@@ -221,6 +238,10 @@ class TorchNetwork:
         for parameter in chosen:
             parameter.requires_grad_(True)
         return chosen
+
+    def sgd(self, parameters: Iterable[Any], /, *, rate: float) -> Any:
+        """The optimiser of every method that trains: SGD with a momentum of 0.9."""
+        return self.torch.optim.SGD(parameters, lr=rate, momentum=0.9)
 
     def pixels(self, batch: Batch, /) -> Any:
         """The batch's pixel values as a tensor."""
