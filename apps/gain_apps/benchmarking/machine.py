@@ -104,15 +104,22 @@ class Machine:
 
     def facts(self) -> dict[str, Any]:
         """What does not change: board, processor, cores, memory, graphics cards."""
+        proc = self._root / "proc"
+        # Installed, as the kernel counts it.
+        memory = _entry(read_text(proc / "meminfo"), "MemTotal")
+        kib = whole_number((memory or "").partition(" ")[0])
+        # ARM kernels give only the core's part number.
+        keys, text = ("model name", "Model", "Hardware", "CPU part"), read_text(proc / "cpuinfo")
+        cpu = next((name for key in keys if (name := _entry(text, key)) is not None), None)
         return {
             "board": self._first(MODEL_FILES),
-            "cpu": self._cpu(),
+            "cpu": cpu,
             "architecture": platform.machine(),
             "system": platform.platform(),
             "cores": os.cpu_count(),
             # A container may see more than it gets.
             "cores_allowed": usable_cores(),
-            "memory_bytes": self._memory_bytes(),
+            "memory_bytes": None if kib is None else kib * 1024,
             "gpus": [
                 name
                 for path in sorted(self._root.glob(GPU_CARDS))
@@ -123,6 +130,7 @@ class Machine:
     def now(self) -> dict[str, Any]:
         """What does: clocks in MHz, power mode, temperature in degrees Celsius, throttling."""
         self._thermal.tick()
+        used = read_numbers(self._root.glob(VRAM_USED))
         governors = {read_text(path / "scaling_governor") for path in self._root.glob(CPU_CLOCKS)}
         return {
             "cpu_clocks_mhz": self._cpu_clocks(),
@@ -131,24 +139,13 @@ class Machine:
             "power_mode": self._first((JETSON_MODE, PROFILE)),
             "celsius": self._thermal.celsius,
             "throttled": self._thermal.throttled,
-            "device_memory_used_bytes": self._vram_used(),
+            # By every process, where the kernel tells.
+            "device_memory_used_bytes": sum(used) if used else None,
         }
 
     def _first(self, names: Iterable[str]) -> str | None:
         """The text of the first file that says something."""
         return next((text for name in names if (text := read_text(self._root / name))), None)
-
-    def _cpu(self) -> str | None:
-        """The processor's name; ARM kernels give only the core's part number."""
-        text = read_text(self._root / "proc" / "cpuinfo")
-        keys = ("model name", "Model", "Hardware", "CPU part")
-        return next((name for key in keys if (name := _entry(text, key)) is not None), None)
-
-    def _memory_bytes(self) -> int | None:
-        """Installed memory, as the kernel counts it."""
-        entry = _entry(read_text(self._root / "proc" / "meminfo"), "MemTotal")
-        kib = whole_number((entry or "").partition(" ")[0])
-        return None if kib is None else kib * 1024
 
     def _cpu_clocks(self) -> dict[str, float]:
         """Lowest and highest clock now, and the highest allowed."""
@@ -168,11 +165,6 @@ class Machine:
             if (hz := read_number(folder / "cur_freq")) is not None
         }
 
-    def _vram_used(self) -> int | None:
-        """Memory of the graphics cards in use, by every process, where the kernel tells."""
-        used = read_numbers(self._root.glob(VRAM_USED))
-        return sum(used) if used else None
-
 
 def tool_versions(*, root: Path = Path("/")) -> dict[str, str | None]:
     """Versions of what takes part in the measurement, None where it is not there.
@@ -183,6 +175,9 @@ def tool_versions(*, root: Path = Path("/")) -> dict[str, str | None]:
     uses the library.
     """
     cupy, torch = (sys.modules.get(name) for name in ("cupy", "torch"))
+    # The version in the kernel module's own line.
+    line = r"NVRM version:.*?Kernel Module.*?\s(\d+\.[\d.]+)"
+    driver = re.search(line, read_text(root / NVIDIA_DRIVER))
     return {
         "gain-edge": __version__,
         "python": platform.python_version(),
@@ -191,7 +186,7 @@ def tool_versions(*, root: Path = Path("/")) -> dict[str, str | None]:
         "torch_cuda": getattr(getattr(torch, "version", None), "cuda", None),
         "cupy_cuda": _cuda_version(cupy, "runtimeGetVersion"),
         "cuda_driver": _cuda_version(cupy, "driverGetVersion"),
-        "nvidia_driver": _nvidia_driver(read_text(root / NVIDIA_DRIVER)),
+        "nvidia_driver": None if driver is None else driver[1],
     }
 
 
@@ -215,12 +210,6 @@ def _cuda_version(cupy: Any, function: str) -> str | None:
     except RuntimeError:
         return None
     return f"{number // 1000}.{number % 1000 // 10}" if number else None
-
-
-def _nvidia_driver(text: str) -> str | None:
-    """The version in the kernel module's own line."""
-    found = re.search(r"NVRM version:.*?Kernel Module.*?\s(\d+\.[\d.]+)", text)
-    return None if found is None else found[1]
 
 
 def _entry(text: str, key: str) -> str | None:

@@ -90,7 +90,10 @@ def open_data(
     tars = [] if "://" in location else tar_files(root)
     members = read_tars(tars)
     packed = TarTree(root, members)
-    is_corrupted = bool(packed.domains()) or (is_folder(root) and _is_tree(root))
+    # A folder whose subfolders have severities as theirs.
+    folders = _folders(root) if is_folder(root) else []
+    is_tree = any(is_folder(folder / level) for folder in folders for level in SEVERITIES)
+    is_corrupted = bool(packed.domains()) or is_tree
     if image_list is not None and not is_corrupted:
         raise ConfigError("--image-list: for ImageNet-C and ImageNet-3DCC trees only")
     if location.startswith("test://"):
@@ -113,7 +116,7 @@ def open_data(
         return open_tar(root, members, names, num_classes=len(labels))
     if files := dataset_files(root):
         return open_dataset(root, files, num_classes=len(labels))
-    if not image_files(root) and any(is_folder(path) for path in root.iterdir()):
+    if folders and not image_files(root):
         return _open_image_folder(root, names)
     return _open_flat_folder(root, names)
 
@@ -157,11 +160,6 @@ def _clean_files(root: Path, paths: list[Path], labels: list[int], *, kind: str)
         lambda index: load_image(paths[index]),
         fingerprint=files_fingerprint(root, paths),
     )
-
-
-def _is_tree(root: Path, /) -> bool:
-    """Whether a folder has subfolders that have severities as subfolders."""
-    return any(is_folder(folder / level) for folder in _folders(root) for level in SEVERITIES)
 
 
 class FolderTree:

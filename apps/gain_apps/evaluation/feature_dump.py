@@ -100,24 +100,18 @@ def measured_head(
     if clean is None:
         return head
     if not measured:
-        measured = measure_fitness(head.logits(_some(clean))).measured
+        some = clean
+        if len(clean) > MAX_IMAGES:
+            # Drawn: every n-th of a data set in which the classes take turns would be of a few.
+            rows = np.random.default_rng(0).choice(len(clean), MAX_IMAGES, replace=False)
+            some = clean[np.sort(rows)]
+        measured = measure_fitness(head.logits(some)).measured
     return replace(head, source_mean=clean.mean(axis=0, dtype=np.float64), measured=measured)
 
 
 def noise_deviation(clean: Floats | None, /) -> Floats | None:
     """Deviation of the noise between two frames of one object, (D,)."""
     return None if clean is None else (NOISE * clean.astype(np.float32).std(axis=0))
-
-
-def _some(clean: Floats) -> Floats:
-    """At most `MAX_IMAGES` rows, drawn.
-
-    Every n-th of a data set in which the classes take turns would be of a few classes only.
-    """
-    if len(clean) <= MAX_IMAGES:
-        return clean
-    rows = np.random.default_rng(0).choice(len(clean), MAX_IMAGES, replace=False)
-    return clean[np.sort(rows)]
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:

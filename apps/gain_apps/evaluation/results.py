@@ -109,7 +109,14 @@ def make_results(
             "kind": "equal width on the top confidence, exactly 1 in the last bin",
         },
         "versions": versions(),
-        "machine": _machine(),
+        "machine": {
+            "platform": platform.platform(),
+            "processor": platform.machine(),
+            "num_cpus": os.cpu_count(),
+            "num_threads": os.environ.get("OMP_NUM_THREADS", "all"),
+            # The process's, so far.
+            "peak_memory_bytes": peak_memory_bytes(),
+        },
         "methods": {
             spec.text: _method_record(experiment, found[spec.text], spec, domains=domains)
             for spec in experiment.methods
@@ -236,17 +243,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _machine() -> dict[str, Any]:
-    """Where it ran, and the process's peak memory so far."""
-    return {
-        "platform": platform.platform(),
-        "processor": platform.machine(),
-        "num_cpus": os.cpu_count(),
-        "num_threads": os.environ.get("OMP_NUM_THREADS", "all"),
-        "peak_memory_bytes": peak_memory_bytes(),
-    }
 
 
 MAX_WINDOWS = 150

@@ -49,6 +49,7 @@ def contact_sheet(
     and then resized to square tiles.
     """
     pitch = tile_px + _GAP_PX
+    method = cv2.INTER_AREA if min(photo.shape[:2]) > tile_px else cv2.INTER_LINEAR
     height = _HEADER_PX + pitch * len(names)
     sheet = np.full((height, _LABEL_WIDTH_PX + pitch * (MAX_SEVERITY + 1), 3), 255, np.uint8)
     for severity in range(MAX_SEVERITY + 1):
@@ -59,15 +60,10 @@ def contact_sheet(
         _write(sheet, name.replace("_", " "), left=6, baseline=top + tile_px // 2)
         for severity in range(MAX_SEVERITY + 1):
             image = corrupt(photo, name, severity, rng=image_rng(seed, 0, name))
+            tile = cv2.resize(image, (tile_px, tile_px), interpolation=method)
             left = _LABEL_WIDTH_PX + severity * pitch
-            sheet[top : top + tile_px, left : left + tile_px] = _tile(image, tile_px)
+            sheet[top : top + tile_px, left : left + tile_px] = tile
     return sheet
-
-
-def _tile(image: Pixels, side: int) -> Pixels:
-    """The image resized to a square tile."""
-    method = cv2.INTER_AREA if min(image.shape[:2]) > side else cv2.INTER_LINEAR
-    return cv2.resize(image, (side, side), interpolation=method)
 
 
 def _write(sheet: Pixels, text: str, *, left: int, baseline: int) -> None:
