@@ -48,7 +48,9 @@ def main() -> int:
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.rows.read_text("utf-8").splitlines()]
     wanted = set(frames_to_show(rows))
-    pictures = [shrunk(frame) for number, frame in decoded(args.video) if number in wanted]
+    with av.open(str(args.video)) as container:
+        frames = enumerate(container.decode(video=0))
+        pictures = [shrunk(frame.to_image()) for number, frame in frames if number in wanted]
     save(pictures, args.output)
     print(f"{args.output}: {len(pictures)} frames, {args.output.stat().st_size / 1e6:.2f} MB")
     return 0
@@ -69,19 +71,11 @@ def frames_to_show(rows: Sequence[dict[str, Any]], /) -> Iterator[int]:
 
 def lead(rows: Sequence[dict[str, Any]], /) -> int:
     """How many more frames the adapted prediction has right."""
-    return sum(right(row, "adapted") - right(row, "source") for row in rows)
-
-
-def right(row: dict[str, Any], which: str, /) -> bool:
-    """Whether the first class of an answer is the true one."""
-    return bool(row[which][0]["index"] == row["truth"])
-
-
-def decoded(path: Path, /) -> Iterator[tuple[int, Image.Image]]:
-    """The frames of a video, numbered."""
-    with av.open(str(path)) as container:
-        for number, frame in enumerate(container.decode(video=0)):
-            yield number, frame.to_image()
+    adapted, source = (
+        sum(row[which][0]["index"] == row["truth"] for row in rows)
+        for which in ("adapted", "source")
+    )
+    return adapted - source
 
 
 def shrunk(picture: Image.Image, /) -> Image.Image:
@@ -93,10 +87,7 @@ def shrunk(picture: Image.Image, /) -> Image.Image:
 def save(pictures: Sequence[Image.Image], path: Path, /) -> None:
     """A GIF with one palette, so that what stands still costs nothing.
 
-    Raises
-    ------
-    SystemExit
-        If it is too large for a README.
+    One that is too large for a README ends the script.
     """
     height = pictures[0].height
     sheet = Image.new("RGB", (WIDTH_PX, height * (len(pictures) + len(ACCENTS))))

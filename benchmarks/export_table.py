@@ -24,6 +24,7 @@ import resource
 import signal
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -180,12 +181,26 @@ def torch_run(model: Any) -> Callable[[np.ndarray], np.ndarray]:
     return run
 
 
+def by_file(model: Any, size: tuple[int, int], folder: Path) -> tuple[Any, tuple[float, float]]:
+    """A torch model by way of a file, and how right the artifact is."""
+    report = export_file(torch_file(model, size, folder / "net.onnx"))
+    return report, right(report, torch_run(model), pictures(size)[:2])
+
+
+def light_files() -> list[Path]:
+    """The models of the onnx wheel."""
+    import onnx
+
+    folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+    return sorted(folder.glob("*.onnx"))
+
+
 def light(name: str, folder: Path) -> tuple[Any, tuple[float, float] | None]:
     """A model of the onnx wheel, whose weights are left out: drawn ones in their place."""
     import onnx
     from onnx import helper, numpy_helper
 
-    data = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"{name}.onnx"
+    (data,) = (path for path in light_files() if path.stem == name)
     model = onnx.load(data)
     graph, rng = model.graph, np.random.default_rng(0)
     shapes = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -211,12 +226,11 @@ def torchvision(name: str, folder: Path) -> tuple[Any, tuple[float, float] | Non
     import torchvision.models as models
 
     size = (299, 299) if name == "inception_v3" else (224, 224)
-    extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
-    if extra:
-        extra["init_weights"] = False
+    extra = {}
+    if name in ("googlenet", "inception_v3"):
+        extra = {"aux_logits": False, "init_weights": False}
     model = settle(getattr(models, name)(weights=None, num_classes=CLASSES, **extra), size)
-    report = export_file(torch_file(model, size, folder / "net.onnx"))
-    return report, right(report, torch_run(model), pictures(size)[:2])
+    return by_file(model, size, folder)
 
 
 def timm_model(name: str) -> tuple[Any, tuple[int, int]]:
@@ -239,8 +253,7 @@ def timm_file(name: str, folder: Path) -> tuple[Any, tuple[float, float] | None]
 
     timm.layers.set_fused_attn(False)
     model, size = timm_model(name)
-    report = export_file(torch_file(model, size, folder / "net.onnx"))
-    return report, right(report, torch_run(model), pictures(size)[:2])
+    return by_file(model, size, folder)
 
 
 def timm_name(name: str, folder: Path) -> tuple[Any, tuple[float, float] | None]:
@@ -286,8 +299,7 @@ def huggingface(name: str, folder: Path) -> tuple[Any, tuple[float, float] | Non
     size = getattr(config, "image_size", None) or 224
     size = tuple(size) if isinstance(size, list | tuple) else (size, size)
     model = settle(Logits(), size)
-    report = export_file(torch_file(model, size, folder / "net.onnx"))
-    return report, right(report, torch_run(model), pictures(size)[:2])
+    return by_file(model, size, folder)
 
 
 def keras(name: str, folder: Path) -> tuple[Any, tuple[float, float] | None]:
@@ -350,10 +362,7 @@ GROUPS: dict[str, Callable[[str, Path], tuple[Any, tuple[float, float] | None]]]
 def members(group: str, smallest: Path) -> list[str]:
     """The models of a group."""
     if group == "onnx wheel, light":
-        import onnx
-
-        folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-        return sorted(path.stem for path in folder.glob("*.onnx"))
+        return [path.stem for path in light_files()]
     if group == "torchvision":
         return TORCHVISION
     if group == "Keras 3":
@@ -426,17 +435,10 @@ def run_one(group: str, name: str, sender: Any) -> None:
         except BaseException as err:  # noqa: BLE001  the table says what was raised
             row = {"outcome": "failed", "reason": f"{type(err).__name__}: {err}"[:400]}
             # What the library or torch's exporter cannot do is not this project's to export.
-            if "gain_" not in traceback_modules(err):
+            files = {frame.filename for frame in traceback.extract_tb(err.__traceback__)}
+            if not any("gain_" in file for file in files - {__file__}):
                 row["outcome"] = "no file"
     sender.send(row)
-
-
-def traceback_modules(err: BaseException) -> str:
-    """Files of an exception's traceback, this one left out."""
-    import traceback
-
-    frames = traceback.extract_tb(err.__traceback__)
-    return " ".join(frame.filename for frame in frames if frame.filename != __file__)
 
 
 def measured(group: str, name: str) -> dict[str, object]:
@@ -517,9 +519,8 @@ def main() -> None:
     table: dict[str, Any] = {"rows": []}
     if args.output.exists():
         table = json.loads(args.output.read_text())
-    table["versions"] = {
-        module.__name__: module.__version__ for module in (torch, timm, onnx, onnxruntime)
-    }
+    libraries = (torch, timm, onnx, onnxruntime)
+    table["versions"] = {module.__name__: module.__version__ for module in libraries}
     if args.times:
         with tempfile.TemporaryDirectory() as folder:
             table["times"] = times(Path(folder))

@@ -154,16 +154,7 @@ def host_adaptation(path: Path, scale: Scale) -> dict[str, Any]:
                 scale.rounds,
             )
             adapt_ms = statistics.fmean(adapt_ns[WARM_UP:]) / 1e6
-            rows.append(
-                {
-                    "batch_size": size,
-                    "num_classes": session.artifact.manifest.num_classes,
-                    **spent,
-                    "adapt_ms": adapt_ms,
-                    "share_percent": 100.0 * adapt_ms / spent["forward_ms"],
-                    "lost_percent": 100.0 * (1.0 - spent["frozen_ms"] / spent["adapted_ms"]),
-                }
-            )
+            rows.append(row_of(session, size, spent, adapt_ms) | {"adapt_ms": adapt_ms})
     error = largest_error(Gain(artifact_method(session.artifact)).step, session.artifact)
     return {"rows": rows, "error": error}
 
@@ -190,17 +181,22 @@ def adaptive_file(path: Path, scale: Scale) -> dict[str, Any]:
                 scale.rounds,
             )
             added = spent["adapted_ms"] - spent["forward_ms"]
-            rows.append(
-                {
-                    "batch_size": size,
-                    "num_classes": plain.artifact.manifest.num_classes,
-                    **spent,
-                    "share_percent": 100.0 * added / spent["forward_ms"],
-                    "lost_percent": 100.0 * (1.0 - spent["frozen_ms"] / spent["adapted_ms"]),
-                }
-            )
+            rows.append(row_of(plain, size, spent, added))
         error = largest_error(lambda _, logits: step.step(logits), plain.artifact)
     return {"rows": rows, "error": error}
+
+
+def row_of(
+    session: OnnxSession, size: int, spent: Mapping[str, float], added_ms: float
+) -> dict[str, Any]:
+    """Times of a batch size, and what adapting costs beside the network."""
+    return {
+        "batch_size": size,
+        "num_classes": session.artifact.manifest.num_classes,
+        **spent,
+        "share_percent": 100.0 * added_ms / spent["forward_ms"],
+        "lost_percent": 100.0 * (1.0 - spent["frozen_ms"] / spent["adapted_ms"]),
+    }
 
 
 def array_library(name: str, scale: Scale) -> dict[str, Any]:

@@ -36,22 +36,9 @@ def markdown(heading: Iterable[str], rows: Iterable[Iterable[str]], /) -> str:
 
 
 def with_table(page: Path, name: str, table: str, /) -> str:
-    """A page with a table between `<!-- NAME -->` and `<!-- /NAME -->`.
+    """A page of Markdown with a table between `<!-- NAME -->` and `<!-- /NAME -->`.
 
-    Parameters
-    ----------
-    page : Path
-        Markdown; only read.
-    name, table : str
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    SystemExit
-        If the page lacks the marks.
+    One that lacks the marks ends the script.
     """
     text = page.read_text(encoding="utf-8")
     mark = re.escape(name)
@@ -72,10 +59,11 @@ def mean(cell: Cell, measure: str, /) -> float:
     return math.fsum(seed[measure] for seed in cell.values()) / len(cell)
 
 
-def change(pair: Mapping[str, Cell], /, *, method: str = "shift") -> list[float]:
-    """Points of accuracy over the source, seed by seed."""
+def change(pair: Mapping[str, Cell], /) -> list[float]:
+    """Points of accuracy of the default over the source, seed by seed."""
     return [
-        pair[method][seed]["accuracy"] - pair["source"][seed]["accuracy"] for seed in pair["source"]
+        pair["shift"][seed]["accuracy"] - scores["accuracy"]
+        for seed, scores in pair["source"].items()
     ]
 
 
@@ -169,19 +157,15 @@ def export_rows() -> str:
     ]
     others = [row for row in rows if row.get("verified") != "yes" or row["outcome"] != "exported"]
     if others:
-        text.append(
-            markdown(
-                ("model", "", "why"),
-                (
-                    (
-                        f"{row['group']}: `{row['model']}`",
-                        "not verified" if row["outcome"] == "exported" else row["outcome"],
-                        row["reason"].replace("|", "\\|"),
-                    )
-                    for row in others
-                ),
+        why = [
+            (
+                f"{row['group']}: `{row['model']}`",
+                "not verified" if row["outcome"] == "exported" else row["outcome"],
+                row["reason"].replace("|", "\\|"),
             )
-        )
+            for row in others
+        ]
+        text.append(markdown(("model", "", "why"), why))
     if "times" in table:
         times, machine = table["times"], table["times"]["machine"]
         spent = " and ".join(
@@ -202,13 +186,10 @@ def bench_table() -> str:
         (stage, f"{frozen[stage]['p50']:.2f}", f"{adapted[stage]['p50']:.2f}") for stage in frozen
     ]
     ratio = bench["adapted_over_frozen"]
-    return "\n".join(
-        (
-            markdown(("stage, median ms per frame", "frozen", "adapted"), rows),
-            "",
-            f"Adapted throughput over frozen: {ratio['throughput_ratio']:.3f}; without decoding "
-            f"{ratio['throughput_ratio_without_decode']:.3f}.",
-        )
+    return (
+        markdown(("stage, median ms per frame", "frozen", "adapted"), rows)
+        + f"\n\nAdapted throughput over frozen: {ratio['throughput_ratio']:.3f}; without decoding "
+        f"{ratio['throughput_ratio_without_decode']:.3f}."
     )
 
 

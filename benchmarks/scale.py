@@ -26,7 +26,7 @@ from ray import serve
 import gain_runtime
 from gain_apps.evaluation import InputSettings, evaluate
 from gain_apps.evaluation.datasets import open_test_source
-from gain_apps.evaluation.executor import Executor, LocalExecutor
+from gain_apps.evaluation.executor import Executor
 from gain_apps.evaluation.ray_executor import RayExecutor
 from gain_apps.evaluation.results import versions
 from gain_apps.export import main as export
@@ -84,7 +84,7 @@ def evaluation(model: Path, folder: Path) -> dict[str, Any]:
     on_ray = RayExecutor(ray.get_runtime_context().gcs_address)
     times = {
         name: [seconds(model, folder, DOMAINS[:count], executor) for count in SIZES]
-        for name, executor in (("one_process_s", LocalExecutor()), ("two_workers_s", on_ray))
+        for name, executor in (("one_process_s", Executor()), ("two_workers_s", on_ray))
     }
     local, remote = (second - first for first, second in times.values())
     return {

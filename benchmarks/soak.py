@@ -32,7 +32,7 @@ import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import onnxruntime
 from prometheus_client.parser import text_string_to_metric_families
@@ -50,6 +50,7 @@ canvas.width = 64; canvas.height = 48;
 canvas.getContext('2d').drawImage(image, 0, 0, 64, 48);
 return canvas.toDataURL();
 """
+HEALTH = "return document.getElementById('online')?.textContent ?? ''"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu")
 CHUNK_BYTES = 65_536
@@ -117,7 +118,7 @@ class Soak:
         config = self._folder / "cameras.toml"
         config.write_text(self._settings())
         life_s = 60.0 * args.minutes / (args.kills + 1)
-        viewer: Viewer | None = None
+        viewer: ChromiumViewer | StreamViewer | None = None
         process: subprocess.Popen[bytes] | None = None
         try:
             for number in range(args.kills + 1):
@@ -187,19 +188,20 @@ class Soak:
     def _lost(self, log: str) -> dict[str, int]:
         """Learned frames that the kill cost each camera, by the snapshots and what was learned."""
         before = self._lives[-2]["learned"]
-        restored = {
-            name: int(frames)
-            for name, frames in re.findall(
-                r"INFO: (\S+): \S+: continued after (\d+) learned frames", log
-            )
-        }
+        restored = dict(re.findall(r"INFO: (\S+): \S+: continued after (\d+) learned frames", log))
         return {
-            name: max(learned - restored.get(name, 0), 0)
+            name: max(learned - int(restored.get(name, 0)), 0)
             for name, learned in before.items()
             if name not in self._moving
         }
 
-    def _watch(self, process: subprocess.Popen[bytes], viewer: Viewer, *, until_s: float) -> None:
+    def _watch(
+        self,
+        process: subprocess.Popen[bytes],
+        viewer: ChromiumViewer | StreamViewer,
+        *,
+        until_s: float,
+    ) -> None:
         """Let cameras come and go, and note what the service and the viewer say."""
         life = self._lives[-1]
         next_note_s = time.monotonic() + self._args.note_seconds
@@ -230,10 +232,8 @@ class Soak:
         elif states[name] == "paused":
             self._ask(f"api/cameras/{name}/commands/resume", method="POST")
         else:
-            acts = ("DELETE", "commands/pause", "commands/restart")
-            act = self._random.choice(acts)
-            path = "" if act == "DELETE" else f"/{act}"
-            method = "DELETE" if act == "DELETE" else "POST"
+            acts = (("DELETE", ""), ("POST", "/commands/pause"), ("POST", "/commands/restart"))
+            method, path = self._random.choice(acts)
             self._ask(f"api/cameras/{name}{path}", method=method)
         life["acts"] += 1
 
@@ -345,22 +345,8 @@ class Soak:
         }
 
 
-class Viewer(Protocol):
-    """Watches one address, also across restarts of what is served there."""
-
-    kind: str
-
-    def sees(self) -> dict[str, object]:
-        """Whether the picture moved since the last question, and what the page says of itself."""
-        ...
-
-    def close(self) -> None:
-        """Stop watching."""
-        ...
-
-
-def open_viewer(url: str) -> Viewer:
-    """The best viewer that this machine has."""
+def open_viewer(url: str) -> ChromiumViewer | StreamViewer:
+    """The best viewer that this machine has; it watches also across restarts of the service."""
     browser = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
     driver = shutil.which("chromedriver")
     if browser is not None and driver is not None:
@@ -370,7 +356,10 @@ def open_viewer(url: str) -> Viewer:
 
 
 class ChromiumViewer:
-    """The page in headless Chromium, loaded once."""
+    """The page in headless Chromium, loaded once.
+
+    It sees whether the picture moved since the last question, and what the page says of itself.
+    """
 
     kind = "headless Chromium"
 
@@ -394,11 +383,7 @@ class ChromiumViewer:
 
         try:
             picture = str(self._browser.execute_script(PICTURE))
-            health = str(
-                self._browser.execute_script(
-                    "return document.getElementById('online')?.textContent ?? ''"
-                )
-            )
+            health = str(self._browser.execute_script(HEALTH))
         except WebDriverException as err:
             return {"moved": False, "page": f"{type(err).__name__}: {err.msg}"}
         moved = picture not in ("", self._picture)
@@ -459,17 +444,7 @@ def quantile(buckets: Mapping[str, float], share: float, /) -> float:
 
 
 def soak_table(report: Mapping[str, Any], /) -> str:
-    """Markdown: the whole run in a table.
-
-    Parameters
-    ----------
-    report : mapping
-        What this script wrote.
-
-    Returns
-    -------
-    str
-    """
+    """The whole run, as this script wrote it, in a table of Markdown."""
     lives = [life for life in report["lives"] if "ended_s" in life]
     notes = [note for life in lives for note in life["notes"]]
     lost = [frames for life in lives for frames in life.get("lost", {}).values()]

@@ -54,54 +54,28 @@ SETTINGS = {
 class BenchConfig:
     """What is measured, on what and how long; names are those of the flags.
 
-    Attributes
-    ----------
-    artifact : str
-    input : str
-        Source URI; opened again when it ends before enough frames were measured.
-    frames, warm_up : int
-        Frames that are measured, rounded up to whole batches, and frames before them that are not.
-    batch_size, update_every : int
-        Frames per forward pass, and between two updates.
-    preset : str
-        Of `gain_core.PRESETS`.
-    seed : int
-        Of the source.
-    device : str
-    allow_host_code : bool
-        Run an engine that brings code for the CPU.
-    num_threads : int or None
-        Threads within one operator of the network, None lets the library choose; and threads that
-        take a frame of the batch each to preprocess it on the host, None is one for each core.
-    compare : bool
-        Measure the same network in other libraries too.
-    timm, weights : str or None
-        timm model for the comparison and its checkpoint; random weights without one.
-    json : str or None
-        Result file; `-` for stdout.
-
-    Raises
-    ------
-    ConfigError
-        If a value is out of range, two contradict each other, the checkpoint is missing or the
-        result has no folder.
+    The input is a source's URI, opened again when it ends before enough frames were measured; these
+    are rounded up to whole batches. A value that is out of range, two that contradict each other, a
+    checkpoint that is missing and a result without a folder are each a `ConfigError`.
     """
 
     artifact: str
     input: str = "test://pattern"
     frames: int = 200
-    warm_up: int = 20
-    batch_size: int = 1
-    update_every: int = UPDATE_EVERY
+    warm_up: int = 20  # frames before those that are measured
+    batch_size: int = 1  # frames per forward pass
+    update_every: int = UPDATE_EVERY  # frames between two updates
     preset: str = DEFAULT_PRESET
-    seed: int = 0
+    seed: int = 0  # of the source
     device: Device = "cpu"
-    allow_host_code: bool = False
+    allow_host_code: bool = False  # run an engine that brings code for the CPU
+    # Within one operator of the network, None lets the library choose; and those that take a frame
+    # of the batch each to preprocess it on the host, None is one for each core.
     num_threads: int | None = None
-    compare: bool = False
-    timm: str | None = None
-    weights: str | None = None
-    json: str | None = None
+    compare: bool = False  # measure the same network in other libraries too
+    timm: str | None = None  # for the comparison
+    weights: str | None = None  # its checkpoint; random weights without one
+    json: str | None = None  # result file; `-` for stdout
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -161,12 +135,7 @@ exit status:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; flags that are not given are absent from the result.
-
-    Returns
-    -------
-    argparse.ArgumentParser
-    """
+    """The command line; flags that are not given are absent from the result."""
     parser = argparse.ArgumentParser(
         prog="gain-bench",
         description="Measure what a frame costs, stage by stage, frozen against adapted.",
@@ -226,18 +195,7 @@ def _add_comparison(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments; `sys.argv` without the program name by default.
-
-    Returns
-    -------
-    int
-        Exit status.
-    """
+    """Run the command; its exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
     flags = vars(build_parser().parse_args(given))
     debug = bool(flags.pop("debug", False))

@@ -100,18 +100,7 @@ exit status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSettings:
-    """What `--set` changes; as `evaluate` and `InputSettings` take it, which check it.
-
-    Attributes
-    ----------
-    order : str or None
-    seed : int
-        The first one.
-    views : int
-    normalise, class_subset : str
-    class_file : Path or None
-    diagnose : bool
-    """
+    """What `--set` changes; as `evaluate` and `InputSettings` take it, which check it."""
 
     order: Order | None = None
     seed: int = 0
@@ -137,12 +126,7 @@ class EvalSettings:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line of an experiment.
-
-    Returns
-    -------
-    argparse.ArgumentParser
-    """
+    """The command line of an experiment."""
     from gain_apps.evaluation.methods.registry import METHODS, TORCH_METHODS
     from gain_apps.evaluation.streams import CAMERA_STREAMS
 
@@ -257,18 +241,7 @@ def _store_torch(args: argparse.Namespace, value: tuple[str, str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments; `sys.argv` without the program name by default.
-
-    Returns
-    -------
-    int
-        Exit status.
-    """
+    """Run the command; its exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
     commands: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[..., int]]] = {
         "suite": (_suite_parser, _suite),
@@ -342,12 +315,10 @@ def _evaluate(args: argparse.Namespace, given: Sequence[str]) -> int:
     return 0
 
 
-def _executor(args: argparse.Namespace, stack: ExitStack) -> Executor:
-    """Where the work is done; a connection to a cluster ends with the stack."""
+def _executor(args: argparse.Namespace, stack: ExitStack) -> Executor | None:
+    """Where the work is done, if not here; a connection to a cluster ends with the stack."""
     if args.ray is None:
-        from gain_apps.evaluation.executor import LocalExecutor
-
-        return LocalExecutor()
+        return None
     from gain_apps.evaluation.ray_executor import RayExecutor
 
     return stack.enter_context(RayExecutor(args.ray))
@@ -361,11 +332,13 @@ def _check_outputs(args: argparse.Namespace) -> None:
     if args.report is not None:
         from gain_apps.evaluation.report import check_report_path
 
-        if not is_folder(args.report.parent):
-            raise ConfigError(
-                f"{args.report}: expected an existing folder, found no {args.report.parent}"
-            )
+        _check_folder(args.report)
         check_report_path(args.report)
+
+
+def _check_folder(path: Path) -> None:
+    if not is_folder(path.parent):
+        raise ConfigError(f"{path}: expected an existing folder, found no {path.parent}")
 
 
 def _suite_parser() -> argparse.ArgumentParser:
@@ -408,8 +381,7 @@ def _suite(args: argparse.Namespace, given: Sequence[str]) -> int:
     place = suite_path(args.suite)
     suite = load_suite(place)
     target = args.json or place.parent.parent / "results" / f"{suite.name}.json"
-    if not is_folder(target.parent):
-        raise ConfigError(f"{target}: expected an existing folder, found no {target.parent}")
+    _check_folder(target)
     with ExitStack() as stack:
         executor = _executor(args, stack)
         stack.enter_context(_logging(console, debug=args.debug))

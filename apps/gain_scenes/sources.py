@@ -16,6 +16,7 @@ from gain_runtime.sources.pattern import open_pattern
 from gain_runtime.sources.uri import record_from_params
 from gain_scenes.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt, image_rng
 from gain_scenes.corruptions.constants import MAX_SEVERITY
+from gain_scenes.roadsigns.sources import drive_source, stills_source
 
 __all__ = [
     "CorruptingSource",
@@ -29,20 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 class LiveSource(WrappingSource):
-    """Gives the frames of another source at that source's rate, stamped with the clock.
+    """Gives the frames of another source, owned, at that source's rate, stamped with the clock.
 
     Its reader drops what nobody takes in time, as it does with a camera. Where the other source is
-    slower than its own rate, frames come late and none is left out here.
-
-    Parameters
-    ----------
-    source : FrameSource
-        Owned.
-
-    Raises
-    ------
-    ConfigError
-        If the source has no rate.
+    slower than its own rate, frames come late and none is left out here. A source without a rate is
+    a `ConfigError`.
     """
 
     def __init__(self, source: FrameSource, /) -> None:
@@ -84,9 +76,9 @@ class _LiveParams:
 def app_schemes() -> Mapping[str, SourceFactory]:
     """Name after `test://` to the factory that opens it."""
     return {
-        "drive": _playable("drive", _open_drive),
+        "drive": _playable("drive", drive_source),
         "pattern": _playable("pattern", open_pattern),
-        "signs": _open_signs,
+        "signs": stills_source,
     }
 
 
@@ -101,20 +93,6 @@ def _playable(name: str, factory: SourceFactory, /) -> SourceFactory:
         return LiveSource(source) if live else source
 
     return opened
-
-
-def _open_drive(params: dict[str, str], seed: int) -> FrameSource:
-    """A drive past rendered road signs; its module is imported when it is asked for."""
-    from gain_scenes.roadsigns.sources import drive_source
-
-    return drive_source(params, seed)
-
-
-def _open_signs(params: dict[str, str], seed: int) -> FrameSource:
-    """Clean pictures of the same signs."""
-    from gain_scenes.roadsigns.sources import stills_source
-
-    return stills_source(params, seed)
 
 
 ENTRY = re.compile(r"^(?P<name>[a-z_]+):(?P<first>\d+(?:\.\d+)?)(?:-(?P<last>\d+(?:\.\d+)?))?$")
@@ -140,25 +118,12 @@ class Stretch:
 
 
 class CorruptingSource(WrappingSource):
-    """Another source's frames, corrupted.
+    """Another source's frames, corrupted; closing it closes that source.
 
-    Frames too small for a corruption are skipped and counted.
-
-    Parameters
-    ----------
-    source : FrameSource
-        Owned: closing this closes it.
-    schedule : tuple of Stretch
-        Spread evenly over the stream, one after another.
-    max_frames : int or None
-        Where the run ends, if before the source does.
-    seed : int
-        With the frame's index, decides everything random about a frame.
-
-    Raises
-    ------
-    ConfigError
-        If the schedule changes over the stream and the stream's length is unknown.
+    The stretches are spread evenly over the stream, or over `max_frames` where the run ends before
+    it. Seed and index of a frame decide everything random about it. Frames too small for a
+    corruption are skipped and counted. A schedule that changes over a stream of unknown length is a
+    `ConfigError`.
     """
 
     def __init__(
@@ -216,18 +181,9 @@ class CorruptingSource(WrappingSource):
 
 
 def parse_schedule(text: str, /) -> tuple[Stretch, ...]:
-    """Read a corruption schedule.
+    """Read `NAME:SEVERITY` or `NAME:FROM-TO`, several separated by commas: `fog:3,frost:1-5`.
 
-    Parameters
-    ----------
-    text : str
-        `NAME:SEVERITY` or `NAME:FROM-TO`, several separated by commas: `fog:0-5`,
-        `fog:3,frost:1-5`.
-
-    Raises
-    ------
-    ConfigError
-        If an entry is malformed, its name unknown or its severity above 5.
+    A malformed entry, an unknown name or a severity above 5 is a `ConfigError`.
     """
     return tuple(_parse_entry(entry.strip()) for entry in text.split(","))
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gain_apps.bench import BenchConfig, main
-from gain_core.errors import ConfigError
+from gain_apps.bench import main
 from gain_runtime.files.artifact import load_artifact
 
 SMALL = ("--frames", "6", "--num-threads", "1")
@@ -109,17 +108,13 @@ def test_why_a_device_is_passed_over_is_said(artifact_path, capsys):
         )
 
 
-def test_a_file_that_is_no_artifact_is_one_line(tmp_path, capsys):
+def test_a_file_that_is_no_artifact_is_one_line_and_none_is_overwritten(tmp_path, capsys):
     path = tmp_path / "text.onnx"
     path.write_text("not a network")
-    status, _, err = run(capsys, path)
-    assert (status, err.count("\n")) == (1, 1)
-    assert "text.onnx" in err
-
-
-def test_the_artifact_is_not_overwritten(artifact_path):
-    with pytest.raises(ConfigError, match="overwritten"):
-        BenchConfig(artifact=str(artifact_path), json=str(artifact_path))
+    for flags, said in (((), "text.onnx"), (("--json", path), "overwritten")):
+        status, _, err = run(capsys, path, *flags)
+        assert (status, err.count("\n")) == (1, 1)
+        assert said in err
 
 
 def test_an_interrupt_is_status_130(artifact_path, capsys, monkeypatch):

@@ -15,6 +15,7 @@ from gain_runtime.files.artifact import load_artifact
 from gain_runtime.sessions.session import open_session
 
 PIXELS = np.random.default_rng(0).standard_normal((2, 3, 64, 64), dtype=np.float32)
+EYE = np.eye(2, dtype=np.float32)
 
 
 def rival(name, logits, **settings):
@@ -33,8 +34,18 @@ def rival(name, logits, **settings):
     return Rival(name=name, open=opened, **settings), calls
 
 
+def compare(rivals, expected=EYE):
+    return compare_rivals(rivals, PIXELS, rounds=1, expected=expected)
+
+
+def rivals_of(artifact_path, **settings):
+    """Everything a comparison names, by its name."""
+    config = BenchConfig(artifact=str(artifact_path), compare=True, num_threads=1, **settings)
+    return {rival.name: rival for rival in list_rivals(load_artifact(artifact_path), config)}
+
+
 def test_each_is_warmed_up_measured_and_closed():
-    one, calls = rival("one", np.eye(2, dtype=np.float32))
+    one, calls = rival("one", EYE)
     expected = np.array([[1, 0], [1, 0]], dtype=np.float32)
     (row,) = compare_rivals([one], PIXELS, rounds=4, expected=expected)
     assert calls == [2] * (3 + 4) + ["closed"]
@@ -44,8 +55,8 @@ def test_each_is_warmed_up_measured_and_closed():
 
 
 def test_random_weights_are_not_said_to_agree():
-    one, _ = rival("one", np.eye(2, dtype=np.float32), same_weights=False)
-    (row,) = compare_rivals([one], PIXELS, rounds=1, expected=np.eye(2, dtype=np.float32))
+    one, _ = rival("one", EYE, same_weights=False)
+    (row,) = compare([one])
     assert row["top1_agreement_percent"] is None
 
 
@@ -55,20 +66,17 @@ def test_one_that_is_not_there_is_named_and_the_next_is_measured():
         raise BackendUnavailableError("cuda: not\nhere")
         yield
 
-    one, _ = rival("one", np.eye(2, dtype=np.float32))
-    rivals = [Rival(name="gone", open=missing), one]
-    rows = compare_rivals(rivals, PIXELS, rounds=1, expected=np.eye(2, dtype=np.float32))
+    one, _ = rival("one", EYE)
+    rows = compare([Rival(name="gone", open=missing), one])
     assert rows[0] == {"name": "gone", "absent": "cuda: not here"}
     assert rows[1]["top1_agreement_percent"] == 100.0
 
 
 def test_without_a_torch_model_every_library_is_still_named(artifact_path):
-    config = BenchConfig(artifact=str(artifact_path), compare=True, num_threads=1)
-    artifact = load_artifact(artifact_path)
-    with open_session(artifact, num_threads=1) as session:
+    with open_session(artifact_path, num_threads=1) as session:
         expected = np.asarray(session.infer(PIXELS).logits)
-    rivals = list_rivals(artifact, config)
-    rows = {row["name"]: row for row in compare_rivals(rivals, PIXELS, rounds=1, expected=expected)}
+    rivals = list(rivals_of(artifact_path).values())
+    rows = {row["name"]: row for row in compare(rivals, expected)}
     assert rows["onnxruntime cpu"]["top1_agreement_percent"] == 100.0
     # There is no engine beside the artifact, whether or not the library is there.
     assert "engine" in rows["tensorrt"]["absent"]
@@ -79,15 +87,9 @@ def test_without_a_torch_model_every_library_is_still_named(artifact_path):
 def test_torch_runs_the_named_model_on_the_artifacts_classes(artifact_path):
     pytest.importorskip("timm", reason="the export extra is not installed")
     torch = pytest.importorskip("torch")
-    artifact = load_artifact(artifact_path)
-    config = BenchConfig(
-        artifact=str(artifact_path),
-        compare=True,
-        num_threads=1,
-        timm="vit_tiny_patch16_224.augreg_in21k",
-    )
     before = torch.get_num_threads()
-    eager = next(item for item in list_rivals(artifact, config) if item.name == "torch eager cpu")
+    rivals = rivals_of(artifact_path, timm="vit_tiny_patch16_224.augreg_in21k")
+    eager = rivals["torch eager cpu"]
     assert not eager.same_weights
     with eager.open() as forward:
         logits = forward(PIXELS)
@@ -99,10 +101,7 @@ def test_torch_runs_the_named_model_on_the_artifacts_classes(artifact_path):
 
 def test_a_wrong_torch_model_is_named_in_its_row(artifact_path):
     pytest.importorskip("timm", reason="the export extra is not installed")
-    config = BenchConfig(artifact=str(artifact_path), compare=True, timm="vit_nonesuch")
-    artifact = load_artifact(artifact_path)
-    rivals = [item for item in list_rivals(artifact, config) if item.name == "torch eager cpu"]
-    (row,) = compare_rivals(rivals, PIXELS, rounds=1, expected=np.zeros((2, 53), np.float32))
+    (row,) = compare([rivals_of(artifact_path, timm="vit_nonesuch")["torch eager cpu"]])
     assert "vit_nonesuch" in row["absent"]
 
 
@@ -115,18 +114,14 @@ def test_engines_with_host_code_run_where_they_are_allowed(artifact_path, monkey
         raise BackendUnavailableError("not here")
 
     monkeypatch.setattr("gain_apps.benchmarking.stages.open_session", opened)
-    config = BenchConfig(artifact=str(artifact_path), compare=True, allow_host_code=allowed)
-    rivals = list_rivals(load_artifact(artifact_path), config)
-    compare_rivals(rivals, PIXELS, rounds=1, expected=np.zeros((2, 53), np.float32))
+    compare(list(rivals_of(artifact_path, allow_host_code=allowed).values()))
     assert asked["tensorrt"] is allowed
 
 
 def torch_rivals(artifact_path, monkeypatch, model):
-    """Both of torch's on the CPU, with a model of our own."""
+    """Those of torch with a model of our own."""
     monkeypatch.setattr("gain_apps.benchmarking.stages._torch_model", lambda *_: model)
-    config = BenchConfig(artifact=str(artifact_path), compare=True, timm="any")
-    rivals = list_rivals(load_artifact(artifact_path), config)
-    return {item.name: item for item in rivals if item.name.startswith("torch")}
+    return rivals_of(artifact_path, timm="any")
 
 
 def test_a_model_that_does_not_fit_the_device_has_its_row(artifact_path, monkeypatch):
@@ -137,13 +132,8 @@ def test_a_model_that_does_not_fit_the_device_has_its_row(artifact_path, monkeyp
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB.\nGPU 0")
 
     rivals = torch_rivals(artifact_path, monkeypatch, Large())
-    one, _ = rival("one", np.eye(2, dtype=np.float32))
-    rows = compare_rivals(
-        [rivals["torch eager cpu"], rivals["torch compile cpu"], one],
-        PIXELS,
-        rounds=1,
-        expected=np.eye(2, dtype=np.float32),
-    )
+    one, _ = rival("one", EYE)
+    rows = compare([rivals["torch eager cpu"], rivals["torch compile cpu"], one])
     assert rows[0]["absent"] == "torch: failed: CUDA out of memory. Tried to allocate 20 GiB."
     assert rows[1]["absent"].startswith("torch.compile: failed: CUDA out of memory.")
     assert rows[2]["top1_agreement_percent"] == 100.0
@@ -173,7 +163,7 @@ def test_torch_computes_float32_as_float32(artifact_path, monkeypatch, fails):
 
     try:
         eager = torch_rivals(artifact_path, monkeypatch, Model())["torch eager cpu"]
-        (row,) = compare_rivals([eager], PIXELS, rounds=1, expected=np.eye(2, 3, dtype=np.float32))
+        (row,) = compare([eager])
         after = settings()
     finally:
         torch.set_float32_matmul_precision(before)
@@ -182,12 +172,16 @@ def test_torch_computes_float32_as_float32(artifact_path, monkeypatch, fails):
     assert after == (True, True, "high")
 
 
+def install_cupy(monkeypatch, memory):
+    """A CuPy whose device says of its memory what the function says."""
+    compiler = SimpleNamespace(CompileException=type("CompileException", (Exception,), {}))
+    cuda = SimpleNamespace(compiler=compiler, runtime=SimpleNamespace(memGetInfo=memory))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+
+
 def test_peak_memory_is_the_largest_reading(monkeypatch):
     free = iter([700, 100, 400])
-    runtime = SimpleNamespace(memGetInfo=lambda: (next(free), 1000))
-    compiler = SimpleNamespace(CompileException=type("CompileException", (Exception,), {}))
-    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, compiler=compiler))
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    install_cupy(monkeypatch, lambda: (next(free), 1000))
     peak = DevicePeak("CUDAExecutionProvider")
     for _ in range(3):
         peak.read()
@@ -203,9 +197,7 @@ def test_a_device_lost_between_batches_is_an_engine_error(monkeypatch):
     def fail():
         raise failure("cudaErrorLaunchFailure: unspecified launch failure")
 
-    compiler = SimpleNamespace(CompileException=type("CompileException", (Exception,), {}))
-    cuda = SimpleNamespace(compiler=compiler, runtime=SimpleNamespace(memGetInfo=fail))
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    install_cupy(monkeypatch, fail)
     with pytest.raises(EngineError, match="device memory: cudaErrorLaunchFailure"):
         DevicePeak("CUDAExecutionProvider").read()
 

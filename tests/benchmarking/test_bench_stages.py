@@ -101,28 +101,25 @@ def test_variants_take_turns_in_going_first(session, config):
     measure_stages(session, sink, config)
     # Only the adapted variant ever answers with a strength, once it has learned.
     adapted = [result.strength > 0 for result in sink.results[-16:]]
-    pairs = [tuple(adapted[index : index + 2]) for index in range(0, 16, 2)]
-    assert set(pairs) == {(True, False), (False, True)}
-    assert pairs[::2] == [pairs[0]] * 4
+    assert adapted in ([True, False, False, True] * 4, [False, True, True, False] * 4)
 
 
-def frozen_step(session, frames):
+def frozen_step(session, images):
     with FrozenSource(session, preprocess_threads=1) as frozen:
-        return frozen.step([frame.image for frame in frames])
+        return frozen.step(images)
 
 
 def test_frozen_is_the_softmax_of_the_networks_logits(session, config):
     with closing(frame_batches(config)) as batches:
-        frames = next(batches)
-    batch = frozen_step(session, frames)
-    images = [frame.image for frame in frames]
+        images = [frame.image for frame in next(batches)]
+    batch = frozen_step(session, images)
     logits = session.infer(preprocess_batch(images, session.artifact.manifest.preprocess)).logits
     assert_allclose(batch.probs.sum(axis=1), 1.0, rtol=0, atol=1e-6)
     assert_allclose(batch.log_probs, logits - np.log(np.exp(logits).sum(1, keepdims=True)), 1e-4)
     assert_array_equal(batch.source_probs, batch.probs)
 
 
-def test_frozen_refuses_what_is_no_number(session, config):
+def test_frozen_refuses_what_is_no_number(session):
     class Broken:
         artifact = session.artifact
 
@@ -130,8 +127,8 @@ def test_frozen_refuses_what_is_no_number(session, config):
             features, logits = session.infer(pixel_values)
             return Features(features, logits * np.float32(np.nan))
 
-    with closing(frame_batches(config)) as batches, pytest.raises(NumericsError, match="logits"):
-        frozen_step(Broken(), next(batches))
+    with pytest.raises(NumericsError, match="logits"):
+        frozen_step(Broken(), [np.zeros((24, 32, 3), np.uint8)])
 
 
 def test_a_source_that_ends_is_read_again_in_whole_batches(config):

@@ -95,12 +95,8 @@ def test_a_ramp_keeps_its_flakes_and_clouds(photo, name):
         pytest.param("contrast", 0, (1.0,), id="nothing"),
         pytest.param("glass_blur", 4.5, (1.3, 3.5, 2.0), id="every-constant"),
         pytest.param("jpeg_compression", 0.5, (62.5,), id="towards-nothing"),
+        pytest.param("shot_noise", 0.5, (0.5 / 60**0.5,), id="the-noise-and-not-the-photons"),
     ],
 )
 def test_constants(name, severity, expected):
     assert constants(name, severity) == pytest.approx(expected)
-
-
-def test_shot_noise_interpolates_the_noise_and_not_the_photons():
-    (noise,) = constants("shot_noise", 0.5)
-    assert noise == pytest.approx(0.5 / np.sqrt(60))

@@ -10,25 +10,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gain_scenes.corruptions import (
-    EXTRA_CORRUPTIONS,
-    corrupt,
-    corrupt_float,
-    image_rng,
-)
+from gain_scenes.corruptions import EXTRA_CORRUPTIONS, corrupt, corrupt_float, image_rng
 from gain_scenes.corruptions import digital as video
 
 VIDEO = ("h264_crf", "h264_abr", "h265_crf", "h265_abr")
 
 
-def parameters(names: tuple[str, ...]) -> list[Any]:
-    """The names; those of video need PyAV."""
-    try:
-        import av  # noqa: F401
-    except ImportError:
-        mark = pytest.mark.skip(reason="PyAV is not installed")
-        return [pytest.param(name, marks=mark if name in VIDEO else ()) for name in names]
-    return [pytest.param(name) for name in names]
+def jpeg(photo: Any) -> io.BytesIO:
+    """As `bit_error` writes it."""
+    written = io.BytesIO()
+    Image.fromarray(photo).save(written, "JPEG", quality=90, restart_marker_rows=1)
+    return written
 
 
 def distance(image: Any, name: str, severity: float, *, index: int = 0) -> float:
@@ -36,7 +28,7 @@ def distance(image: Any, name: str, severity: float, *, index: int = 0) -> float
     return float(np.abs(corrupted.astype(float) - image).mean())
 
 
-@pytest.mark.parametrize("name", parameters(EXTRA_CORRUPTIONS))
+@pytest.mark.parametrize("name", EXTRA_CORRUPTIONS)
 def test_each_severity_is_worse_than_the_one_below(photo, name):
     changes = [
         np.mean([distance(photo, name, severity, index=index) for index in range(3)])
@@ -76,9 +68,7 @@ def test_color_quant_leaves_so_many_levels(photo, severity, levels):
 def test_bit_errors_stay_in_the_rows_they_fall_on(photo):
     """One flipped bit: what lies above is the JPEG's, and the next row of blocks is right again."""
     values = photo.astype(np.float32) / np.float32(255)
-    written = io.BytesIO()
-    Image.fromarray(photo).save(written, "JPEG", quality=90, restart_marker_rows=1)
-    with Image.open(written) as picture:
+    with Image.open(jpeg(photo)) as picture:
         clean = np.asarray(picture, dtype=np.float32) / np.float32(255)
     hit = 0
     for index in range(8):
@@ -90,9 +80,7 @@ def test_bit_errors_stay_in_the_rows_they_fall_on(photo):
 
 
 def test_a_higher_share_flips_the_same_bits_and_more(photo):
-    coded = io.BytesIO()
-    Image.fromarray(photo).save(coded, "JPEG", quality=90, restart_marker_rows=1)
-    raw = np.frombuffer(coded.getvalue(), dtype=np.uint8)
+    raw = np.frombuffer(jpeg(photo).getvalue(), dtype=np.uint8)
     few, many = (video._places(raw, share, rng=image_rng(0, 0, "x")) for share in (1e-4, 5e-4))
     assert 0 < len(few) < len(many)
     np.testing.assert_array_equal(few, many[: len(few)])
@@ -125,7 +113,7 @@ def test_a_decoder_that_gives_up_gets_less_damage(photo, monkeypatch):
     assert damaged.shape == values.shape
 
 
-@pytest.mark.parametrize("name", parameters(VIDEO))
+@pytest.mark.parametrize("name", VIDEO)
 def test_the_last_frame_stands_where_the_image_stands(photo, name):
     """The clip's panning ends on the image: at good quality the two lie on each other."""
     nearly = corrupt(photo, name, 0.02, rng=image_rng(0, 0, name)).astype(float)

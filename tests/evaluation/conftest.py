@@ -82,19 +82,22 @@ def artifact(tmp_path: Path) -> Path:
     return save_quarters(tmp_path / "colours.onnx", weight, bias, tuple(COLOURS), crop=0.875)
 
 
-@dataclass(frozen=True)
 class Colours:
     """The classes of the colour network, and pictures of them."""
 
-    names: tuple[str, ...] = tuple(COLOURS)
+    names = tuple(COLOURS)
 
     @staticmethod
     def image(label: int, number: int, size: tuple[int, int] = (40, 48)) -> np.ndarray:
-        return colour_image(label, number, size)
+        """A noisy picture of one colour, (H, W, 3) uint8."""
+        rng = np.random.default_rng((label, number))
+        colour = np.array(list(COLOURS.values())[label])
+        noise = rng.normal(scale=40, size=(*size, 3))
+        return np.clip(colour + noise, 0, 255).astype(np.uint8)
 
     def save(self, path: Path, label: int, number: int, size: tuple[int, int] = (40, 48)) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(colour_image(label, number, size)).save(path)
+        Image.fromarray(self.image(label, number, size)).save(path)
 
     def class_list(self, folder: Path) -> Path:
         rows = [f"{index}\t{wnid}\t{self.names[index]}" for wnid, index in WNIDS.items()]
@@ -131,14 +134,6 @@ class Colours:
 @pytest.fixture
 def colours() -> Colours:
     return Colours()
-
-
-def colour_image(label: int, number: int, size: tuple[int, int] = (40, 48)) -> np.ndarray:
-    """A noisy picture of one colour, (H, W, 3) uint8."""
-    rng = np.random.default_rng((label, number))
-    colour = np.array(list(COLOURS.values())[label])
-    noise = rng.normal(scale=40, size=(*size, 3))
-    return np.clip(colour + noise, 0, 255).astype(np.uint8)
 
 
 @pytest.fixture

@@ -30,6 +30,11 @@ def pack(path, files, mode="w"):
     return path
 
 
+def unpack(path, folder):
+    with tarfile.open(path) as archive:
+        archive.extractall(folder, filter="data")
+
+
 def corrupted(colours, domains):
     """As ImageNet-C's archives: DOMAIN/SEVERITY/WNID/ILSVRC2012_val_NUMBER.JPEG."""
     return {
@@ -66,8 +71,7 @@ def test_class_folders_read_the_same_from_archive_and_folder(
         for number in (0, 1)
     }
     path = pack(tmp_path / "set.tar", {f"{folder}/README.txt": b"read me", **files})
-    with tarfile.open(path) as archive:
-        archive.extractall(tmp_path / "out", filter="data")
+    unpack(path, tmp_path / "out")
     packed = open_data(str(path), LABELS, class_file=class_file)
     plain = open_data(str(tmp_path / "out" / folder), LABELS, class_file=class_file)
     assert_array_equal(packed.labels, [0, 0, 1, 1, 2, 2])
@@ -83,8 +87,7 @@ def test_tree_reads_the_same_from_archives_and_folder(tmp_path, colours, class_f
     pack(root / "blur.tar", corrupted(colours, ["defocus_blur", "motion_blur"]))
     pack(root / "weather.tar", corrupted(colours, ["fog"]))
     for path in root.iterdir():
-        with tarfile.open(path) as archive:
-            archive.extractall(tmp_path / "out", filter="data")
+        unpack(path, tmp_path / "out")
     choice = {"domains": ("fog", "motion_blur"), "severities": (5.0,), "class_file": class_file}
     packed = open_data(str(root), LABELS, **choice)
     plain = open_data(str(tmp_path / "out"), LABELS, **choice)

@@ -63,9 +63,6 @@ def test_foa_shift_moves_the_target_mean_to_the_source_mean():
     assert_logits(foa.predict(batch(FIRST)), [[0, 1.5], [2, 1.5]])  # h = (2, 0)
     # h = 0.9 (2, 0) + 0.1 (5, 4) = (2.3, 0.4)
     assert_logits(foa.predict(batch(SECOND)), [[3.7, 5.1]] * 2)
-
-
-def test_foa_shift_without_a_source_mean_is_refused():
     with pytest.raises(ConfigError, match=r"foa-shift: .*--source-images"):
         FoaShift(Head(weight=HEAD.weight, bias=HEAD.bias))
 
@@ -111,9 +108,7 @@ def test_lame_settles_where_its_update_no_longer_moves():
     affinity[[0, 1, 2, 3], [1, 0, 3, 2]] = 1.0
     assert_allclose(result, log_softmax(-unary + affinity @ np.exp(result)), atol=1e-4)
     assert_array_equal(result.argmax(axis=1), [0, 0, 1, 1])
-
-
-def test_lame_leaves_a_single_frame_alone():
+    # A single frame has no neighbour.
     assert_logits(Lame().predict(batch(FIRST[:1])), HEAD.logits(FIRST[:1]))
 
 
@@ -131,10 +126,9 @@ def test_dota_learns_a_discriminant(covariance):
         if not means.any():
             assert_logits(before, 100 * rows)  # the discriminant says nothing yet
         assigned = np.exp(log_softmax(100 * rows))
-        means = (count[:, None] * means + assigned.T @ rows) / (count + assigned.sum(axis=0))[
-            :, None
-        ]
-        count = count + assigned.sum(axis=0)
+        total = count + assigned.sum(axis=0)
+        means = (count[:, None] * means + assigned.T @ rows) / total[:, None]
+        count = total
         for row, shares in zip(rows, assigned, strict=True):
             for k in (0, 1):
                 scatter[k] += shares[k] * np.outer(row - means[k], row - means[k])
@@ -186,7 +180,8 @@ def test_every_method_gives_probabilities_and_forgets_on_reset(name, world):
         ("neo-continual:rate", "expected NAME:key=value:key=value, got 'rate'"),
         ("neo-continual:rate=0.1:rate=0.2", "rate is given more than once"),
         ("neo-continual:rate=fast", "an option is of the wrong type"),
-        ("shift:kappa=3", "unknown option kappa"),
+        ("shift:rule=full", "unknown option rule"),
+        ("paper:half_life=3", "unknown option half_life"),
         ("paper:rule=always", "rule: expected one of gain, retention"),
         ("shift:half_life=fast", "an option is of the wrong type"),
         ("paper:role=evaluator:rule=full", "role evaluator: sets no strength"),

@@ -80,9 +80,9 @@ def test_rows_are_reported_whether_cached_or_not(cache):
     assert len(seen) == 2 * NUM_ROWS
 
 
-def flip_last_byte(path):
+def flip(path, at=-1):
     data = bytearray(path.read_bytes())
-    data[-1] ^= 1
+    data[at] ^= 1
     path.write_bytes(data)
 
 
@@ -97,7 +97,7 @@ def empty(path):
 @pytest.mark.parametrize(
     ("suffix", "damage"),
     [
-        pytest.param("npy", flip_last_byte, id="array changed"),
+        pytest.param("npy", flip, id="array changed"),
         pytest.param("npy", truncate, id="array cut short"),
         pytest.param("npy", empty, id="array emptied"),
         pytest.param("json", truncate, id="sidecar cut short"),
@@ -116,9 +116,7 @@ def test_damaged_partial_entry_is_an_error_too(cache):
     with pytest.raises(KeyboardInterrupt):
         fetch(cache, Network(fail_at=CHUNK_ROWS))
     (path,) = files(cache, "*.partial.npy")
-    data = bytearray(path.read_bytes())
-    data[200] ^= 1
-    path.write_bytes(data)
+    flip(path, at=200)
     with pytest.raises(ArtifactError, match=rf"{path.name}: .*chunk 0 does not have its checksum"):
         fetch(cache, Network())
 

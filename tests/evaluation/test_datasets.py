@@ -52,13 +52,10 @@ def test_class_list_may_lie_elsewhere(tmp_path, colours):
 
 def test_thousand_wnid_folders_are_imagenet(tmp_path, colours):
     wnids = [f"n{number:08d}" for number in range(1000)]
-    for number, wnid in enumerate(wnids):
-        folder = tmp_path / wnid
-        folder.mkdir()
-        if number == 0:
-            colours.save(folder / "a.png", 0, 0)
-        else:
-            (folder / "a.png").symlink_to(tmp_path / wnids[0] / "a.png")
+    colours.save(tmp_path / wnids[0] / "a.png", 0, 0)
+    for wnid in wnids[1:]:
+        (tmp_path / wnid).mkdir()
+        (tmp_path / wnid / "a.png").symlink_to(tmp_path / wnids[0] / "a.png")
     data = open_data(str(tmp_path), [f"class {index}" for index in range(1000)])
     assert_array_equal(data.labels, np.arange(1000))
 
@@ -100,13 +97,9 @@ def test_image_list_decides_images_and_order(tmp_path, colours):
 
 def test_missing_folders_of_a_tree_are_all_named(tmp_path, colours):
     colours.tree(tmp_path, ["fog", "snow"])
-    with pytest.raises(ArtifactError) as caught:
+    with pytest.raises(ArtifactError, match=r"13 of 15 .*: gaussian_noise/5, .*jpeg") as caught:
         open_data(str(tmp_path), NAMES)
-    message = str(caught.value)
-    assert "13 of 15 folders missing" in message
-    assert "gaussian_noise/5" in message
-    assert "jpeg_compression/5" in message
-    assert "fog/5" not in message
+    assert "fog/5" not in str(caught.value)
     with pytest.raises(ArtifactError, match=r"2 of 4 folders missing: fog/3, snow/3"):
         open_data(str(tmp_path), NAMES, domains=["fog", "snow"], severities=(3.0, 5.0))
 
@@ -133,46 +126,39 @@ def test_arrays(tmp_path, colours):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "message"),
+    ("dtype", "labels", "message"),
     [
-        ({"images": np.zeros((2, 4, 4, 3), np.uint8)}, "labels missing; it has images"),
-        (
-            {"images": np.zeros((2, 4, 4, 3), np.float32), "labels": np.zeros(2, int)},
-            r"images: expected \(N, H, W, 3\) uint8 RGB, got .* float32",
-        ),
-        (
-            {"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.array([0, 3])},
-            r"labels: expected class indices in \[0, 3\)",
-        ),
-        (
-            {"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.zeros(3, int)},
-            r"labels: expected \(2,\) integers",
-        ),
+        (np.uint8, None, "labels missing; it has images"),
+        (np.float32, [0, 0], r"images: expected \(N, H, W, 3\) uint8 RGB, got .* float32"),
+        (np.uint8, [0, 3], r"labels: expected class indices in \[0, 3\)"),
+        (np.uint8, [0, 0, 0], r"labels: expected \(2,\) integers"),
     ],
 )
-def test_bad_arrays_are_refused(tmp_path, arrays, message):
-    np.savez(tmp_path / "a.npz", **arrays)
+def test_bad_arrays_are_refused(tmp_path, dtype, labels, message):
+    arrays = {} if labels is None else {"labels": np.array(labels)}
+    np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4, 3), dtype), **arrays)
     with pytest.raises(ArtifactError, match=message):
         open_data(str(tmp_path / "a.npz"), NAMES)
 
 
 def test_test_source_with_truth(tmp_path):
     labels = [f"class {index}" for index in range(60)]
-    data = open_data("test://drive?frames=12&conditions=clear,fog", labels, cache=tmp_path)
+    uri = "test://drive?frames=12&conditions=clear,fog"
+    data = open_data(uri, labels, cache=tmp_path)
     assert len(data.labels) == 12
     assert data.recorded is not None
     assert len(set(data.recorded)) == 2
     image = data.load(0, "clean", 0.0)
     assert image.dtype == np.uint8
     # The second time labels and conditions are known, and a frame is drawn when it is asked for.
-    again = open_data("test://drive?frames=12&conditions=clear,fog", labels, cache=tmp_path)
+    again = open_data(uri, labels, cache=tmp_path)
     assert again.recorded == data.recorded
     assert_array_equal(again.labels, data.labels)
     assert_array_equal(again.load(0, "clean", 0.0), image)
     (facts,) = tmp_path.glob("*.recording.json")
     facts.write_text("{}")
     with pytest.raises(ArtifactError, match="damaged cache file"):
-        open_data("test://drive?frames=12&conditions=clear,fog", labels, cache=tmp_path)
+        open_data(uri, labels, cache=tmp_path)
 
 
 def test_test_source_without_truth_is_refused(tmp_path):

@@ -26,7 +26,6 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "imagenet-c.md"
 SIZE_PX = 32
 # ImageNet's indices of a handful of classes.
 WNIDS = {"n01440764": 0, "n01443537": 1, "n01484850": 2, "n02099601": 207, "n15075141": 999}
-PER_CLASS = 1
 
 
 def page_commands() -> list[list[str]]:
@@ -36,25 +35,17 @@ def page_commands() -> list[list[str]]:
     return [shlex.split(line) for line in lines if line.startswith("gain-")]
 
 
-def option(command: list[str], name: str, default: str = "") -> str:
-    """Value of a flag."""
-    return command[command.index(name) + 1] if name in command else default
-
-
 COMMANDS = page_commands()
 
 
 def save_classes(folder: Path, names: dict[str, int], *, shift: int) -> list[str]:
-    """JPEGs in one folder per class; their `CLASS/FILE` names."""
+    """A JPEG in one folder per class; their `CLASS/FILE` names."""
     saved = []
     for name, label in names.items():
         (folder / name).mkdir(parents=True)
-        for number in range(PER_CLASS):
-            rng = np.random.default_rng((label, number))
-            image = rng.integers(0, 200, size=(SIZE_PX, SIZE_PX, 3)) + shift
-            file = f"{name}/ILSVRC2012_val_{number:08d}.JPEG"
-            Image.fromarray(image.astype(np.uint8)).save(folder / file, format="JPEG")
-            saved.append(file)
+        image = np.random.default_rng(label).integers(0, 200, size=(SIZE_PX, SIZE_PX, 3)) + shift
+        saved.append(f"{name}/ILSVRC2012_val_00000000.JPEG")
+        Image.fromarray(image.astype(np.uint8)).save(folder / saved[-1], format="JPEG")
     return saved
 
 

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from gain_apps.evaluation.eval_input import ANY_SEVERITY, FeatureStore, Outputs
 from gain_apps.evaluation.executor import GainTrace, Trace, run_methods
-from gain_apps.evaluation.methods.protocol import Cost
+from gain_apps.evaluation.methods.protocol import Cost, log_softmax
+from gain_apps.evaluation.streams import StreamPlan, make_stream
 from gain_apps.metrics import (
     accuracy,
     calibration,
@@ -45,32 +47,39 @@ def test_bins_by_hand():
     assert bins.error == pytest.approx(0.5 * 0.24 + 0.5 * 0.48)
 
 
+class Answers:
+    """Says of each batch what a function says of its logits."""
+
+    cost = Cost()
+
+    def __init__(self, says):
+        self._says = says
+
+    def predict(self, batch):
+        return self._says(batch.logits)
+
+    def reset(self):
+        pass
+
+
+def run(world, says):
+    """The function over the world's batches."""
+    features = np.concatenate([batch.features for batch in world.batches])
+    store = FeatureStore(
+        head=world.head,
+        labels=np.concatenate(world.labels),
+        domains=("a",),
+        outputs={("a", ANY_SEVERITY): (Outputs(features=features),)},
+    )
+    plan = StreamPlan(kind="csc", num_domains=1, batch_size=20)
+    stream = make_stream(plan, store.labels, num_classes=6)
+    return run_methods({"x": Answers(says)}, stream, store)["x"]
+
+
 def test_scores_are_those_of_the_core(world):
-    class Fixed:
-        cost = Cost()
-
-        def predict(self, batch):
-            return batch.logits - np.logaddexp.reduce(batch.logits, axis=1, keepdims=True)
-
-        def reset(self):
-            pass
-
-    class Store:
-        labels = np.concatenate(world.labels)
-
-        def batch(self, item, *, with_pixels, noise):
-            return world.batches[int(item.domains[0])]
-
-    class Item:
-        def __init__(self, number):
-            self.domains = np.full(20, number)
-            self.rounds = np.zeros(20, dtype=np.int64)
-            self.images = np.arange(20) + 20 * number
-            self.scored = True
-
-    trace = run_methods({"x": Fixed()}, [Item(number) for number in range(12)], Store())["x"]
+    trace = run(world, log_softmax)
     scores = score(trace)
-    log_probs = np.concatenate([Fixed().predict(batch) for batch in world.batches])
+    log_probs = np.concatenate([log_softmax(batch.logits) for batch in world.batches])
     labels, probs = np.concatenate(world.labels), np.exp(log_probs)
     assert scores.accuracy == pytest.approx(100 * accuracy(probs, labels))
     error = expected_calibration_error(probs, labels)
@@ -131,24 +140,5 @@ def test_correlations_of_nothing_are_undefined():
 
 @pytest.mark.parametrize("bad", [np.nan, 0.5])
 def test_what_is_no_distribution_is_refused(bad, world):
-    class Broken:
-        cost = Cost()
-
-        def predict(self, batch):
-            return np.full((20, 6), bad)
-
-        def reset(self):
-            pass
-
-    class Store:
-        labels = world.labels[0]
-
-        def batch(self, item, *, with_pixels, noise):
-            return world.batches[0]
-
-    class Item:
-        domains = rounds = images = np.arange(20)
-        scored = True
-
-    with pytest.raises(NumericsError, match=r"Broken: expected probabilities .* in batch 0"):
-        run_methods({"x": Broken()}, [Item()], Store())
+    with pytest.raises(NumericsError, match=r"Answers: expected probabilities .* in batch 0"):
+        run(world, lambda logits: np.full_like(logits, bad))

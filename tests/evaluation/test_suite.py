@@ -52,11 +52,8 @@ def run(suite, dump, *flags):
 def test_a_suite_runs_and_writes_its_tables(suite, colour_dump, capsys):
     report = run(suite, colour_dump)
     assert list(report["cells"]) == ["colours, csc", "colours, one class"]
-    assert {name: sorted(seeds) for name, seeds in report["cells"]["colours, csc"].items()} == {
-        "source": ["0", "1"],
-        "neo": ["0", "1"],
-        "recentre": ["0", "1"],
-    }
+    seeds = {name: sorted(cell) for name, cell in report["cells"]["colours, csc"].items()}
+    assert seeds == {"source": ["0", "1"], "neo": ["0", "1"], "recentre": ["0", "1"]}
     assert list(report["cells"]["colours, one class"]) == ["source", "neo"]
     assert report["bars"][0]["verdict"] == "met"
     table = (suite.parents[1] / "results" / "small.md").read_text()
@@ -185,7 +182,5 @@ def test_the_suites_of_the_project_are_read(name):
 
 
 def test_an_unknown_suite_is_named_with_those_there_are():
-    with pytest.raises(
-        ConfigError, match=r"expected one of ablations, camera, imagenet, pairs or a \.toml"
-    ):
+    with pytest.raises(ConfigError, match=r"one of ablations, camera, imagenet, pairs or a \.toml"):
         suite_path("cameras")

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,8 +90,13 @@ def norms_of(model, keep=lambda name: True):
     }
 
 
-def gradients(model, names, loss):
-    return dict(zip(names, torch.autograd.grad(loss, list(names.values())), strict=True))
+def gradients(named, loss):
+    return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+
+
+def stepped(named, loss, rate):
+    """The parameters after one step of gradient descent."""
+    return {name: named[name] - rate * grad for name, grad in gradients(named, loss).items()}
 
 
 def assert_parameters(model, expected, source):
@@ -122,10 +128,8 @@ def test_tent_descends_the_mean_entropy(build, batches, source):
     method.predict(batches[0])
     norms = norms_of(source)
     loss = entropy(source(torch.from_numpy(batches[0].pixel_values))).mean()
-    grads = gradients(source, norms, loss)
     # The rate is for a batch of 64; here are 16.
-    expected = {name: norms[name] - 0.025 * grads[name] for name in norms}
-    assert_parameters(method._network.model, expected, source)
+    assert_parameters(method._network.model, stepped(norms, loss, 0.025), source)
     assert method.cost.num_parameters == sum(value.numel() for value in norms.values())
 
 
@@ -141,10 +145,7 @@ def test_eata_weights_the_reliable_samples_by_how_sure_they_are(build, batches, 
     assert 0 < len(chosen) < 16
     sure = entropy(logits)[chosen]
     loss = (sure * torch.exp(0.4 * np.log(5) - sure).detach()).mean()
-    norms = norms_of(source)
-    grads = gradients(source, norms, loss)
-    expected = {name: norms[name] - 0.1 * grads[name] for name in norms}
-    assert_parameters(method._network.model, expected, source)
+    assert_parameters(method._network.model, stepped(norms_of(source), loss, 0.1), source)
     assert method.cost.num_backward == 1.0
 
 
@@ -180,7 +181,7 @@ def test_eata_measures_the_fisher_information_batch_by_batch(build, source):
     expected = dict.fromkeys(norms, 0.0)
     for part in (uncorrupted[:64], uncorrupted[64:]):
         log_probs = torch.log_softmax(source(part), dim=1)
-        grads = gradients(source, norms, -log_probs.max(dim=1).values.mean())
+        grads = gradients(norms, -log_probs.max(dim=1).values.mean())
         expected = {name: expected[name] + grads[name] ** 2 / 2 for name in norms}
     for measured, by_hand in zip(method._information, expected.values(), strict=True):
         assert_allclose(measured, by_hand, rtol=1e-4, atol=1e-9)
@@ -213,7 +214,7 @@ def test_sar_steps_with_the_gradient_at_the_sharpest_point(build, batches, sourc
     first = entropy(source(pixels))
     reliable = first < margin
     assert 0 < int(reliable.sum()) < 16
-    grads = gradients(source, early, first[reliable].mean())
+    grads = gradients(early, first[reliable].mean())
     length = torch.sqrt(sum((grad**2).sum() for grad in grads.values()))
     climbed = copy.deepcopy(source)
     there = norms_of(climbed, lambda name: name in early)
@@ -221,7 +222,7 @@ def test_sar_steps_with_the_gradient_at_the_sharpest_point(build, batches, sourc
         for name, parameter in there.items():
             parameter.add_(0.3 * grads[name] / length)
     second = entropy(climbed(pixels))[reliable]
-    sharp = gradients(climbed, there, second[second < margin].mean())
+    sharp = gradients(there, second[second < margin].mean())
     expected = {name: early[name] - 0.1 * sharp[name] for name in early}
     assert_parameters(method._network.model, expected, source)
 
@@ -237,8 +238,7 @@ def test_sar_leaves_an_unreliable_batch_alone(build, batches, source):
     with torch.no_grad():
         method._network.model.head.weight.zero_()
         method._network.model.head.bias.zero_()
-        logits = np.zeros((16, 5), dtype=np.float32) + 1e-7
-    flat = Batch(features=batches[0].features, logits=logits, pixel_values=batches[0].pixel_values)
+    flat = replace(batches[0], logits=np.full((16, 5), 1e-7, dtype=np.float32))
     method._network._checked = True
     before = copy.deepcopy(method._network.model)
     method.predict(flat)
@@ -252,8 +252,7 @@ def test_cotta_teaches_the_student_and_follows_it(build, batches, source):
     logits = source(pixels)
     loss = -(softmax(logits).detach() * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()
     named = dict(source.named_parameters())
-    grads = gradients(source, named, loss)
-    student = {name: named[name] - 0.1 * grads[name] for name in named}
+    student = stepped(named, loss, 0.1)
     assert_parameters(method._network.model, student, source)
     teacher = {name: 0.9 * named[name] + 0.1 * student[name] for name in named}
     assert_parameters(method._teacher, teacher, source)
@@ -311,11 +310,7 @@ def test_roid_trains_the_norms_and_draws_them_back(build, batches, source):
 
 
 def test_other_weights_than_the_artifacts_are_refused(build, batches):
-    wrong = Batch(
-        features=batches[0].features,
-        logits=batches[0].logits + 1.0,
-        pixel_values=batches[0].pixel_values,
-    )
+    wrong = replace(batches[0], logits=batches[0].logits + 1.0)
     with pytest.raises(ParityError, match=r"--weights: its logits differ .* exported from"):
         build("tent").predict(wrong)
 

@@ -27,6 +27,13 @@ def crop_drive(**values: object) -> DriveSource:
     return DriveSource(DriveParams(**{"resolution": "crop", "frames": 120, **values}))
 
 
+def sign_of(frame: Frame) -> np.ndarray:
+    """The region of a frame."""
+    assert frame.region is not None
+    left, top, right, bottom = frame.region
+    return frame.image[top:bottom, left:right].astype(float)
+
+
 def test_every_frame_depends_on_parameters_and_index_only():
     with crop_drive(seed=3) as source:
         frames = list(itertools.islice(source, 12))
@@ -83,15 +90,8 @@ def test_the_crop_is_a_window_of_the_full_frame():
     for index in (3, 60):
         part, whole = small.frame(index), full.frame(index)
         assert part.truth == whole.truth
-        assert part.region is not None
-        assert whole.region is not None
-        left, top, right, bottom = part.region
-        wide_left, wide_top, wide_right, wide_bottom = whole.region
-        assert right - left == wide_right - wide_left
-        first = part.image[top:bottom, left:right].astype(int)
-        second = whole.image[wide_top:wide_bottom, wide_left:wide_right].astype(int)
         # Only the sensor's noise, about 2 levels in each, differs.
-        assert np.abs(first - second).mean() < 4.0
+        assert np.abs(sign_of(part) - sign_of(whole)).mean() < 4.0
 
 
 @pytest.mark.parametrize("resolution", ["crop", "720p"])
@@ -104,12 +104,10 @@ def test_centre_mode_zooms_on_the_sign(resolution):
     assert frame.region is None
     assert frame.image.shape == (height, width, 3)
     assert frame.truth == plain.truth
-    assert plain.region is not None
-    left, top, right, bottom = plain.region
     aside = (width - height) // 2
     middle = frame.image[:, aside : width - aside].astype(float)
-    expected = plain.image[top:bottom, left:right].astype(float)
-    np.testing.assert_allclose(middle.mean(axis=(0, 1)), expected.mean(axis=(0, 1)), atol=4.0)
+    expected = sign_of(plain).mean(axis=(0, 1))
+    np.testing.assert_allclose(middle.mean(axis=(0, 1)), expected, atol=4.0)
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +123,7 @@ def test_every_condition_changes_the_sign(clear, name):
         frame = source.frame(30)
     assert frame.condition == name
     assert frame.region == clear.region
-    assert frame.region is not None
-    left, top, right, bottom = frame.region
-    difference = frame.image[top:bottom, left:right].astype(float)
-    difference -= clear.image[top:bottom, left:right]
-    assert np.abs(difference).mean() > 6.0
+    assert np.abs(sign_of(frame) - sign_of(clear)).mean() > 6.0
 
 
 def test_fog_hides_far_things_more_than_near_ones():
@@ -144,10 +138,7 @@ def test_fog_hides_far_things_more_than_near_ones():
 def test_full_fog_takes_the_contrast_of_the_sign():
     def contrast(conditions: str) -> float:
         with crop_drive(frames=60, conditions=conditions) as source:
-            frame = source.frame(30)
-        assert frame.region is not None
-        left, top, right, bottom = frame.region
-        return float(frame.image[top:bottom, left:right].std())
+            return float(sign_of(source.frame(30)).std())
 
     assert contrast("fog") < 0.6 * contrast("clear")
 

@@ -34,14 +34,6 @@ def test_the_seed_of_the_caller_counts_where_the_uri_has_none():
     )
 
 
-@pytest.mark.slow
-def test_every_class_has_enough_pictures():
-    truths = [frame.truth for frame in stills_source({})]
-    counts = np.bincount(truths, minlength=len(LABELS))
-    assert len(counts) == len(LABELS)
-    assert counts.min() >= 8
-
-
 @pytest.mark.parametrize(
     ("values", "named"),
     [

@@ -18,6 +18,7 @@ from gain_apps.system import ThermalWatch, read_number, read_numbers, read_text,
 from gain_core import __version__
 from gain_core.errors import BackendUnavailableError
 from gain_runtime.optional import require
+from gain_runtime.preprocess import usable_cores
 from gain_runtime.sessions.onnx import CPU_PROVIDER
 from gain_runtime.sessions.tensorrt import cuda_failures
 
@@ -34,15 +35,11 @@ NOTE = (
 
 
 class DevicePeak:
-    """The largest of several readings of a device's memory.
+    """The largest of several readings of the memory of an execution provider's device.
 
     What is allocated and freed between two readings is not seen. Sessions and CuPy keep what they
-    have allocated, so a reading after a batch shows what the batch needed.
-
-    Parameters
-    ----------
-    provider : str
-        Execution provider in use. On the CPU, and without CuPy, nothing is read.
+    have allocated, so a reading after a batch shows what the batch needed. On the CPU, and without
+    CuPy, nothing is read.
     """
 
     def __init__(self, provider: str, /) -> None:
@@ -58,10 +55,7 @@ class DevicePeak:
     def read(self) -> None:
         """Read once, in some microseconds; for between two batches.
 
-        Raises
-        ------
-        EngineError
-            If the device fails, be it over an earlier batch.
+        A device that fails, be it over an earlier batch, is an `EngineError`.
         """
         if self._cupy is not None:
             with cuda_failures(self._cupy, "device memory"):
@@ -101,12 +95,7 @@ LIBRARIES = {
 class Machine:
     """What can be known of the device without asking its vendor's libraries.
 
-    Whatever cannot be read is None or absent, never guessed.
-
-    Parameters
-    ----------
-    root : Path, optional
-        Where `sys`, `proc` and `var` lie.
+    Whatever cannot be read is None or absent, never guessed; `sys`, `proc` and `var` lie in `root`.
     """
 
     def __init__(self, *, root: Path = Path("/")) -> None:
@@ -115,14 +104,22 @@ class Machine:
 
     def facts(self) -> dict[str, Any]:
         """What does not change: board, processor, cores, memory, graphics cards."""
+        proc = self._root / "proc"
+        # Installed, as the kernel counts it.
+        memory = _entry(read_text(proc / "meminfo"), "MemTotal")
+        kib = whole_number((memory or "").partition(" ")[0])
+        # ARM kernels give only the core's part number.
+        keys, text = ("model name", "Model", "Hardware", "CPU part"), read_text(proc / "cpuinfo")
+        cpu = next((name for key in keys if (name := _entry(text, key)) is not None), None)
         return {
             "board": self._first(MODEL_FILES),
-            "cpu": self._cpu(),
+            "cpu": cpu,
             "architecture": platform.machine(),
             "system": platform.platform(),
             "cores": os.cpu_count(),
-            "cores_allowed": _cores_allowed(),
-            "memory_bytes": self._memory_bytes(),
+            # A container may see more than it gets.
+            "cores_allowed": usable_cores(),
+            "memory_bytes": None if kib is None else kib * 1024,
             "gpus": [
                 name
                 for path in sorted(self._root.glob(GPU_CARDS))
@@ -133,6 +130,7 @@ class Machine:
     def now(self) -> dict[str, Any]:
         """What does: clocks in MHz, power mode, temperature in degrees Celsius, throttling."""
         self._thermal.tick()
+        used = read_numbers(self._root.glob(VRAM_USED))
         governors = {read_text(path / "scaling_governor") for path in self._root.glob(CPU_CLOCKS)}
         return {
             "cpu_clocks_mhz": self._cpu_clocks(),
@@ -141,24 +139,13 @@ class Machine:
             "power_mode": self._first((JETSON_MODE, PROFILE)),
             "celsius": self._thermal.celsius,
             "throttled": self._thermal.throttled,
-            "device_memory_used_bytes": self._vram_used(),
+            # By every process, where the kernel tells.
+            "device_memory_used_bytes": sum(used) if used else None,
         }
 
     def _first(self, names: Iterable[str]) -> str | None:
         """The text of the first file that says something."""
         return next((text for name in names if (text := read_text(self._root / name))), None)
-
-    def _cpu(self) -> str | None:
-        """The processor's name; ARM kernels give only the core's part number."""
-        text = read_text(self._root / "proc" / "cpuinfo")
-        keys = ("model name", "Model", "Hardware", "CPU part")
-        return next((name for key in keys if (name := _entry(text, key)) is not None), None)
-
-    def _memory_bytes(self) -> int | None:
-        """Installed memory, as the kernel counts it."""
-        entry = _entry(read_text(self._root / "proc" / "meminfo"), "MemTotal")
-        kib = whole_number((entry or "").partition(" ")[0])
-        return None if kib is None else kib * 1024
 
     def _cpu_clocks(self) -> dict[str, float]:
         """Lowest and highest clock now, and the highest allowed."""
@@ -172,36 +159,25 @@ class Machine:
 
     def _other_clocks(self) -> dict[str, float]:
         """Clocks of GPU and memory where the kernel manages them."""
-        clocks = {}
-        for folder in sorted(self._root.glob(OTHER_CLOCKS)):
-            hz = read_number(folder / "cur_freq")
-            if hz is not None:
-                clocks[folder.name] = hz / 1e6
-        return clocks
-
-    def _vram_used(self) -> int | None:
-        """Memory of the graphics cards in use, by every process, where the kernel tells."""
-        used = read_numbers(self._root.glob(VRAM_USED))
-        return sum(used) if used else None
+        return {
+            folder.name: hz / 1e6
+            for folder in sorted(self._root.glob(OTHER_CLOCKS))
+            if (hz := read_number(folder / "cur_freq")) is not None
+        }
 
 
 def tool_versions(*, root: Path = Path("/")) -> dict[str, str | None]:
-    """Versions of what takes part in the measurement.
+    """Versions of what takes part in the measurement, None where it is not there.
 
-    Parameters
-    ----------
-    root : Path, optional
-        Where `proc` lies.
-
-    Returns
-    -------
-    dict
-        Of every library by its module's name, None where it is not installed. `nvidia_driver` is
-        the kernel's; `cuda_driver` the newest CUDA that it runs; `onnxruntime_cuda`, `cupy_cuda`
-        and `torch_cuda` the CUDA runtime each library was built for or has loaded. Of CuPy and
-        torch they are known only where this process uses the library.
+    A library goes by its module's name. `nvidia_driver` is the kernel's; `cuda_driver` the newest
+    CUDA that it runs; `onnxruntime_cuda`, `cupy_cuda` and `torch_cuda` the CUDA runtime each
+    library was built for or has loaded. Of CuPy and torch they are known only where this process
+    uses the library.
     """
     cupy, torch = (sys.modules.get(name) for name in ("cupy", "torch"))
+    # The version in the kernel module's own line.
+    line = r"NVRM version:.*?Kernel Module.*?\s(\d+\.[\d.]+)"
+    driver = re.search(line, read_text(root / NVIDIA_DRIVER))
     return {
         "gain-edge": __version__,
         "python": platform.python_version(),
@@ -210,7 +186,7 @@ def tool_versions(*, root: Path = Path("/")) -> dict[str, str | None]:
         "torch_cuda": getattr(getattr(torch, "version", None), "cuda", None),
         "cupy_cuda": _cuda_version(cupy, "runtimeGetVersion"),
         "cuda_driver": _cuda_version(cupy, "driverGetVersion"),
-        "nvidia_driver": _nvidia_driver(read_text(root / NVIDIA_DRIVER)),
+        "nvidia_driver": None if driver is None else driver[1],
     }
 
 
@@ -234,19 +210,6 @@ def _cuda_version(cupy: Any, function: str) -> str | None:
     except RuntimeError:
         return None
     return f"{number // 1000}.{number % 1000 // 10}" if number else None
-
-
-def _nvidia_driver(text: str) -> str | None:
-    """The version in the kernel module's own line."""
-    found = re.search(r"NVRM version:.*?Kernel Module.*?\s(\d+\.[\d.]+)", text)
-    return None if found is None else found[1]
-
-
-def _cores_allowed() -> int | None:
-    """Cores this process may use; a container may see more than it gets."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def _entry(text: str, key: str) -> str | None:

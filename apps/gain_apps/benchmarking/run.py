@@ -46,25 +46,10 @@ SCHEMA = 3
 def run_benchmark(
     config: BenchConfig, /, *, command: str, on_batch: Callable[[], None] | None = None
 ) -> dict[str, Any]:
-    """Measure what the settings ask for.
+    """Measure what the settings ask for; plain values, as `--json` writes them.
 
-    Parameters
-    ----------
-    config : BenchConfig
-    command : str
-        As it was typed; kept with the result.
-    on_batch : callable, optional
-        Called after every batch, for progress.
-
-    Returns
-    -------
-    dict
-        Plain values, as `--json` writes them.
-
-    Raises
-    ------
-    GainError
-        If something cannot be opened, or fails while it is measured.
+    The command, as it was typed, is kept with the result. Raises a `GainError` if something cannot
+    be opened, or fails while it is measured.
     """
     machine = Machine()
     artifact = load_artifact(config.artifact)
@@ -175,14 +160,7 @@ MEASURES = ("p50", "p90", "p99", "max")
 
 
 def print_benchmark(result: Mapping[str, Any], console: Console, /) -> None:
-    """Print the tables.
-
-    Parameters
-    ----------
-    result : mapping
-        Of `run_benchmark`.
-    console : Console
-    """
+    """Print the tables of what `run_benchmark` gave."""
     console.print(_stage_table(result))
     console.print(_run_table(result))
     if result["compare"] is not None:

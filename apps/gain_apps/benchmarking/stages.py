@@ -6,14 +6,16 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from functools import partial
+from itertools import islice, pairwise, product
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from gain_apps.evaluation.methods.protocol import log_softmax
 from gain_apps.streaming.loop import rank
 from gain_core.errors import (
     BackendUnavailableError,
@@ -54,20 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 class FrozenSource(Closing):
-    """A session with a softmax behind it, and an adapter's preprocessing before it.
-
-    Parameters
-    ----------
-    session : Session
-        Not owned.
-    preprocess_threads : int or None
-        As for `Adapter`.
-
-    Raises
-    ------
-    ConfigError
-        If `preprocess_threads` is below 1.
-    """
+    """A session, not owned, with a softmax behind it, and an adapter's preprocessing before it."""
 
     def __init__(self, session: Session, /, *, preprocess_threads: int | None) -> None:
         self._session = session
@@ -81,21 +70,11 @@ class FrozenSource(Closing):
         *,
         regions: Sequence[Region | None] | None = None,
     ) -> AdaptedBatch:
-        """Classify a batch; see `Adapter.step`.
+        """Classify a batch as `Adapter.step` does; source and adapted prediction are the same.
 
-        Returns
-        -------
-        AdaptedBatch
-            Source and adapted prediction are the same; the stage `adapt` is the softmax.
-
-        Raises
-        ------
-        ArrayError
-            If a frame cannot be preprocessed.
-        EngineError
-            If the forward pass fails.
-        NumericsError
-            If the network returned NaN or infinity.
+        The stage `adapt` is the softmax. Raises `ArrayError` if a frame cannot be preprocessed,
+        `EngineError` if the forward pass fails, and `NumericsError` if the network returned NaN or
+        infinity.
         """
         stamps = [perf_counter_ns()]
         pixel_values = self._preprocess(images, regions=regions)
@@ -107,8 +86,7 @@ class FrozenSource(Closing):
                 f"{self._session.artifact.path}: logits: expected finite values, got NaN or "
                 "infinity; export the model again"
             )
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        log_probs = log_softmax(logits)
         probs, nothing = np.exp(log_probs), np.zeros(len(logits), dtype=np.float32)
         stamps.append(perf_counter_ns())
         preprocess, forward, adapt = (b - a for a, b in pairwise(stamps))
@@ -186,26 +164,10 @@ def measure_stages(
     """Run both variants over the same batches and time their stages.
 
     Each batch is decoded once and then passes both variants, which take turns in going first, so
-    that neither profits from caches or clocks. Both preprocess in as many threads.
-
-    Parameters
-    ----------
-    session : Session
-    sink : Sink
-        Receives every result of both; not closed.
-    config : BenchConfig
-    on_batch : callable, optional
-        Called after every batch, outside what is timed.
-
-    Returns
-    -------
-    dict
-        `StageTimes` of each of `VARIANTS`.
-
-    Raises
-    ------
-    GainError
-        If the source cannot be opened or ends in error, or a batch cannot be classified.
+    that neither profits from caches or clocks. Both preprocess in as many threads. The sink
+    receives every result of both and is not closed; `on_batch` is called outside what is timed.
+    Raises a `GainError` if the source cannot be opened or ends in error, or a batch cannot be
+    classified.
     """
     engine = NetworkEngine(session, config.gain_config(), update_every=config.update_every)
     with (
@@ -269,12 +231,8 @@ def _timed(
 def frame_batches(config: BenchConfig, /) -> Generator[list[Frame], None, None]:
     """Whole batches without end: a source that is over is opened again.
 
-    Raises
-    ------
-    ConfigError
-        If the source is a live one.
-    StreamError
-        If it cannot be opened or yields nothing.
+    A live source is a `ConfigError`; one that cannot be opened or yields nothing is a
+    `StreamError`.
     """
     with closing(_endless(config)) as frames:
         while True:
@@ -302,50 +260,35 @@ Floats = npt.NDArray[np.float32]
 # (B, 3, height_px, width_px) pixel values to (B, K) logits in host memory.
 Forward = Callable[[Floats], Floats]
 
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
-
 WARM_UP_ROUNDS = 3
 TORCH_NOT_ASKED = "needs --timm NAME, because an artifact holds no PyTorch model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """One way to run the network.
-
-    Attributes
-    ----------
-    name : str
-    open : callable
-        Opens it for as long as the context lasts; `BackendUnavailableError` where it is not there.
-    same_weights : bool
-        Whether its predictions are expected to be the artifact's.
-    """
+    """One way to run the network; `BackendUnavailableError` where it is not there."""
 
     name: str
     open: Callable[[], AbstractContextManager[Forward]]
-    same_weights: bool = True
+    same_weights: bool = True  # whether its predictions are expected to be the artifact's
 
 
 def list_rivals(artifact: Artifact, config: BenchConfig, /) -> list[Rival]:
     """Everything a comparison names, whether or not it is there."""
-    trained = config.weights is not None
-    return [
-        Rival(name="onnxruntime cpu", open=lambda: _session(artifact, "cpu", config)),
-        Rival(name="onnxruntime cuda", open=lambda: _session(artifact, "cuda", config)),
-        Rival(name="tensorrt", open=lambda: _session(artifact, "tensorrt", config)),
-        *(
-            Rival(
-                name=f"torch {kind} {device}",
-                open=lambda kind=kind, device=device: _torch(  # type: ignore[misc]
-                    artifact, config, device=device, compiled=kind == "compile"
-                ),
-                same_weights=trained,
-            )
-            for device in ("cpu", "cuda")
-            for kind in ("eager", "compile")
-        ),
+    sessions: dict[str, Device] = {
+        "onnxruntime cpu": "cpu",
+        "onnxruntime cuda": "cuda",
+        "tensorrt": "tensorrt",
+    }
+    rivals = [
+        Rival(name=name, open=partial(_session, artifact, device, config))
+        for name, device in sessions.items()
     ]
+    for device, kind in product(("cpu", "cuda"), ("eager", "compile")):
+        start = partial(_torch, artifact, config, device=device, compiled=kind == "compile")
+        trained = config.weights is not None
+        rivals.append(Rival(name=f"torch {kind} {device}", open=start, same_weights=trained))
+    return rivals
 
 
 def compare_rivals(
@@ -353,22 +296,9 @@ def compare_rivals(
 ) -> list[dict[str, Any]]:
     """Measure one after another; each is closed before the next is opened.
 
-    They do not take turns: a library's threads that wait by spinning would slow down the next.
-
-    Parameters
-    ----------
-    rivals : list of Rival
-    pixel_values : array, (B, 3, height_px, width_px) float32
-    rounds : int
-        Measured forward passes of each.
-    expected : array, (B, K) float32
-        The artifact's logits.
-
-    Returns
-    -------
-    list of dict
-        `name`, and either `forward_ms` per batch, `rate_hz` and `top1_agreement_percent`, or
-        `absent` with the reason.
+    They do not take turns: a library's threads that wait by spinning would slow down the next. Each
+    row has a `name`, and either `forward_ms` per batch, `rate_hz` and `top1_agreement_percent` with
+    the artifact's logits, (B, K), or `absent` with the reason.
     """
     rows: list[dict[str, Any]] = []
     for rival in rivals:
@@ -422,20 +352,17 @@ def _torch(
     if device == "cuda" and not torch.cuda.is_available():
         raise BackendUnavailableError("torch: no CUDA device can be used")
     name = "torch.compile" if compiled else "torch"
-
-    def load() -> Any:
-        model = _torch_model(artifact, config).to(device)
-        return torch.compile(model) if compiled else model
-
     with _torch_settings(torch, threads=config.num_threads, compiled=compiled):
-        run = _reporting(load, name)()
+        with _reporting(name):
+            model = _torch_model(artifact, config).to(device)
+            run = torch.compile(model) if compiled else model
 
         def forward(pixel_values: Floats) -> Floats:
-            with torch.inference_mode():
+            with _reporting(name), torch.inference_mode():
                 logits: Floats = run(torch.from_numpy(pixel_values).to(device)).cpu().numpy()
             return logits
 
-        yield _reporting(forward, name)
+        yield forward
 
 
 @contextmanager
@@ -477,16 +404,13 @@ def _torch_model(artifact: Artifact, config: BenchConfig) -> Any:
     return source.model
 
 
-def _reporting(work: Callable[Given, Result], name: str) -> Callable[Given, Result]:
-    """The same, with torch's failures (no compiler, no memory) as our error."""
-
-    def run(*args: Given.args, **settings: Given.kwargs) -> Result:
-        try:
-            return work(*args, **settings)
-        except GainError:
-            raise
-        except RuntimeError as err:
-            first = next(iter(str(err).strip().splitlines()), type(err).__name__)
-            raise EngineError(f"{name}: failed: {first}") from err
-
-    return run
+@contextmanager
+def _reporting(name: str) -> Iterator[None]:
+    """Torch's failures (no compiler, no memory) as our error."""
+    try:
+        yield
+    except GainError:
+        raise
+    except RuntimeError as err:
+        first = next(iter(str(err).strip().splitlines()), type(err).__name__)
+        raise EngineError(f"{name}: failed: {first}") from err

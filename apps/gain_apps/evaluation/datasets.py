@@ -6,11 +6,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 import numpy as np
 
-from gain_apps.evaluation.features import default_cache_dir
+from gain_apps.evaluation.features import code_hash, default_cache_dir
 from gain_apps.evaluation.image_data import (
     WNID,
     ClassNames,
@@ -18,6 +17,7 @@ from gain_apps.evaluation.image_data import (
     ImageData,
     Member,
     check_labels,
+    clean_data,
     dataset_files,
     files_fingerprint,
     image_files,
@@ -71,50 +71,34 @@ def open_data(
     severities: Sequence[float] = (5.0,),
     class_file: Path | None = None,
     image_list: Path | None = None,
-    seed: int = 0,
     cache: Path | None = None,
 ) -> ImageData:
     """Open a data set by its path, telling its layout by what lies there.
 
-    Parameters
-    ----------
-    location : str
-        Folder, tar file or folder of tar files, data set of the library `datasets`, `.npz` file or
-        `test://` URI.
-    labels : sequence of K str
-        Of the artifact.
-    domains : sequence of str, optional
-        Of a tree; by default ImageNet-C's fifteen or 3DCC's twelve, in their usual order, whichever
-        it has one of. All of them must be there.
-    severities : sequence of float
-        Of a tree: whole numbers from 1 to 5; all of them must be there.
-    class_file : Path, optional
-        `classes.tsv` with WordNet ids.
-    image_list : Path, optional
-        Images of a tree: `CLASS/FILE`, one a line, in the order of the stream; what follows a space
-        or a comma is ignored. By default the files of the first domain, sorted.
-    seed : int
-        For `test://` sources.
-    cache : Path, optional
-        Folder; by default in the user's cache folder.
+    The location is a folder, a tar file or folder of tar files, a data set of the library
+    `datasets`, an `.npz` file or a `test://` URI. The labels are the artifact's K. Of a tree, the
+    domains are ImageNet-C's fifteen or 3DCC's twelve by default, in their usual order, whichever it
+    has one of, and the severities whole numbers from 1 to 5; all of them must be there. An image
+    list has `CLASS/FILE`, one a line, in the order of the stream; what follows a space or a comma
+    is ignored; by default the images are the files of the first domain, sorted. A class file is a
+    `classes.tsv` with WordNet ids. The cache is a folder, by default in the user's.
 
-    Raises
-    ------
-    ArtifactError
-        If nothing is there, or it is damaged, incomplete or of no known layout.
-    ConfigError, StreamError
-        As the openers.
+    Raises `ArtifactError` if nothing is there, or it is damaged, incomplete or of no known layout,
+    and `ConfigError` or `StreamError` as the openers.
     """
     root = Path(location)
     tars = [] if "://" in location else tar_files(root)
     members = read_tars(tars)
     packed = TarTree(root, members)
-    is_corrupted = bool(packed.domains()) or (is_folder(root) and _is_tree(root))
+    # A folder whose subfolders have severities as theirs.
+    folders = _folders(root) if is_folder(root) else []
+    is_tree = any(is_folder(folder / level) for folder in folders for level in SEVERITIES)
+    is_corrupted = bool(packed.domains()) or is_tree
     if image_list is not None and not is_corrupted:
         raise ConfigError("--image-list: for ImageNet-C and ImageNet-3DCC trees only")
     if location.startswith("test://"):
         folder = cache or default_cache_dir()
-        return open_test_source(location, seed=seed, num_classes=len(labels), cache=folder)
+        return open_test_source(location, seed=0, num_classes=len(labels), cache=folder)
     if is_file(root) and root.suffix == ".npz":
         return open_arrays(root, num_classes=len(labels))
     if not is_folder(root) and not tars:
@@ -132,9 +116,7 @@ def open_data(
         return open_tar(root, members, names, num_classes=len(labels))
     if files := dataset_files(root):
         return open_dataset(root, files, num_classes=len(labels))
-    if image_files(root):
-        return _open_flat_folder(root, names)
-    if any(is_folder(path) for path in root.iterdir()):
+    if folders and not image_files(root):
         return _open_image_folder(root, names)
     return _open_flat_folder(root, names)
 
@@ -171,54 +153,26 @@ def _open_flat_folder(root: Path, names: ClassNames, /) -> ImageData:
 
 def _clean_files(root: Path, paths: list[Path], labels: list[int], *, kind: str) -> ImageData:
     """Files as data."""
-    fingerprint = files_fingerprint(root, paths)
-
-    def load(index: int, domain: str, severity: float) -> Image:
-        return load_image(paths[index])
-
-    return ImageData(
-        kind=kind,
-        path=str(root),
-        labels=np.asarray(labels, dtype=np.int64),
-        load=load,
-        fingerprint=lambda domain, severity: fingerprint,
+    return clean_data(
+        kind,
+        root,
+        labels,
+        lambda index: load_image(paths[index]),
+        fingerprint=files_fingerprint(root, paths),
     )
 
 
-def _is_tree(root: Path, /) -> bool:
-    """Whether a folder has subfolders that have severities as subfolders."""
-    return any(is_folder(folder / level) for folder in _folders(root) for level in SEVERITIES)
-
-
-class Tree(Protocol):
-    """Corrupted images by cell, `DOMAIN/SEVERITY`, and within it by `CLASS/FILE`."""
-
-    @property
-    def root(self) -> Path: ...
-
-    def domains(self) -> list[str]: ...
-
-    def images(self, cell: str, /) -> list[str] | None:
-        """Sorted; None where there is no such cell."""
-        ...
-
-    def load(self, cell: str, image: str, /) -> Image: ...
-
-    def fingerprint(self, cell: str, images: Sequence[str], /) -> str: ...
-
-
 class FolderTree:
-    """A tree as its archives unpack; see `Tree`."""
+    """Corrupted images by cell, `DOMAIN/SEVERITY`, and within it by `CLASS/FILE`, as files."""
 
     def __init__(self, root: Path, /) -> None:
         self.root = root
 
     def domains(self) -> list[str]:
-        """See `Tree`."""
         return [folder.name for folder in _folders(self.root)]
 
     def images(self, cell: str, /) -> list[str] | None:
-        """See `Tree`."""
+        """Sorted; None where there is no such cell."""
         folder = self.root / cell
         if not is_folder(folder):
             return None
@@ -227,16 +181,14 @@ class FolderTree:
         ]
 
     def load(self, cell: str, image: str, /) -> Image:
-        """See `Tree`."""
         return load_image(self.root / cell / image)
 
     def fingerprint(self, cell: str, images: Sequence[str], /) -> str:
-        """See `Tree`."""
         return files_fingerprint(self.root, [self.root / cell / image for image in images])
 
 
 class TarTree:
-    """A tree in the archives it is published in; see `Tree`."""
+    """The same in the archives it is published in."""
 
     def __init__(self, root: Path, members: Sequence[Member], /) -> None:
         self.root = root
@@ -247,21 +199,20 @@ class TarTree:
                 self._cells.setdefault(f"{domain}/{level}", {})[f"{folder}/{name}"] = member
 
     def domains(self) -> list[str]:
-        """See `Tree`."""
         return sorted({cell.partition("/")[0] for cell in self._cells})
 
     def images(self, cell: str, /) -> list[str] | None:
-        """See `Tree`."""
         return sorted(self._cells[cell]) if cell in self._cells else None
 
     def load(self, cell: str, image: str, /) -> Image:
-        """See `Tree`."""
         return self._cells[cell][image].image()
 
     def fingerprint(self, cell: str, images: Sequence[str], /) -> str:
-        """See `Tree`."""
         paths = {self._cells[cell][image].path for image in images}
         return files_fingerprint(self.root.parent, sorted(paths))
+
+
+Tree = FolderTree | TarTree
 
 
 def _open_tree(
@@ -271,7 +222,7 @@ def _open_tree(
     *,
     domains: Sequence[str] | None,
     severities: Sequence[float],
-    image_list: Path | None = None,
+    image_list: Path | None,
 ) -> ImageData:
     """A tree of corrupted images."""
     wanted = tuple(domains) if domains is not None else _usual_domains(tree)
@@ -366,33 +317,17 @@ UNNAMED = "recorded"
 
 
 def open_test_source(uri: str, /, *, seed: int, num_classes: int, cache: Path) -> ImageData:
-    """All frames of a `test://` source, each cut to its region.
+    """All frames of a `test://` source, each cut to its region; `recorded` holds their conditions.
 
     Drawing thousands of frames takes minutes: labels and conditions are kept in the cache beside
     the features, and the frames are drawn only where an image is asked for.
 
-    Parameters
-    ----------
-    uri : str
-    seed : int
-    num_classes : int
-        K.
-    cache : Path
-        Folder.
-
-    Returns
-    -------
-    ImageData
-        `recorded` holds the frames' conditions.
-
-    Raises
-    ------
-    ConfigError, StreamError
-        As `open_source`; also if a frame has no truth.
-    ArtifactError
-        If a truth is no class of the artifact, or the cache is damaged or cannot be written.
+    Raises `ConfigError` or `StreamError` as `open_source`, also if a frame has no truth, and
+    `ArtifactError` if a truth is none of the artifact's K classes, or the cache is damaged or
+    cannot be written.
     """
-    key = hashlib.sha256(f"{uri}\0{seed}\0{_drawing_code()}".encode()).hexdigest()
+    drawn_by = f"{__version__}\0{code_hash(corruptions, roadsigns)}"
+    key = hashlib.sha256(f"{uri}\0{seed}\0{drawn_by}".encode()).hexdigest()
     facts = cache / f"{key[:32]}.recording.json"
     drawn: list[Image] = []
     if is_file(facts):
@@ -410,19 +345,13 @@ def open_test_source(uri: str, /, *, seed: int, num_classes: int, cache: Path) -
     truths = np.asarray(labels, dtype=np.int64)
     check_labels(truths, num_classes, where=uri)
 
-    def load(index: int, domain: str, severity: float) -> Image:
+    def load(index: int) -> Image:
         if not drawn:
             drawn.extend(_draw(uri, seed)[0])
         return drawn[index]
 
-    return ImageData(
-        kind="test source",
-        path=uri,
-        labels=truths,
-        load=load,
-        fingerprint=lambda domain, severity: key,
-        recorded=tuple(conditions),
-    )
+    recorded = tuple(conditions)
+    return clean_data("test source", uri, truths, load, fingerprint=key, recorded=recorded)
 
 
 def _draw(uri: str, seed: int) -> tuple[list[Image], list[int], list[str]]:
@@ -451,15 +380,6 @@ def _read_facts(path: Path) -> tuple[list[int], list[str]]:
         return record["labels"], record["conditions"]
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise ArtifactError(f"{path}: damaged cache file ({err}); delete it and run again") from err
-
-
-def _drawing_code() -> str:
-    """Hash of the code that draws: other code draws other frames."""
-    digest = hashlib.sha256(__version__.encode())
-    for package in (corruptions, roadsigns):
-        for path in sorted(Path(package.__file__ or "").parent.glob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _region(frame: Frame) -> Image:

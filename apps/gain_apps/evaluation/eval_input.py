@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +42,9 @@ ANY_SEVERITY = -1.0
 class Outputs:
     """What the frozen network says about all images of one domain at one severity.
 
-    Attributes
-    ----------
-    features : array, (N, D) floating
-        Any floating dtype, in memory or mapped from a file.
-    logits : array, (N, K) floating, or None
-        None where they are the head applied to the features.
-    name : str
-        Of the cache's entry; empty for a feature dump.
+    Features (N, D) and logits (N, K) of any floating dtype, in memory or mapped from a file; no
+    logits where they are the head applied to the features. The name is the cache entry's; empty for
+    a dump.
     """
 
     features: Floats
@@ -57,41 +52,27 @@ class Outputs:
     name: str = ""
 
 
-class PixelLoader(Protocol):
-    """Gives one image as the network takes it, (3, H, W)."""
-
-    def __call__(
-        self, index: int, domain: str, severity: float, *, view: int
-    ) -> npt.NDArray[np.float32]: ...
+# (index, domain, severity, view) to one image as the network takes it, (3, H, W).
+PixelLoader = Callable[[int, str, float, int], npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FeatureStore:
     """Everything a stream of features is made of.
 
-    Attributes
-    ----------
-    head : Head
-    labels : array, (N,) int64
-        Of the images, which are the same in every domain.
-    domains : tuple of str
-    outputs : mapping of (domain name, severity) to views
-        A view is the outputs for all images seen one way; N counts the images of all views, one
-        view after the other. `ANY_SEVERITY` stands for whatever severity is asked for.
-    columns : array, (K,) int64, or None
-        Which of the recorded logits belong to the head's classes; None means all, in order.
-    pixels : PixelLoader or None
-        None for a feature dump.
-    deviation : array, (D,) float32, or None
-        Of the features of clean images, which the noise of a camera's frames is measured by.
+    The labels are of the images, which are the same in every domain. The outputs of a domain's name
+    and severity (`ANY_SEVERITY` stands for whatever is asked for) are views: a view is the outputs
+    for all images seen one way, and N counts the images of all views, one view after the other.
     """
 
     head: Head
     labels: npt.NDArray[np.int64]
     domains: tuple[str, ...]
     outputs: Mapping[tuple[str, float], tuple[Outputs, ...]]
+    # Which of the recorded logits belong to the head's K classes; None means all, in order.
     columns: npt.NDArray[np.int64] | None = None
-    pixels: PixelLoader | None = None
+    pixels: PixelLoader | None = None  # None for a feature dump
+    # (D,), of the features of clean images: the noise of a camera's frames is measured by it.
     deviation: Floats | None = None
 
     def batch(
@@ -104,18 +85,9 @@ class FeatureStore:
     ) -> Batch:
         """Features and logits of one batch of a stream, as float32; pixel values if asked for.
 
-        Parameters
-        ----------
-        item : StreamBatch
-        with_pixels : bool
-        noise : Generator, optional
-            Adds a tenth of the features' deviation, as two frames of one object differ.
-
-        Raises
-        ------
-        ConfigError
-            If a domain was not recorded at a severity of the batch, or noise was asked for and
-            there are no clean images, or together with pixel values.
+        Noise adds a tenth of the features' deviation, as two frames of one object differ. Raises
+        `ConfigError` if a domain was not recorded at a severity of the batch, or noise was asked
+        for and there are no clean images, or together with pixel values.
         """
         feature_dim = self.head.weight.shape[1]
         features = np.empty((len(item.images), feature_dim), dtype=np.float32)
@@ -146,19 +118,12 @@ class FeatureStore:
         """Pixel values of one batch, (B, 3, H, W), or None where there are none."""
         if self.pixels is None:
             return None
-        domains = [self.domains[int(domain)] for domain in item.domains]
-        num_images = [
-            len(self._views(domain, float(severity))[0].features)
-            for domain, severity in zip(domains, item.severities, strict=True)
-        ]
-        return np.stack(
-            [
-                self.pixels(int(row % count), domain, float(severity), view=int(row // count))
-                for row, count, domain, severity in zip(
-                    item.images, num_images, domains, item.severities, strict=True
-                )
-            ]
-        )
+        made = []
+        for row, number, severity in zip(item.images, item.domains, item.severities, strict=True):
+            domain = self.domains[int(number)]
+            count = len(self._views(domain, float(severity))[0].features)
+            made.append(self.pixels(int(row % count), domain, float(severity), int(row // count)))
+        return np.stack(made)
 
     def _logits(self, outputs: Outputs, features: Floats, images: npt.NDArray[np.int64]) -> Floats:
         """Recorded logits of some images, or the head's."""
@@ -254,32 +219,18 @@ class Origin(NamedTuple):
 class EvalInput:
     """Features to stream, with their origin.
 
-    Attributes
-    ----------
-    store : FeatureStore
-        The features.
-    record : mapping
-        `model` and `data` as plain values for the result file.
-    default_order : str
-        Order of the images within a domain.
-    single_severity : bool
-        Whether the data have one severity only.
-    recorded : array, (N,) int64, or None
-        Domain of each image, if the frames are streamed as recorded.
-    recordings : tuple of int
-        Number of images in each recording.
-    network : callable, or None
-        Builds the network in torch, if `InputSettings.torch` names it.
-    origin : Origin or None
-        How it was opened.
+    `record` has `model` and `data` as plain values for the result file.
     """
 
     store: FeatureStore
     record: Mapping[str, Any]
     default_order: Order
     single_severity: bool
+    # (N,), the domain of each image if the frames are streamed as recorded; the images of each
+    # recording are counted.
     recorded: npt.NDArray[np.int64] | None = None
     recordings: tuple[int, ...] = ()
+    # Builds the network in torch, if `InputSettings.torch` names it.
     network: Callable[[], TorchNetwork] | None = None
     origin: Origin | None = None
 
@@ -348,7 +299,7 @@ def open_input(
         raise ConfigError(
             f"{locations[0]}: a dump holds its own network's features; give it alone, as MODEL"
         )
-    from gain_apps.evaluation.executor import LocalExecutor
+    from gain_apps.evaluation.executor import Executor
     from gain_apps.evaluation.image_input import open_images
 
     opened = open_images(
@@ -356,7 +307,7 @@ def open_input(
         locations,
         settings,
         recorded=recorded,
-        executor=executor or LocalExecutor(),
+        executor=executor or Executor(),
         on_images=on_images,
     )
     return replace(opened, origin=Origin(str(model), locations, settings, recorded))

@@ -6,25 +6,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from gain_apps.evaluation.camera_streams import noise_of
 from gain_apps.evaluation.eval_input import EvalInput, FeatureStore, InputSettings, OnImages
 from gain_apps.evaluation.methods.protocol import (
     Batch,
     Cost,
     Diagnosing,
-    Diagnosis,
     Floats,
     Method,
     OnPixels,
 )
 from gain_apps.evaluation.methods.registry import MethodSpec, make_method
-from gain_apps.evaluation.streams import StreamBatch, StreamPlan, make_stream
+from gain_apps.evaluation.streams import StreamBatch, StreamPlan, make_stream, noise_of
 from gain_core.errors import ConfigError, NumericsError
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ __all__ = [
     "ONE_BLAS_THREAD",
     "Executor",
     "GainTrace",
-    "LocalExecutor",
     "StreamTask",
     "Trace",
     "make_methods",
@@ -55,12 +52,8 @@ Reals = npt.NDArray[np.float64]
 class GainTrace:
     """What GAIN's parts said about each sample, (T,) each, before its batch was learned from.
 
-    Attributes
-    ----------
-    strength, expected : array
-        lambda and the expected gain in nats.
-    realised : array
-        log(q_hat / s) at the true class: what the full correction would have gained.
+    Strength and expected gain in nats; realised is log(q_hat / s) at the true class: what the full
+    correction would have gained.
     """
 
     strength: Reals
@@ -70,36 +63,19 @@ class GainTrace:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
-    """A method's run over a stream of T scored samples.
-
-    Attributes
-    ----------
-    domains, rounds : array, (T,) int64
-    confidence : array, (T,)
-        Probability of the predicted class.
-    correct : array, (T,) bool
-    nll : array, (T,)
-        -log p(label), in nats; infinite where the label was given no probability.
-    brier : array, (T,)
-        Squared distance to the one-hot label.
-    step_ms : array, (number of batches,)
-        Wall time of `predict`: the network's forward pass is not in it, unless the method runs
-        the network itself (`OnPixels`).
-    cost : Cost
-        As of the end.
-    gain : GainTrace or None
-        For methods of the GAIN family.
-    """
+    """A method's run over a stream of T scored samples; arrays are (T,) but `step_ms`."""
 
     domains: npt.NDArray[np.int64]
     rounds: npt.NDArray[np.int64]
-    confidence: Reals
+    confidence: Reals  # probability of the predicted class
     correct: npt.NDArray[np.bool_]
-    nll: Reals
-    brier: Reals
+    nll: Reals  # -log p(label), in nats; infinite where the label was given no probability
+    brier: Reals  # squared distance to the one-hot label
+    # Of every batch, the wall time of `predict`: the network's forward pass is not in it, unless
+    # the method runs the network itself (`OnPixels`).
     step_ms: Reals
-    cost: Cost
-    gain: GainTrace | None
+    cost: Cost  # as of the end
+    gain: GainTrace | None  # of methods of the GAIN family
 
 
 def run_methods(
@@ -114,25 +90,9 @@ def run_methods(
 ) -> dict[str, Trace]:
     """Reset methods and run them over a stream, all of them batch by batch.
 
-    Parameters
-    ----------
-    methods : mapping of str to Method
-    stream : sequence of StreamBatch
-        At least one batch that is scored.
-    store : FeatureStore
-    noise : Generator, optional
-        See `FeatureStore.batch`.
-    diagnose : bool
-        Ask methods that can for strength and gain before each batch (not in their time).
-    on_batch : callable, optional
-        Called after every batch.
-
-    Raises
-    ------
-    NumericsError
-        If a prediction is not finite or its rows do not sum to one.
-    ConfigError
-        If the store lacks a domain at a severity, or what noise takes.
+    Where asked, methods that can are diagnosed before each batch that is scored, of which there is
+    at least one; that is not in their time. Raises `NumericsError` if a prediction is not finite or
+    its rows do not sum to one, and `ConfigError` as `FeatureStore.batch`.
     """
     recorders = {name: _Recorder(method, diagnose=diagnose) for name, method in methods.items()}
     with_pixels = any(isinstance(method, OnPixels) for method in methods.values())
@@ -153,8 +113,8 @@ class _Recorder:
         method.reset()
         self._method = method
         self._watched = method if diagnose and isinstance(method, Diagnosing) else None
-        self._rows: list[tuple[Reals, npt.NDArray[np.bool_], Reals, Reals]] = []
-        self._gains: list[tuple[Reals, Reals, Reals]] = []
+        self._rows: list[tuple[npt.NDArray[Any], ...]] = []
+        self._gains: list[tuple[Reals, ...]] = []
         self._step_ms: list[float] = []
 
     def step(
@@ -162,7 +122,10 @@ class _Recorder:
     ) -> None:
         """Predict a batch, and keep what is scored of it."""
         if self._watched is not None and scored:
-            self._gains.append(_gains(self._watched.diagnose(batch), labels))
+            found = self._watched.diagnose(batch)
+            realised = found.evidence[np.arange(len(labels)), labels]
+            columns = (found.strength, found.gain, realised)
+            self._gains.append(tuple(column.astype(np.float64) for column in columns))
         start = time.perf_counter_ns()
         log_probs = self._method.predict(batch)
         self._step_ms.append((time.perf_counter_ns() - start) / 1e6)
@@ -172,8 +135,11 @@ class _Recorder:
 
     def trace(self, scored: Sequence[StreamBatch], /) -> Trace:
         """Everything kept."""
-        columns = zip(*self._rows, strict=True)
-        confidence, correct, nll, brier = (np.concatenate(column) for column in columns)
+        confidence, correct, nll, brier = _joined(self._rows)
+        gain = None
+        if self._watched is not None:
+            strength, expected, realised = _joined(self._gains)
+            gain = GainTrace(strength=strength, expected=expected, realised=realised)
         return Trace(
             domains=np.concatenate([item.domains for item in scored]),
             rounds=np.concatenate([item.rounds for item in scored]),
@@ -183,24 +149,13 @@ class _Recorder:
             brier=brier,
             step_ms=np.asarray(self._step_ms),
             cost=self._method.cost,
-            gain=None if self._watched is None else _joined(self._gains),
+            gain=gain,
         )
 
 
-def _joined(gains: list[tuple[Reals, Reals, Reals]]) -> GainTrace:
-    """The batches' gains one after another."""
-    strength, expected, realised = (np.concatenate(part) for part in zip(*gains, strict=True))
-    return GainTrace(strength=strength, expected=expected, realised=realised)
-
-
-def _gains(diagnosis: Diagnosis, labels: npt.NDArray[np.int64]) -> tuple[Reals, Reals, Reals]:
-    """Strength, expected and realised gain of each sample."""
-    realised = diagnosis.evidence[np.arange(len(labels)), labels]
-    return (
-        diagnosis.strength.astype(np.float64),
-        diagnosis.gain.astype(np.float64),
-        realised.astype(np.float64),
-    )
+def _joined(rows: Sequence[tuple[npt.NDArray[Any], ...]]) -> list[npt.NDArray[Any]]:
+    """The batches' columns, each in one piece."""
+    return [np.concatenate(column) for column in zip(*rows, strict=True)]
 
 
 def _check(log_probs: Floats, method: Method, *, number: int) -> None:
@@ -217,7 +172,7 @@ def _check(log_probs: Floats, method: Method, *, number: int) -> None:
 
 def _sample_scores(
     log_probs: Floats, labels: npt.NDArray[np.int64]
-) -> tuple[Reals, npt.NDArray[np.bool_], Reals, Reals]:
+) -> tuple[npt.NDArray[Any], ...]:
     """Confidence, correctness, NLL and Brier score of each sample."""
     probs = np.exp(log_probs.astype(np.float64))
     each = np.arange(len(labels))
@@ -229,20 +184,11 @@ def _sample_scores(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTask:
-    """Some methods over one stream.
-
-    Attributes
-    ----------
-    plan : StreamPlan
-        With the stream's own severity and seed.
-    methods : tuple of MethodSpec
-    diagnose : bool
-        See `Experiment`.
-    """
+    """Some methods over one stream, whose plan has its own severity and seed."""
 
     plan: StreamPlan
     methods: tuple[MethodSpec, ...]
-    diagnose: bool = False
+    diagnose: bool = False  # record strength and gain of the GAIN methods
 
     @property
     def title(self) -> str:
@@ -251,40 +197,18 @@ class StreamTask:
         return f"{plan.kind}, severity {plan.severity:g}, seed {plan.seed}"
 
 
-class Executor(Protocol):
-    """Where features are computed and streams are run; what they are does not depend on it."""
+class Executor:
+    """Computes features and runs streams, one thing after another in this process.
+
+    Where another executor does so, features and scores are the same.
+    """
 
     def open_network(
         self, artifact: Artifact, settings: InputSettings, /
     ) -> AbstractContextManager[Session]:
-        """The artifact's network, or where another machine runs it what is known of it."""
-        ...
+        """The artifact's network, or where another machine runs it what is known of it.
 
-    def rows(self, maker: FeatureMaker, cells: Sequence[Cell], settings: InputSettings, /) -> Rows:
-        """Begin to compute what the cache lacks of some cells; the result gives rows of them."""
-        ...
-
-    def run(
-        self, tasks: Sequence[StreamTask], of: EvalInput, /, *, on_run: OnImages | None
-    ) -> Iterator[tuple[StreamTask, Mapping[str, Trace]]]:
-        """Run streams; tasks, or parts of them with fewer methods, come back as they end."""
-        ...
-
-
-class LocalExecutor:
-    """One thing after another in this process."""
-
-    def open_network(
-        self, artifact: Artifact, settings: InputSettings, /
-    ) -> AbstractContextManager[Session]:
-        """See `Executor`.
-
-        Raises
-        ------
-        ConfigError
-            If the cache is a URL.
-        BackendUnavailableError, EngineError
-            As `open_session`.
+        A setting that this executor does not take is a `ConfigError`.
         """
         from gain_runtime.sessions.session import open_session
 
@@ -295,13 +219,13 @@ class LocalExecutor:
         return open_session(artifact, device=settings.device, num_threads=settings.num_threads)
 
     def rows(self, maker: FeatureMaker, cells: Sequence[Cell], settings: InputSettings, /) -> Rows:
-        """See `Executor`."""
+        """Begin to compute what the cache lacks of some cells; the result gives rows of them."""
         return maker.rows
 
     def run(
         self, tasks: Sequence[StreamTask], of: EvalInput, /, *, on_run: OnImages | None
     ) -> Iterator[tuple[StreamTask, Mapping[str, Trace]]]:
-        """See `Executor`."""
+        """Run streams; tasks, or parts of them with fewer methods, come back as they end."""
         # Built first, so that a wrong option ends the experiment before hours of it have run.
         methods = make_methods([spec for task in tasks for spec in task.methods], of)
         for task in tasks:
@@ -309,13 +233,7 @@ class LocalExecutor:
 
 
 def stream_of(plan: StreamPlan, of: EvalInput, /) -> tuple[StreamBatch, ...]:
-    """The batches of a plan's stream over an input.
-
-    Raises
-    ------
-    ConfigError
-        As `make_stream`.
-    """
+    """The batches of a plan's stream over an input."""
     store = of.store
     return tuple(
         make_stream(
@@ -329,13 +247,7 @@ def stream_of(plan: StreamPlan, of: EvalInput, /) -> tuple[StreamBatch, ...]:
 
 
 def make_methods(specs: Iterable[MethodSpec], of: EvalInput, /) -> dict[str, Method]:
-    """Methods for an input, by their texts.
-
-    Raises
-    ------
-    ConfigError
-        As `make_method`.
-    """
+    """Methods for an input, by their texts."""
     once = {spec.text: spec for spec in specs}
     return {
         text: make_method(spec, of.store.head, network=of.network) for text, spec in once.items()
@@ -356,31 +268,12 @@ def run_stream(
     *,
     on_run: OnImages | None = None,
 ) -> dict[str, Trace]:
-    """Run a task's methods batch by batch.
+    """Run a task's methods batch by batch; their traces, by the methods' texts.
 
-    Parameters
-    ----------
-    task : StreamTask
-    of : EvalInput
-    methods : mapping
-        As `make_methods` gives them, of this task and maybe of others; they are reset.
-    on_run : callable, optional
-        Called with a title and the number of batches; what it returns is called after every batch.
-
-    Returns
-    -------
-    dict of str to Trace
-        By the methods' texts.
-
-    Raises
-    ------
-    ConfigError, NumericsError
-        As `make_stream` and `run_methods`.
+    The methods, as `make_methods` gives them, may be of other tasks too; they are reset.
     """
     stream = stream_of(task.plan, of)
-    on_batch: Callable[[], None] | None = None
-    if on_run is not None:
-        on_batch = on_run(task.title, len(stream))
+    on_batch = None if on_run is None else on_run(task.title, len(stream))
     # Division by zero and overflow are found by the check of every prediction.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         return run_methods(

@@ -19,7 +19,6 @@ from gain_apps.evaluation.eval_input import EvalInput, InputSettings, OnImages, 
 from gain_apps.evaluation.executor import (
     Executor,
     GainTrace,
-    LocalExecutor,
     StreamTask,
     Trace,
     stream_of,
@@ -72,7 +71,7 @@ def evaluate(
     data : str, Path or tuple of str, optional
         Data set of an artifact: a folder, `.npz` or `test://` source; see `open_input`.
     stream : str
-        `NAME` or `NAME:key=value`, see `StreamPlan` and `camera_streams`.
+        `NAME` or `NAME:key=value`, see the module `streams`.
     order : str, optional
         Order of the images within a domain; default: that of the data.
     methods : sequence of str
@@ -120,14 +119,13 @@ def evaluate(
     """
     from gain_apps.evaluation.results import make_results, write_results
 
-    executor = executor or LocalExecutor()
+    executor = executor or Executor()
     settings = settings or InputSettings()
     specs = [parse_method(name) for name in ("source", *(m for m in methods if m != "source"))]
-    if isinstance(model, EvalInput):
-        opened = model
-    else:
+    opened = model
+    if not isinstance(opened, EvalInput):
         opened = open_for_stream(
-            model, data, stream, settings, executor=executor, on_images=on_task
+            opened, data, stream, settings, executor=executor, on_images=on_task
         )
     plan = _make_plan(opened, stream, order=order, batch_size=batch_size)
     severities = (0.0,) if plan.kind == "ramp" else settings.severities
@@ -180,11 +178,10 @@ def open_for_stream(
 
 
 def _make_plan(
-    of: EvalInput, stream: str, /, *, order: Order | None = None, batch_size: int | None = None
+    of: EvalInput, stream: str, /, *, order: Order | None, batch_size: int | None
 ) -> StreamPlan:
     """A stream's plan for an input; severity and seed are set for each run."""
-    fields = parse_stream(stream)
-    plan = StreamPlan(num_domains=len(of.store.domains), **fields)
+    plan = StreamPlan(num_domains=len(of.store.domains), **parse_stream(stream))
     camera = plan.is_camera or plan.kind.startswith("recorded")
     if camera and order not in (None, "list"):
         raise ConfigError(f"order: stream {plan.kind} has an order of its own; leave it out")
@@ -196,29 +193,17 @@ def _make_plan(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What is run.
-
-    Attributes
-    ----------
-    plan : StreamPlan
-        `severity` and `seed` are replaced by each run's.
-    severities : tuple of float
-    seeds : tuple of int
-    methods : tuple of MethodSpec
-    diagnose : bool
-        Record strength and gain of the GAIN methods.
-    """
+    """What is run; severity and seed of the plan are replaced by each run's."""
 
     plan: StreamPlan
     severities: tuple[float, ...]
     seeds: tuple[int, ...]
     methods: tuple[MethodSpec, ...]
-    diagnose: bool = False
+    diagnose: bool = False  # record strength and gain of the GAIN methods
 
     def __post_init__(self) -> None:
         for name in ("severities", "seeds", "methods"):
-            values = getattr(self, name)
-            if not values:
+            if not getattr(self, name):
                 raise ConfigError(f"{name}: expected at least one, got none")
         for name, keys in (
             ("severity", [f"{value:g}" for value in self.severities]),
@@ -261,12 +246,11 @@ def _run_experiment(
     of: EvalInput,
     /,
     *,
-    executor: Executor | None = None,
-    kept: KeptTraces | None = None,
-    on_run: OnImages | None = None,
+    executor: Executor,
+    kept: KeptTraces | None,
+    on_run: OnImages | None,
 ) -> Iterator[list[Run]]:
     """Run every method over every stream."""
-    executor = executor or LocalExecutor()
     tasks = experiment.tasks()
     runs = {
         task.plan: Run(
@@ -298,11 +282,7 @@ GAIN_ARRAYS = tuple(item.name for item in fields(GainTrace))
 class KeptTraces:
     """A file for each method and stream, named by the hash of all that its trace depends on.
 
-    Parameters
-    ----------
-    result : Path
-        Result file; the folder is `RESULT.traces`.
-    of : EvalInput
+    They lie in `RESULT.traces`; one that is damaged or cannot be written is an `ArtifactError`.
     """
 
     def __init__(self, result: Path, /, *, of: EvalInput) -> None:
@@ -310,24 +290,12 @@ class KeptTraces:
         self._input = _fingerprint(of)
 
     def load(self, task: StreamTask, /) -> dict[str, Trace]:
-        """Those of a task's methods that ended before.
-
-        Raises
-        ------
-        ArtifactError
-            If a file is damaged.
-        """
+        """Those of a task's methods that ended before."""
         paths = {spec.text: self._path(task, spec) for spec in task.methods}
         return {text: _read(path) for text, path in paths.items() if exists(path)}
 
     def save(self, task: StreamTask, traces: Mapping[str, Trace], /) -> None:
-        """Keep the traces of a task's methods.
-
-        Raises
-        ------
-        ArtifactError
-            If they cannot be written.
-        """
+        """Keep the traces of a task's methods."""
         try:
             self._folder.mkdir(exist_ok=True)
             for spec in task.methods:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gain_apps.evaluation.camera_streams import NOISE
 from gain_apps.evaluation.eval_input import ANY_SEVERITY, EvalInput, FeatureStore, Outputs
 from gain_apps.evaluation.methods.protocol import Floats, Head
+from gain_apps.evaluation.streams import NOISE
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.images import MAX_IMAGES, measure_fitness
 from gain_runtime.files.paths import is_file
@@ -40,28 +40,14 @@ def is_dump(path: str | Path, /) -> bool:
 
 
 def load_dump(path: str | Path, /, *, domains: Sequence[str] | None = None) -> EvalInput:
-    """Read a feature dump.
+    """Read a feature dump: an `.npz` with `weight` (K, D), `bias` (K,) and `labels` (N,).
 
-    Parameters
-    ----------
-    path : str or Path
-        `.npz` with `weight` (K, D), `bias` (K,), `labels` (N,) and, for `clean` and for every
-        domain, features (N, D).
-    domains : sequence of str, optional
-        Domains of the stream, in order; by default all but `clean`, ImageNet-C's fifteen first
-        and in their usual order.
+    For `clean` and for every domain it has features (N, D). The domains of the stream are, by
+    default, all but `clean`, ImageNet-C's fifteen first and in their usual order. Where there is
+    `clean`, the head has its mean and what was measured on it.
 
-    Returns
-    -------
-    EvalInput
-        `head.source_mean` and `head.measured` are those of `clean` where there is one.
-
-    Raises
-    ------
-    ArtifactError
-        If the file is missing, damaged, or an array is missing or does not fit the others.
-    ConfigError
-        If a domain is not in the dump.
+    Raises `ArtifactError` if the file is missing, damaged, or an array is missing or does not fit
+    the others, and `ConfigError` if a domain is not in the dump.
     """
     path = Path(path)
     arrays = _read(path)
@@ -105,41 +91,27 @@ def measured_head(
     measured: Mapping[str, Any] | None = None,
     logits_only: bool = False,
 ) -> Head:
-    """The frozen head with what clean images say of it.
+    """The frozen head, (K, D) and (K,) float32, with what clean images say of it.
 
-    Parameters
-    ----------
-    weight : array, (K, D) float32
-    bias : array, (K,) float32
-    clean : array, (N, D) floating, or None
-        Features of uncorrupted images; None where there are none.
-    measured : dict, optional
-        As the artifact has it; measured on `clean` where it is empty.
-    logits_only : bool
-        See `Head`.
+    Those are features (N, D) of uncorrupted images, None where there are none. What the artifact
+    has `measured` comes first; where that is empty it is measured on them.
     """
     head = Head(weight=weight, bias=bias, measured=measured or {}, logits_only=logits_only)
     if clean is None:
         return head
     if not measured:
-        measured = measure_fitness(head.logits(_some(clean))).measured
+        some = clean
+        if len(clean) > MAX_IMAGES:
+            # Drawn: every n-th of a data set in which the classes take turns would be of a few.
+            rows = np.random.default_rng(0).choice(len(clean), MAX_IMAGES, replace=False)
+            some = clean[np.sort(rows)]
+        measured = measure_fitness(head.logits(some)).measured
     return replace(head, source_mean=clean.mean(axis=0, dtype=np.float64), measured=measured)
 
 
 def noise_deviation(clean: Floats | None, /) -> Floats | None:
     """Deviation of the noise between two frames of one object, (D,)."""
     return None if clean is None else (NOISE * clean.astype(np.float32).std(axis=0))
-
-
-def _some(clean: Floats) -> Floats:
-    """At most `MAX_IMAGES` rows, drawn.
-
-    Every n-th of a data set in which the classes take turns would be of a few classes only.
-    """
-    if len(clean) <= MAX_IMAGES:
-        return clean
-    rows = np.random.default_rng(0).choice(len(clean), MAX_IMAGES, replace=False)
-    return clean[np.sort(rows)]
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:

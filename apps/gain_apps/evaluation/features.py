@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -36,10 +37,12 @@ __all__ = [
     "CHUNK_ROWS",
     "LEAST_SHARE",
     "Cell",
+    "Entry",
     "FeatureCache",
     "FeatureMaker",
     "Rows",
     "cache_folder",
+    "code_hash",
     "default_cache_dir",
     "make_view",
     "normalised",
@@ -86,30 +89,15 @@ def cache_folder(cache: str | Path | None, /) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureCache:
-    """Entries of one network's width.
-
-    Attributes
-    ----------
-    folder : Path
-        Made when first needed.
-    feature_dim, num_classes : int
-        D and K.
-    """
+    """Entries of one network's width, D + K, in a folder that is made when first needed."""
 
     folder: Path
     feature_dim: int
     num_classes: int
 
-    def entry_name(self, key: Mapping[str, Any], num_rows: int, /) -> str:
-        """Hash of an entry's key and shape: the name of its files."""
-        return self._entry(key, num_rows).name
-
-    def is_whole(self, key: Mapping[str, Any], num_rows: int, /) -> bool:
-        """Whether nothing of an entry is missing here."""
-        return exists(self._entry(key, num_rows).sidecar)
-
-    def _entry(self, key: Mapping[str, Any], num_rows: int) -> _Entry:
-        return _Entry(self.folder, key, shape=(num_rows, self.feature_dim + self.num_classes))
+    def entry(self, key: Mapping[str, Any], num_rows: int, /) -> Entry:
+        """The files of an entry, whether or not they are there."""
+        return Entry(self.folder, key, shape=(num_rows, self.feature_dim + self.num_classes))
 
     def fetch(
         self,
@@ -120,36 +108,19 @@ class FeatureCache:
         compute: Compute,
         on_rows: Callable[[], None] | None = None,
     ) -> Outputs:
-        """Open an entry, after computing what of it is missing.
+        """Open an entry, mapped read-only, after computing what of it is missing.
 
-        Parameters
-        ----------
-        key : mapping
-            Plain JSON values: everything the features depend on.
-        num_rows : int
-            N.
-        compute : callable
-            Makes rows `[first, end)`; called for missing chunks only.
-        on_rows : callable, optional
-            Called once per row.
-
-        Returns
-        -------
-        Outputs
-            Mapped from the file, read-only.
-
-        Raises
-        ------
-        ArtifactError
-            If a file of the entry is damaged or cannot be written; it is named.
+        The key has plain JSON values: everything the N rows depend on. `compute` makes rows
+        `[first, end)` of missing chunks; `on_rows` is called once per row. A file of the entry that
+        is damaged or cannot be written is an `ArtifactError` that names it.
         """
-        entry = self._entry(key, num_rows)
-        if not exists(entry.sidecar):
+        entry = self.entry(key, num_rows)
+        if not entry.is_whole:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 with _locked(entry.lock):
                     # Another process may have completed it while this one waited.
-                    if not exists(entry.sidecar):
+                    if not entry.is_whole:
                         self._complete(entry, compute, on_rows)
             except OSError as err:
                 # Ours are about something else: a damaged image, an entry that is no entry.
@@ -169,9 +140,7 @@ class FeatureCache:
             name=entry.name,
         )
 
-    def _complete(
-        self, entry: _Entry, compute: Compute, on_rows: Callable[[], None] | None
-    ) -> None:
+    def _complete(self, entry: Entry, compute: Compute, on_rows: Callable[[], None] | None) -> None:
         """Compute the missing chunks, then give the entry its final name."""
         num_rows = entry.shape[0]
         array, checksums = entry.open_partial()
@@ -191,8 +160,8 @@ class FeatureCache:
         entry.finish()
 
 
-class _Entry:
-    """The files of one entry."""
+class Entry:
+    """The files of one entry, named after the hash of its key and shape."""
 
     def __init__(self, folder: Path, key: Mapping[str, Any], /, *, shape: tuple[int, int]) -> None:
         self.key = dict(key)
@@ -204,6 +173,11 @@ class _Entry:
         self.partial = folder / f"{name}.partial.npy"
         self.progress = folder / f"{name}.partial.json"
         self.lock = folder / f"{name}.partial.lock"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of it is missing here."""
+        return exists(self.sidecar)
 
     def open_finished(self) -> Floats:
         """The finished array, its checksum verified."""
@@ -297,13 +271,7 @@ BATCH_ROWS = 32
 
 
 def normalised(spec: Preprocess, normalise: Normalise, /) -> Preprocess:
-    """The artifact's preprocessing with another mean and standard deviation.
-
-    Raises
-    ------
-    ConfigError
-        If the choice is unknown.
-    """
+    """The artifact's preprocessing with another mean and deviation, or a `ConfigError`."""
     if normalise == "timm":
         return spec
     if normalise == "unit":
@@ -321,15 +289,8 @@ def normalised(spec: Preprocess, normalise: Normalise, /) -> Preprocess:
 class FeatureMaker:
     """Makes and caches the outputs of one network on one data set.
 
-    Attributes
-    ----------
-    session : Session
-    data : ImageData
-    cache : FeatureCache
-    normalise : str
-    seed : int
-        Of corruptions and views; the same for all streams, so that seeds of streams share
-        features.
+    The seed, of corruptions and views, is the same for all streams, so that their seeds share
+    features.
     """
 
     session: Session
@@ -350,25 +311,10 @@ class FeatureMaker:
     ) -> Outputs:
         """Features and logits of all images in one domain, from the cache where they are.
 
-        Parameters
-        ----------
-        domain : str
-            `clean`, a corruption, or one of the data's own domains.
-        severity : float
-            Ignored for `clean`.
-        view : int
-            See `make_view`.
-        on_rows : callable, optional
-            Called once per image.
-        compute : callable, optional
-            Makes rows of a cell; by default `rows`, here.
-
-        Raises
-        ------
-        ConfigError
-            If the domain is unknown.
-        ArtifactError, StreamError, NumericsError
-            If a cache file or an image is damaged, or the network's outputs are not finite.
+        The domain is `clean`, which ignores the severity, a corruption, or one of the data's own;
+        another is a `ConfigError`. `compute` makes rows of a cell; by default `rows`, here. Raises
+        `ArtifactError`, `StreamError` or `NumericsError` if a cache file or an image is damaged, or
+        the network's outputs are not finite.
         """
         cell, make = self.cell(domain, severity, view=view), compute or self.rows
         return self.cache.fetch(
@@ -379,13 +325,7 @@ class FeatureMaker:
         )
 
     def cell(self, domain: str, severity: float, /, *, view: int = 0) -> Cell:
-        """What is computed for a domain.
-
-        Raises
-        ------
-        ConfigError
-            If the domain is unknown.
-        """
+        """What is computed for a domain; `ConfigError` if that is unknown."""
         generated = self.data.domains is None
         known = (CLEAN, *CORRUPTIONS, *EXTRA_CORRUPTIONS) if generated else self.data.domains or ()
         if domain not in known:
@@ -393,31 +333,18 @@ class FeatureMaker:
         return Cell(domain, 0.0 if generated and domain == CLEAN else severity, view)
 
     def rows(self, cell: Cell, start: int, end: int, /) -> tuple[Floats, Floats]:
-        """Forward passes over the images `[start, end)`.
-
-        Returns
-        -------
-        features, logits : array, (end - start, D) and (end - start, K) float32
-
-        Raises
-        ------
-        StreamError, NumericsError
-            If an image is damaged, or the network's outputs are not finite.
-        """
+        """Forward passes over the images `[start, end)`: features and logits, float32."""
         features, logits = [], []
-        indices = range(start, end)
-        for first in range(0, len(indices), BATCH_ROWS):
-            pixel_values = np.stack(
-                [
-                    self.pixel_values(index, cell.domain, cell.severity, view=cell.view)
-                    for index in indices[first : first + BATCH_ROWS]
-                ]
-            )
-            result = self.session.infer(pixel_values)
+        for first in range(start, end, BATCH_ROWS):
+            indices = range(first, min(first + BATCH_ROWS, end))
+            pixel_values = [
+                self.pixel_values(index, cell.domain, cell.severity, view=cell.view)
+                for index in indices
+            ]
+            result = self.session.infer(np.stack(pixel_values))
             logits.append(np.asarray(result.logits))
             # Where there are logits only they stand in the features' place.
-            found = logits[-1] if result.features is None else np.asarray(result.features)
-            features.append(found)
+            features.append(logits[-1] if result.features is None else np.asarray(result.features))
         made = np.concatenate(features), np.concatenate(logits)
         if not all(np.isfinite(array).all() for array in made):
             raise NumericsError(
@@ -446,6 +373,10 @@ class FeatureMaker:
         fits = image.shape[:2] == (spec.height_px, spec.width_px)
         return preprocess(np.ascontiguousarray(image), whole if fits else spec)
 
+    def entry(self, cell: Cell, /) -> Entry:
+        """The files of a cell in the cache."""
+        return self.cache.entry(self.key(cell), len(self.data.labels))
+
     def key(self, cell: Cell, /) -> dict[str, Any]:
         """Everything the features of a cell depend on, as plain JSON values."""
         domain, severity, view = cell
@@ -459,7 +390,7 @@ class FeatureMaker:
             "view": view,
             "normalise": self.normalise,
             "seed": self.seed if generated or view else 0,
-            "corruptions": _corruptions_hash() if generated else "",
+            "corruptions": code_hash(corruptions) if generated else "",
             "version": __version__,
         }
 
@@ -472,12 +403,12 @@ def _resized(image: Image, spec: Preprocess) -> Image:
     return np.ascontiguousarray(np.moveaxis(levels, 0, 2))
 
 
-def _corruptions_hash() -> str:
-    """Hash of the corruptions' code: features made with other code are other features."""
+def code_hash(*packages: ModuleType) -> str:
+    """Hash of the code that draws: other code draws other pictures."""
     digest = hashlib.sha256()
-    folder = Path(corruptions.__file__).parent
-    for path in sorted(folder.glob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
+    for package in packages:
+        for path in sorted(Path(package.__file__ or "").parent.glob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -486,20 +417,10 @@ LEAST_SHARE = 0.75
 
 
 def make_view(image: Image, number: int, /, *, seed: int, index: int) -> Image:
-    """One view of an image.
+    """One view of an image, (H, W, 3) uint8 RGB, of the same memory.
 
-    Parameters
-    ----------
-    image : array, (H, W, 3) uint8 RGB
-    number : int
-        0 is the image itself; odd numbers are mirrored.
-    seed, index : int
-        Of the run and of the image: together with `number` they decide the crop.
-
-    Returns
-    -------
-    array, (h, w, 3) uint8 RGB
-        A view of the same memory; both sides at least `LEAST_SHARE` of the image's.
+    0 is the image itself; odd numbers are mirrored. Both sides are at least `LEAST_SHARE` of the
+    image's; the run's seed, the image's index and the number decide the crop.
     """
     if number == 0:
         return image

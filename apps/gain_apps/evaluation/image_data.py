@@ -25,7 +25,7 @@ from gain_core.errors import (
 from gain_runtime.files.images import CLASS_FILE, IMAGE_SUFFIXES, decode_image
 from gain_runtime.files.paths import is_file, is_folder
 from gain_runtime.optional import require
-from gain_runtime.sources.images import ClassList, class_list_from_names, read_class_list
+from gain_runtime.sources.images import class_list_from_names, read_class_list
 
 __all__ = [
     "CLEAN",
@@ -35,6 +35,7 @@ __all__ = [
     "ImageData",
     "Member",
     "check_labels",
+    "clean_data",
     "dataset_files",
     "files_fingerprint",
     "image_files",
@@ -57,22 +58,8 @@ SHOWN = 5
 class ImageData:
     """N labelled images, the same in every domain.
 
-    Attributes
-    ----------
-    kind, path : str
-        For messages and result files.
-    labels : array, (N,) int64
-        Indices among the artifact's classes.
-    load : callable
-        (index, domain, severity) to (H, W, 3) uint8 RGB. Clean data ignores the last two.
-    fingerprint : callable
-        (domain, severity) to a hash that changes when the images do.
-    domains : tuple of str, or None
-        Domains on disk; None for clean images, whose corruptions are made on the way.
-    default_order : str
-        The order to visit them in, unless asked otherwise.
-    recorded : tuple of str, or None
-        Condition of each image where they are the frames of one recording, in order.
+    `load` gives (H, W, 3) uint8 RGB by index, domain and severity, the last two of which clean data
+    ignores; `fingerprint` a hash by domain and severity that changes when the images do.
     """
 
     kind: str
@@ -80,19 +67,36 @@ class ImageData:
     labels: npt.NDArray[np.int64]
     load: Callable[[int, str, float], Image]
     fingerprint: Callable[[str, float], str]
+    # Those on disk; None for clean images, whose corruptions are made on the way.
     domains: tuple[str, ...] | None = None
     default_order: Order = "shuffled"
+    # Condition of each image where they are the frames of one recording, in order.
     recorded: tuple[str, ...] | None = None
 
 
-def image_files(folder: Path, /) -> list[Path]:
-    """Images directly in a folder, sorted by name.
+def clean_data(
+    kind: str,
+    path: str | Path,
+    labels: Any,
+    load: Callable[[int], Image],
+    /,
+    *,
+    fingerprint: str,
+    recorded: tuple[str, ...] | None = None,
+) -> ImageData:
+    """Images by their number, the same whichever domain they are to be corrupted to."""
+    return ImageData(
+        kind=kind,
+        path=str(path),
+        labels=np.asarray(labels, dtype=np.int64),
+        load=lambda index, domain, severity: load(index),
+        fingerprint=lambda domain, severity: fingerprint,
+        recorded=recorded,
+    )
 
-    Raises
-    ------
-    ArtifactError
-        If the folder cannot be read.
-    """
+
+def image_files(folder: Path, /) -> list[Path]:
+    """Images directly in a folder, sorted by name; `ArtifactError` if it cannot be read."""
     try:
         return sorted(
             path
@@ -114,20 +118,10 @@ def files_fingerprint(root: Path, paths: Iterable[Path], /) -> str:
 
 
 class ClassNames:
-    """Looks class names up: in a class list, among the artifact's labels, in ImageNet's order.
+    """Looks class names up: in a class list, among the artifact's K labels, in ImageNet's order.
 
-    Parameters
-    ----------
-    labels : sequence of K str
-        Of the artifact.
-    root : Path
-        Of the data; a `classes.tsv` in it is read where no other is named.
-    class_file : Path, optional
-
-    Raises
-    ------
-    ArtifactError
-        If the class list is missing or malformed.
+    Where no class file is named, a `classes.tsv` in the data's root is read; one that is missing or
+    malformed is an `ArtifactError`.
     """
 
     def __init__(
@@ -137,24 +131,15 @@ class ClassNames:
         if class_file is None and is_folder(root) and is_file(beside):
             class_file = beside
         self._num_classes = len(labels)
-        self._listed: ClassList | None = None if class_file is None else read_class_list(class_file)
-        self._labels = class_list_from_names(labels)
+        listed = [] if class_file is None else [read_class_list(class_file)]
+        self._lists = [*listed, class_list_from_names(labels)]
 
     def indices(self, names: Sequence[str], /, *, where: str) -> dict[str, int]:
         """Class index of every name.
 
-        Parameters
-        ----------
-        names : sequence of str
-            WordNet ids, class names, or class indices (as ImageNet-V2's folders are called, whose
-            order by name is not that of the classes).
-        where : str
-            Of the data, for messages.
-
-        Raises
-        ------
-        ArtifactError
-            If a name stands for no class, or for one the artifact does not have.
+        Names are WordNet ids, class names, or class indices (as ImageNet-V2's folders are called,
+        whose order by name is not that of the classes). One that stands for no class of the
+        artifact is an `ArtifactError`, which says where.
         """
         if names and all(name.isascii() and name.isdigit() for name in names):
             found: dict[str, int | None] = {name: int(name) for name in names}
@@ -177,11 +162,8 @@ class ClassNames:
 
     def _index(self, name: str) -> int | None:
         """Class of one name, by the list where there is one."""
-        if self._listed is not None:
-            index = self._listed.index_of(name)
-            if index is not None:
-                return index
-        return self._labels.index_of(name)
+        found = (each.index_of(name) for each in self._lists)
+        return next((index for index in found if index is not None), None)
 
     def _imagenet(self, names: Sequence[str], *, where: str) -> dict[str, int]:
         """WordNet ids in ImageNet's order, which is their own: sorted."""
@@ -203,31 +185,24 @@ class ClassNames:
 def open_arrays(path: Path, /, *, num_classes: int) -> ImageData:
     """`images` (N, H, W, 3) uint8 RGB and `labels` (N,) from an `.npz` file.
 
-    Parameters
-    ----------
-    path : Path
-    num_classes : int
-        K of the artifact.
-
-    Raises
-    ------
-    ArtifactError
-        If the file is damaged, an array is missing or of another shape, or a label is no class.
+    `ArtifactError` if it is damaged, lacks an array, has one of another shape or a label of no
+    class.
     """
+    wanted = ("images", "labels")
     try:
         # Opened here: NumPy leaves a file that is no archive open.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            missing = [name for name in ("images", "labels") if name not in archive.files]
-            if missing:
-                raise ArtifactError(
-                    f"{path}: expected the arrays images and labels, {', '.join(missing)} missing; "
-                    f"it has {', '.join(archive.files) or 'none'}"
-                )
-            images, labels = archive["images"], archive["labels"]
-    except ArtifactError:
-        raise
+            names = archive.files
+            arrays = {name: archive[name] for name in wanted if name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as err:
         raise ArtifactError(f"{path}: cannot be read ({err}); copy the file again") from err
+    missing = [name for name in wanted if name not in arrays]
+    if missing:
+        raise ArtifactError(
+            f"{path}: expected the arrays images and labels, {', '.join(missing)} missing; "
+            f"it has {', '.join(names) or 'none'}"
+        )
+    images, labels = arrays["images"], arrays["labels"]
     if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8 or not len(images):
         raise ArtifactError(
             f"{path}: images: expected (N, H, W, 3) uint8 RGB, got {images.shape} {images.dtype}"
@@ -238,27 +213,11 @@ def open_arrays(path: Path, /, *, num_classes: int) -> ImageData:
         )
     check_labels(labels, num_classes, where=str(path))
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-
-    def load(index: int, domain: str, severity: float) -> Image:
-        image: Image = images[index]
-        return image
-
-    return ImageData(
-        kind="arrays",
-        path=str(path),
-        labels=labels.astype(np.int64),
-        load=load,
-        fingerprint=lambda domain, severity: sha256,
-    )
+    return clean_data("arrays", path, labels, lambda index: images[index], fingerprint=sha256)
 
 
 def check_labels(labels: npt.NDArray[Any], num_classes: int, /, *, where: str) -> None:
-    """Refuse a label that is no class.
-
-    Raises
-    ------
-    ArtifactError
-    """
+    """Refuse a label that is no class, with an `ArtifactError`."""
     if labels.min() < 0 or labels.max() >= num_classes:
         raise ArtifactError(
             f"{where}: labels: expected class indices in [0, {num_classes}) as the artifact has, "
@@ -282,13 +241,7 @@ class Member(NamedTuple):
     size: int
 
     def read(self) -> bytes:
-        """Its bytes.
-
-        Raises
-        ------
-        StreamError
-            If the archive cannot be read, or ends before them.
-        """
+        """Its bytes; `StreamError` if the archive cannot be read, or ends before them."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -300,13 +253,7 @@ class Member(NamedTuple):
         return data
 
     def image(self) -> Image:
-        """Its picture.
-
-        Raises
-        ------
-        StreamError
-            If it is none, or damaged.
-        """
+        """Its picture; `StreamError` if it is none, or damaged."""
         return decode_image(self.read(), shown=f"{self.path}: {self.name}")
 
 
@@ -322,10 +269,7 @@ def tar_files(location: Path, /) -> list[Path]:
 def read_tars(paths: Sequence[Path], /) -> list[Member]:
     """Every file in some archives, but hidden ones, in order.
 
-    Raises
-    ------
-    ArtifactError
-        If an archive is damaged, compressed or cannot be read.
+    An archive that is damaged, compressed or cannot be read is an `ArtifactError`.
     """
     found = []
     for path in paths:
@@ -354,24 +298,8 @@ def open_tar(
 ) -> ImageData:
     """Images of class folders, of names `WNID_anything.jpg`, or beside `.cls` files, in archives.
 
-    Parameters
-    ----------
-    root : Path
-        The archive, or the folder of several.
-    members : sequence of Member
-    names : ClassNames
-    num_classes : int
-        K of the artifact.
-
-    Returns
-    -------
-    ImageData
-        Sorted by name; a WebDataset in its own order.
-
-    Raises
-    ------
-    ArtifactError
-        If there are no images, one has no class, or a class is none of the artifact's.
+    Sorted by name; a WebDataset is in its own order. `ArtifactError` if there are no images, one
+    has no class, or a class is none of the artifact's K.
     """
     images = [each for each in members if Path(each.name).suffix.lower() in IMAGE_SUFFIXES]
     if not images:
@@ -390,20 +318,9 @@ def open_tar(
         kind = "tar"
     truths = np.asarray(labels, dtype=np.int64)
     check_labels(truths, num_classes, where=str(root))
-    return _data(kind, root, truths, lambda index: images[index].image(), tar_files(root))
-
-
-def _data(
-    kind: str, root: Path, labels: Any, load: Callable[[int], Image], files: Sequence[Path]
-) -> ImageData:
-    """Clean images by their number."""
-    fingerprint = files_fingerprint(root if is_folder(root) else root.parent, files)
-    return ImageData(
-        kind=kind,
-        path=str(root),
-        labels=labels,
-        load=lambda index, domain, severity: load(index),
-        fingerprint=lambda domain, severity: fingerprint,
+    fingerprint = files_fingerprint(root if is_folder(root) else root.parent, tar_files(root))
+    return clean_data(
+        kind, root, truths, lambda index: images[index].image(), fingerprint=fingerprint
     )
 
 
@@ -444,20 +361,8 @@ def dataset_files(location: Path, /) -> list[Path]:
 def open_dataset(root: Path, files: Sequence[Path], /, *, num_classes: int) -> ImageData:
     """A data set of the library `datasets`, with a column of images and one of class indices.
 
-    Parameters
-    ----------
-    root : Path
-    files : sequence of Path
-        As `dataset_files` found them.
-    num_classes : int
-        K of the artifact.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the library is not installed.
-    ArtifactError
-        If it cannot be read, lacks a column, or a label is no class.
+    `BackendUnavailableError` if the library is not installed, `ArtifactError` if the files cannot
+    be read, lack a column, or a label is no class.
     """
     library = require("datasets", extra="eval")
     try:
@@ -487,4 +392,5 @@ def open_dataset(root: Path, files: Sequence[Path], /, *, num_classes: int) -> I
         data = found["bytes"] if found["bytes"] is not None else Path(found["path"]).read_bytes()
         return decode_image(data, shown=f"{root}: image {index}")
 
-    return _data("datasets", root, truths, load, files)
+    fingerprint = files_fingerprint(root, files)
+    return clean_data("datasets", root, truths, load, fingerprint=fingerprint)

@@ -43,24 +43,10 @@ def open_images(
     executor: Executor,
     on_images: OnImages | None = None,
 ) -> EvalInput:
-    """Open artifact and data and make sure that all features are there.
+    """Open artifact and data, a data set or recordings, and see to it that all features are there.
 
-    Parameters
-    ----------
-    model : str or Path
-    locations : sequence of str
-        One data set, or recordings.
-    settings : InputSettings
-    recorded : bool
-        See `open_input`.
-    executor : Executor
-    on_images : callable, optional
-        See `open_input`.
-
-    Raises
-    ------
-    ConfigError, ArtifactError, StreamError, NumericsError, BackendUnavailableError, EngineError
-        If model, data or cache are missing, damaged or do not fit each other.
+    Raises `ConfigError`, `ArtifactError`, `StreamError`, `NumericsError`, `BackendUnavailableError`
+    or `EngineError` if model, data or cache are missing, damaged or do not fit each other.
     """
     artifact = load_artifact(model)
     if len(locations) > 1 and not recorded:
@@ -70,20 +56,26 @@ def open_images(
         makers = [open_maker(settings, location, session) for location in locations]
         sets = [maker.data for maker in makers]
         data = sets[0]
+        clean_maker = _clean_maker(settings, makers[0])
+        # Corrupted on the way, the data have clean images: made in one go with the others.
+        own = not recorded and clean_maker is makers[0]
         if recorded:
             outputs, domains = _recorded(work, makers)
-            clean = _source_features(work, makers[0])
         else:
-            domains = _domains(settings, data)
+            named = data.domains if settings.domains is None else settings.domains
+            domains = CORRUPTIONS if named is None else tuple(named)
             wanted = [(domain, severity) for domain in domains for severity in settings.severities]
-            # Corrupted on the way, the data have clean images: made in one go with the others.
-            own = settings.source_images is None and data.domains is None
             found = _views(work, makers[0], wanted, with_clean=own)
             outputs = {
                 (domain, ANY_SEVERITY if domain == CLEAN else severity): views
                 for (domain, severity), views in zip(wanted, found, strict=False)
             }
-            clean = found[-1][0].features if own else _source_features(work, makers[0])
+        clean = None
+        if own:
+            clean = found[-1][0].features
+        elif clean_maker is not None and settings.source_images is not None:
+            only_one = work._replace(settings=replace(settings, views=1))
+            clean = _views(only_one, clean_maker, [(CLEAN, 0.0)])[0][0].features
     labels = np.tile(np.concatenate([each.labels for each in sets]), settings.views)
     columns, labels = _subset(settings.class_subset, labels, artifact.manifest.num_classes)
     rows = slice(None) if columns is None else columns
@@ -106,7 +98,7 @@ def open_images(
             pixels=_pixels(makers[0], recorded=recorded) if len(sets) == 1 else None,
             deviation=noise_deviation(clean),
         ),
-        network=_network(settings, artifact, columns, source=_source_pixels(settings, makers[0])),
+        network=_network(settings, artifact, columns, source=_source_pixels(clean_maker)),
         record=_record(settings, artifact, sets, num_classes=len(head.bias)),
         default_order=data.default_order,
         single_severity=False,
@@ -126,7 +118,7 @@ class _Work(NamedTuple):
 def _pixels(maker: FeatureMaker, *, recorded: bool) -> PixelLoader:
     """Pixel values on demand; a recording's conditions are names of clean images only."""
 
-    def pixels(index: int, domain: str, severity: float, *, view: int) -> npt.NDArray[np.float32]:
+    def pixels(index: int, domain: str, severity: float, view: int) -> npt.NDArray[np.float32]:
         shown = CLEAN if recorded else domain
         return maker.pixel_values(index, shown, severity, view=view)
 
@@ -147,9 +139,8 @@ def _network(
     return lambda: TorchNetwork(make, columns=columns, source=source)
 
 
-def _source_pixels(settings: InputSettings, maker: FeatureMaker) -> SourcePixels | None:
+def _source_pixels(clean: FeatureMaker | None) -> SourcePixels | None:
     """Pixel values of uncorrupted images spread over the data, where there are some."""
-    clean = _clean_maker(settings, maker)
     if clean is None:
         return None
 
@@ -162,13 +153,7 @@ def _source_pixels(settings: InputSettings, maker: FeatureMaker) -> SourcePixels
 
 
 def open_maker(settings: InputSettings, location: str, session: Session, /) -> FeatureMaker:
-    """What makes the features of the data set at a location.
-
-    Raises
-    ------
-    ConfigError, ArtifactError, StreamError
-        As `open_data`.
-    """
+    """What makes the features of the data set at a location; raises as `open_data`."""
     manifest = session.artifact.manifest
     data = open_data(
         location,
@@ -177,7 +162,6 @@ def open_maker(settings: InputSettings, location: str, session: Session, /) -> F
         severities=settings.severities,
         class_file=settings.class_file,
         image_list=settings.image_list,
-        seed=0,
         cache=cache_folder(settings.cache),
     )
     cache = FeatureCache(
@@ -194,13 +178,6 @@ def _head(artifact: Artifact) -> tuple[Floats, Floats]:
         num_classes = artifact.manifest.num_classes
         return np.eye(num_classes, dtype=np.float32), np.zeros(num_classes, dtype=np.float32)
     return artifact.head_weight, artifact.head_bias
-
-
-def _domains(settings: InputSettings, data: ImageData) -> tuple[str, ...]:
-    """The domains of the stream, in order."""
-    if settings.domains is not None:
-        return tuple(settings.domains)
-    return data.domains if data.domains is not None else CORRUPTIONS
 
 
 def _views(
@@ -255,16 +232,6 @@ def _recorded(
     names = [name for maker in makers for name in maker.data.recorded or ()]
     conditions = tuple(dict.fromkeys(names))
     return {(name, ANY_SEVERITY): (outputs,) for name in conditions}, conditions
-
-
-def _source_features(work: _Work, maker: FeatureMaker) -> Floats | None:
-    """Features of --source-images, where there are some."""
-    if work.settings.source_images is None:
-        return None
-    clean = _clean_maker(work.settings, maker)
-    assert clean is not None
-    only_one = work._replace(settings=replace(work.settings, views=1))
-    return _views(only_one, clean, [(CLEAN, 0.0)])[0][0].features
 
 
 def _clean_maker(settings: InputSettings, maker: FeatureMaker) -> FeatureMaker | None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gain_apps.evaluation.eval_input import EvalInput, InputSettings, OnImages, Origin, open_input
-from gain_apps.evaluation.executor import LocalExecutor, StreamTask, Trace, make_methods, run_stream
+from gain_apps.evaluation.executor import Executor, StreamTask, Trace, make_methods, run_stream
 from gain_apps.evaluation.features import (
     CHUNK_ROWS,
     Cell,
@@ -65,7 +65,7 @@ class _Elsewhere(Closing):
         """Nothing to release."""
 
 
-class ShardReader(LocalExecutor):
+class ShardReader(Executor):
     """Features out of shards that others have written: what a machine does that runs streams."""
 
     def open_network(
@@ -73,10 +73,7 @@ class ShardReader(LocalExecutor):
     ) -> AbstractContextManager[Session]:
         """See `Executor`; no session is opened.
 
-        Raises
-        ------
-        ConfigError
-            If the device is `auto`: machines that choose differently make other features.
+        The device `auto` is a `ConfigError`: machines that choose differently make other features.
         """
         if settings.device not in PROVIDERS:
             raise ConfigError(
@@ -86,9 +83,8 @@ class ShardReader(LocalExecutor):
         return _Elsewhere(artifact, PROVIDERS[settings.device])
 
     def rows(self, maker: FeatureMaker, cells: Sequence[Cell], settings: InputSettings, /) -> Rows:
-        """See `Executor`."""
         store = _store(settings)
-        names = {cell: _entry_name(maker, cell) for cell in cells}
+        names = {cell: maker.entry(cell).name for cell in cells}
 
         def read(cell: Cell, start: int, end: int) -> tuple[Floats, Floats]:
             return _read_shard(store, names[cell], start)
@@ -99,15 +95,8 @@ class ShardReader(LocalExecutor):
 class RayExecutor(ShardReader, Closing):
     """A connection to a cluster (a context manager).
 
-    Parameters
-    ----------
-    address : str
-        `auto`, `HOST:PORT`, or `local`, which starts a cluster of this machine.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If Ray is not installed, or no cluster answers.
+    The address is `auto`, `HOST:PORT`, or `local`, which starts a cluster of this machine. Raises
+    `BackendUnavailableError` if Ray is not installed, or no cluster answers.
     """
 
     def __init__(self, address: str, /) -> None:
@@ -134,16 +123,13 @@ class RayExecutor(ShardReader, Closing):
         gathered, self._gathered = self._gathered, []
         for maker, cell, store in gathered:
             # Below the local cache itself they would be there twice.
-            if store.url == str(maker.cache.folder) and _is_whole(maker, cell):
-                store.remove(_entry_name(maker, cell))
+            if store.url == str(maker.cache.folder) and maker.entry(cell).is_whole:
+                store.remove(maker.entry(cell).name)
 
     def rows(self, maker: FeatureMaker, cells: Sequence[Cell], settings: InputSettings, /) -> Rows:
         """See `Executor`; Ray Data computes the shards that are missing while the first are read.
 
-        Raises
-        ------
-        ConfigError
-            If the cluster has none of what the device takes.
+        A cluster that has none of what the device takes is a `ConfigError`.
         """
         store, read = _store(settings), super().rows(maker, cells, settings)
         self._gathered += [(maker, cell, store) for cell in cells]
@@ -183,7 +169,7 @@ class RayExecutor(ShardReader, Closing):
                 str(maker.session.artifact.path.resolve()),
                 maker.data.path,
                 replace(settings, num_threads=threads),
-                {cell: _entry_name(maker, cell) for cell in {chunk.cell for chunk in chunks}},
+                {cell: maker.entry(cell).name for cell in {chunk.cell for chunk in chunks}},
             ),
             batch_size=None,
             compute=data.ActorPoolStrategy(size=min(room, len(chunks))),
@@ -199,10 +185,7 @@ class RayExecutor(ShardReader, Closing):
     ) -> Iterator[tuple[StreamTask, Mapping[str, Trace]]]:
         """See `Executor`; every method of every stream is a task of its own.
 
-        Raises
-        ------
-        ConfigError
-            If the input was not opened by `open_input`.
+        An input that `open_input` did not open is a `ConfigError`.
         """
         if of.origin is None:
             raise ConfigError("--ray: expected an input that open_input opened, got another")
@@ -280,7 +263,7 @@ class _ShardWriter:
 
     def _check(self, cell: Cell) -> None:
         """Refuse a machine that has another network, other data or other code under this name."""
-        if cell not in self._checked and _entry_name(self._maker, cell) != self._names[cell]:
+        if cell not in self._checked and self._maker.entry(cell).name != self._names[cell]:
             raise ArtifactError(
                 f"{self._maker.data.path}: expected on every machine what the first has, got a "
                 f"machine with other images (or other times of change) or another artifact or "
@@ -308,14 +291,6 @@ def _store(settings: InputSettings) -> FsspecFolder:
     return FsspecFolder(settings.cache if settings.cache is not None else cache_folder(None))
 
 
-def _entry_name(maker: FeatureMaker, cell: Cell) -> str:
-    return maker.cache.entry_name(maker.key(cell), len(maker.data.labels))
-
-
-def _is_whole(maker: FeatureMaker, cell: Cell) -> bool:
-    return maker.cache.is_whole(maker.key(cell), len(maker.data.labels))
-
-
 def _shard(entry: str, start: int) -> str:
     return f"{entry}/{start:010d}.npz"
 
@@ -325,14 +300,14 @@ def _missing(maker: FeatureMaker, cells: Sequence[Cell], store: FsspecFolder) ->
     num_rows = len(maker.data.labels)
     chunks = []
     for cell in cells:
-        if _is_whole(maker, cell):
+        entry = maker.entry(cell)
+        if entry.is_whole:
             continue
-        entry = _entry_name(maker, cell)
-        there = set(store.names(entry))
+        there = set(store.names(entry.name))
         chunks += [
             _Chunk(*cell, start, min(start + CHUNK_ROWS, num_rows))
             for start in range(0, num_rows, CHUNK_ROWS)
-            if _shard(entry, start).rpartition("/")[2] not in there
+            if _shard(entry.name, start).rpartition("/")[2] not in there
         ]
     return chunks
 

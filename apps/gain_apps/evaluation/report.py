@@ -7,6 +7,7 @@ import html
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,7 @@ Rows = Sequence[Sequence[str]]
 def check_report_path(path: Path, /) -> None:
     """Refuse a report that could not be written.
 
-    Raises
-    ------
-    ConfigError
-        If it is neither .html nor .md.
-    BackendUnavailableError
-        If matplotlib is not installed.
+    `ConfigError` if it is neither .html nor .md, `BackendUnavailableError` without matplotlib.
     """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path}: expected a report called *.html or *.md")
@@ -43,22 +39,11 @@ def check_report_path(path: Path, /) -> None:
 
 
 def write_report(path: Path, results: Mapping[str, Any], /) -> None:
-    """Write a report.
+    """Write a report of what `make_results` or `read_results` gave.
 
-    Parameters
-    ----------
-    path : Path
-        `.html` is one self-contained file; the pictures of `.md` lie beside it, called
-        `NAME-PICTURE.png`.
-    results : mapping
-        As `make_results` or `read_results` give it.
-
-    Raises
-    ------
-    ConfigError, BackendUnavailableError
-        As `check_report_path`.
-    ArtifactError
-        If the results hold no series, or a file cannot be written.
+    `.html` is one self-contained file; the pictures of `.md` lie beside it, called
+    `NAME-PICTURE.png`. Raises as `check_report_path`, and `ArtifactError` if the results hold no
+    series, or a file cannot be written.
     """
     check_report_path(path)
     if any("series" not in record for record in results["methods"].values()):
@@ -183,25 +168,7 @@ BUBBLE_AREA = 30.0
 
 
 def draw(results: Results, picture: str, /) -> bytes | None:
-    """Draw one picture.
-
-    Parameters
-    ----------
-    results : mapping
-        As `read_results` gives it.
-    picture : str
-        A key of `PICTURES`.
-
-    Returns
-    -------
-    bytes or None
-        PNG; None where the result has nothing to show in it.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If matplotlib is not installed.
-    """
+    """Draw a picture of `PICTURES` as PNG; None where the result has nothing to show in it."""
     require("matplotlib", extra="eval").use("Agg")
     figure = require("matplotlib.figure", extra="eval").Figure(figsize=(9, 4.5), layout="tight")
     if not PICTURES[picture][1](results, figure):
@@ -211,46 +178,39 @@ def draw(results: Results, picture: str, /) -> bytes | None:
     return buffer.getvalue()
 
 
-def _over_time(metric: str, label: str) -> Callable[[Results, Any], bool]:
-    """A picture of one metric over the stream, domains shaded in turn."""
-
-    def picture(results: Results, figure: Any) -> bool:
-        axes = figure.subplots()
-        for name, record in results["methods"].items():
-            series = record["series"]["over_time"]
-            axes.plot(
-                series["first"],
-                series[metric],
-                label=name,
-                color=_colour(results, name),
-                linewidth=1.5 if name == "source" else 1.0,
-            )
-        _shade(axes, results)
-        axes.set(xlabel="samples", ylabel=label)
-        _legend(axes)
-        return True
-
-    return picture
+def _over_time(metric: str, results: Results, figure: Any) -> bool:
+    """One metric, in per cent, over the stream, domains shaded in turn."""
+    axes = figure.subplots()
+    for name, record in results["methods"].items():
+        series = record["series"]["over_time"]
+        axes.plot(
+            series["first"],
+            series[metric],
+            label=name,
+            color=_colour(results, name),
+            linewidth=1.5 if name == "source" else 1.0,
+        )
+    _shade(axes, results)
+    label = {"accuracy": "accuracy", "ece": "ECE"}[metric]
+    axes.set(xlabel="samples", ylabel=f"{label}, per cent")
+    _legend(axes)
+    return True
 
 
 def _shade(axes: Any, results: Results) -> None:
     """Every second visit to a domain on grey, its name on top."""
-    first = next(iter(results["methods"].values()))
-    segments = first["series"]["segments"]
+    segments = next(iter(results["methods"].values()))["series"]["segments"]
     if not 1 < len(segments) <= MAX_SHADED:
         return
-    end = results["stream"]["samples"]
-    names = results["stream"]["domains"]
-    starts = [start for start, _ in segments]
-    for number, ((start, domain), stop) in enumerate(
-        zip(segments, [*starts[1:], end], strict=True)
-    ):
+    stream = results["stream"]
+    ends = [*(start for start, _ in segments[1:]), stream["samples"]]
+    for number, ((start, domain), stop) in enumerate(zip(segments, ends, strict=True)):
         if number % 2:
             axes.axvspan(start, stop, color="0.92", zorder=0)
         axes.text(
             (start + stop) / 2,
             1.01,
-            names[domain],
+            stream["domains"][domain],
             transform=axes.get_xaxis_transform(),
             rotation=45,
             fontsize=6,
@@ -355,8 +315,8 @@ def _legend(axes: Any) -> None:
 
 # Name of the picture to its caption and what draws it.
 PICTURES: dict[str, tuple[str, Callable[[Results, Any], bool]]] = {
-    "accuracy": ("Accuracy over the stream", _over_time("accuracy", "accuracy, per cent")),
-    "ece": ("Calibration error over the stream", _over_time("ece", "ECE, per cent")),
+    "accuracy": ("Accuracy over the stream", partial(_over_time, "accuracy")),
+    "ece": ("Calibration error over the stream", partial(_over_time, "ece")),
     "reliability": ("Reliability: accuracy against confidence, area = samples", _reliability),
     "strength": ("How strongly GAIN would intervene before it learns from a batch", _strength),
     "gains": (

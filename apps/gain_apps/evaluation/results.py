@@ -67,28 +67,16 @@ def make_results(
     of: EvalInput,
     command: str,
 ) -> dict[str, Any]:
-    """Put a result together.
+    """Put a result together, of at least one run with a trace, as plain JSON values.
 
-    Parameters
-    ----------
-    experiment : Experiment
-    runs : sequence of Run
-        Of that experiment; at least one, with at least one trace.
-    of : EvalInput
-    command : str
-        The command line that makes the same result again.
-
-    Returns
-    -------
-    dict
-        Of plain JSON values. `methods.NAME` holds `accuracy` and `ece` in per cent, `nll` in
-        nats and `brier`, counted as `counting` says, and the same under `whole_stream`,
-        `mean_over_domains` and `domains.NAME`. `methods.NAME.series` is of the first run:
-        `over_time` by windows of whole batches, each with its first sample; `segments`, [first
-        sample, domain index] of every visit, empty where they are too many to draw; `reliability`
-        and `strength` per bin; `gain_pairs`, [expected, realised] of some samples. Strength and
-        gains are those before a batch is learned from, see `GainTrace`. While runs are missing,
-        `unfinished` lists them.
+    `methods.NAME` holds `accuracy` and `ece` in per cent, `nll` in nats and `brier`, counted as
+    `counting` says, and the same under `whole_stream`, `mean_over_domains` and `domains.NAME`.
+    `methods.NAME.series` is of the first run: `over_time` by windows of whole batches, each with
+    its first sample; `segments`, [first sample, domain index] of every visit, empty where they are
+    too many to draw; `reliability` and `strength` per bin; `gain_pairs`, [expected, realised] of
+    some samples. Strength and gains are those before a batch is learned from, see `GainTrace`.
+    While runs are missing, `unfinished` lists them. `command` is the command line that makes the
+    same result again.
     """
     found = {
         spec.text: [run for run in runs if spec.text in run.traces] for spec in experiment.methods
@@ -121,7 +109,14 @@ def make_results(
             "kind": "equal width on the top confidence, exactly 1 in the last bin",
         },
         "versions": versions(),
-        "machine": _machine(),
+        "machine": {
+            "platform": platform.platform(),
+            "processor": platform.machine(),
+            "num_cpus": os.cpu_count(),
+            "num_threads": os.environ.get("OMP_NUM_THREADS", "all"),
+            # The process's, so far.
+            "peak_memory_bytes": peak_memory_bytes(),
+        },
         "methods": {
             spec.text: _method_record(experiment, found[spec.text], spec, domains=domains)
             for spec in experiment.methods
@@ -132,13 +127,7 @@ def make_results(
 
 
 def write_results(path: Path, results: Mapping[str, Any], /) -> None:
-    """Write a result file, whole or not at all.
-
-    Raises
-    ------
-    ArtifactError
-        If it cannot be written.
-    """
+    """Write a result file, whole or not at all; `ArtifactError` if it cannot be written."""
     text = json.dumps(results, indent=1, allow_nan=False) + "\n"
     write_atomically(path, text.encode(), error=ArtifactError)
 
@@ -146,10 +135,7 @@ def write_results(path: Path, results: Mapping[str, Any], /) -> None:
 def read_results(path: Path, /) -> dict[str, Any]:
     """Read a result file.
 
-    Raises
-    ------
-    ArtifactError
-        If it is missing, no JSON, no result of this program or of another schema.
+    `ArtifactError` if it is missing, no JSON, no result of this program or of another schema.
     """
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
@@ -259,17 +245,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _machine() -> dict[str, Any]:
-    """Where it ran, and the process's peak memory so far."""
-    return {
-        "platform": platform.platform(),
-        "processor": platform.machine(),
-        "num_cpus": os.cpu_count(),
-        "num_threads": os.environ.get("OMP_NUM_THREADS", "all"),
-        "peak_memory_bytes": peak_memory_bytes(),
-    }
-
-
 MAX_WINDOWS = 150
 MAX_PAIRS = 1000
 MAX_SEGMENTS = 400
@@ -343,14 +318,7 @@ LEAST_NAME_WIDTH = 14
 
 
 def print_results(results: Mapping[str, Any], console: Console, /) -> None:
-    """Print a line per method, each beside what the frozen source had.
-
-    Parameters
-    ----------
-    results : mapping
-        As `make_results` or `read_results` give it.
-    console : Console
-    """
+    """Print a line per method, each beside what the frozen source had."""
     source = results["methods"].get("source")
     stream = results["stream"]
     title = f"{stream['kind']}, {stream['order']} order, {len(results['seeds'])} seed(s)"
@@ -372,22 +340,9 @@ def print_results(results: Mapping[str, Any], console: Console, /) -> None:
 
 
 def compare_results(first: Mapping[str, Any], second: Mapping[str, Any], /) -> list[dict[str, Any]]:
-    """Two results side by side.
+    """Two results side by side: per method in both, each metric's `[first, second, difference]`.
 
-    Parameters
-    ----------
-    first, second : mapping
-        Results.
-
-    Returns
-    -------
-    list of dict
-        Per method in both: `method`, and for every metric `[first, second, difference]`.
-
-    Raises
-    ------
-    ConfigError
-        If they share no method.
+    `ConfigError` if they share no method.
     """
     shared = [name for name in first["methods"] if name in second["methods"]]
     if not shared:
@@ -460,13 +415,7 @@ def print_bars(judged: Sequence[Mapping[str, Any]], console: Console, /) -> None
 
 
 class Progress(Closing):
-    """One bar per task, the last few of them shown (a context manager).
-
-    Parameters
-    ----------
-    console : Console
-        Where it is no terminal, nothing is drawn.
-    """
+    """One bar per task, the last few shown (a context manager); none where there is no terminal."""
 
     def __init__(self, console: Console, /) -> None:
         self._bars = bars.Progress(

@@ -1,11 +1,31 @@
 """Streams of images as index sequences: which image of which domain comes when, in which batch.
 
-Those of a data set are here; what a camera sees is in `camera_streams`.
+Those of a data set are described at `StreamPlan`. The others are what a camera sees: objects that
+stay for a while, few of the classes, one thing for hours. Every image stands for an object that
+stays for twelve frames with a little noise on its features; the method is given sixteen frames at a
+time.
+
+`video`        objects of all classes, 170 a domain, domain after domain
+`tailed`       the same, some classes a hundred times as often as others
+`few`          objects of a few classes only, the square root of K and at least five
+`few-samples`  twenty objects a domain, so that the domain has changed before much is known of it
+`mixed`        each object in a domain of its own, as several cameras on one network
+`one-after`    all classes in all domains but the last, then 250 objects of one class in the last:
+               scored on those
+`one-same`     the same, the one class in the domain before it
+`one-class`    one class from the beginning, in every domain
+`parked`       two domains of video, then one thing in the next for 10,000 frames: scored on those
+`day-night`    half of the domains by day, 3,000 frames of a scene with no object, then the next
+               domain: scored on that
+
+`few`, `few-samples` and `mixed` are BoTTA's scenarios of few categories, few samples and several
+shifts at once; its adaptation now and then is a method that updates rarely
+(`shift:update_every=512`). Where a stream is of one class the seeds take the classes in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -17,16 +37,17 @@ from gain_core.errors import ConfigError
 
 __all__ = [
     "CAMERA_STREAMS",
-    "Ints",
+    "EMPTY_SCENE",
+    "NOISE",
+    "STAY",
     "Order",
-    "Segment",
     "StreamBatch",
     "StreamKind",
     "StreamPlan",
     "cdc_segments",
-    "cut",
     "image_order",
     "make_stream",
+    "noise_of",
     "parse_stream",
 ]
 
@@ -48,11 +69,22 @@ StreamKind = Literal[
     "csc", "cdc", "mds", "lha", "ramp", "recurring", "recorded", "recorded-one", CameraKind
 ]
 CAMERA_STREAMS: tuple[str, ...] = get_args(CameraKind)
+STREAMS: tuple[str, ...] = get_args(StreamKind)
 
 # A camera that stays with one object for two to five seconds at 30 Hz.
 RUN_FRAMES = (60, 140)
 # Frames of the most frequent class for one of the rarest.
 IMBALANCE = 100.0
+
+# Frames an object stays; objects a domain; objects of the one class after all others.
+STAY, OBJECTS, ONE_CLASS_OBJECTS = 12, 170, 250
+FEW_SAMPLES = 20
+PARKED_FRAMES = 10_000
+# Of each feature's deviation over clean images: what differs between two frames of one object.
+NOISE = 0.1
+# More images are not needed for a few thousand objects.
+MAX_IMAGES = 2000
+EMPTY_SCENE = -1
 
 # A domain of CDC is cut into three visits.
 NUM_SLOTS = 3
@@ -61,82 +93,48 @@ RAMP = (1, 2, 3, 4, 5, 4, 3, 2, 1)
 
 
 class StreamBatch(NamedTuple):
-    """One batch of a stream.
+    """One batch of a stream, arrays (B,)."""
 
-    Attributes
-    ----------
-    domains, images, rounds : array, (B,) int64
-        Index of the domain, of the image within it (-1 is a scene without an object), and of the
-        round (0 but for `lha`).
-    severities : array, (B,) float64
-    scored : bool
-        Whether the batch counts; all do but what leads up to the part that a stream is about.
-    """
-
-    domains: Ints
+    domains: Ints  # indices
     severities: npt.NDArray[np.float64]
-    images: Ints
-    rounds: Ints
-    scored: bool = True
-
-
-class Segment(NamedTuple):
-    """A visit to one domain: its index and how many batches the visit lasts."""
-
-    domain: int
-    batches: int
+    images: Ints  # indices within the domain; -1 is a scene without an object
+    rounds: Ints  # 0 but for `lha`
+    scored: bool = True  # all count but what leads up to the part that a stream is about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPlan:
     """What a stream is made of.
 
-    Attributes
-    ----------
-    kind : str
-        `csc`: one domain after the other. `cdc`: domains recur in visits of random length.
-        `mds`: all domains shuffled by sample. `lha`: `csc` in `rounds` rounds without a reset.
-        `ramp`: as `csc`, but within a domain the severity climbs from 1 to 5 and descends
-        again. `recurring`: the domains take turns, `visits` equal visits each. `recorded`: the
-        images in list order, each of a domain of its own, as a camera met them. `recorded-one`:
-        the first recording, then `frames` frames of one class out of the last, scored on those.
-        The others are those of `camera_streams`.
-    num_domains : int
-    order : str
-        See `image_order`; of the streams of a data set only.
-    severity : float
-        Of every sample but those of a ramp.
-    batch_size : int
-    seed : int
-    delta : float
-        Concentration of CDC's Dirichlet distribution.
-    rounds, visits : int
-    frames : int
-        Of the one thing of `parked`, the night of `day-night`, the one class of `recorded-one`.
-    only_class : int or None
-        The class of streams of one class; by default the seed chooses.
+    `csc` shows one domain after the other. In `cdc` domains recur in visits of random length, `mds`
+    has all domains shuffled by sample, `lha` is `csc` in `rounds` rounds without a reset. `ramp` is
+    as `csc`, but within a domain the severity climbs from 1 to 5 and descends again. In `recurring`
+    the domains take turns, `visits` equal visits each. `recorded` has the images in list order,
+    each of a domain of its own, as a camera met them; `recorded-one` the first recording, then
+    `frames` frames of one class out of the last, scored on those. The others are a
+    camera's, see the module.
     """
 
     kind: StreamKind
     num_domains: int
-    order: Order = "list"
-    severity: float = 5.0
+    order: Order = "list"  # see `image_order`; of the streams of a data set only
+    severity: float = 5.0  # of every sample but those of a ramp
     batch_size: int = 64
     seed: int = 0
-    delta: float = 1.0
+    delta: float = 1.0  # concentration of CDC's Dirichlet distribution
     rounds: int = 10
     visits: int = 3
+    # Of the one thing of `parked`, the night of `day-night`, the one class of `recorded-one`.
     frames: int = 3000
-    only_class: int | None = None
+    only_class: int | None = None  # of streams of one class; by default the seed chooses
 
     def __post_init__(self) -> None:
-        checks = (
-            ("stream", ", ".join(STREAMS), self.kind, STREAMS),
-            ("order", ", ".join(get_args(Order)), self.order, get_args(Order)),
-        )
-        for name, expected, value, choices in checks:
+        for name, value, choices in (
+            ("stream", self.kind, STREAMS),
+            ("order", self.order, get_args(Order)),
+        ):
             if value not in choices:
-                raise ConfigError(f"{name}: expected one of {expected}, got {value!r}")
+                raise ConfigError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
         for name in ("num_domains", "batch_size", "rounds", "visits", "frames"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
@@ -161,32 +159,15 @@ class StreamPlan:
         return self.kind in CAMERA_STREAMS
 
 
-STREAMS: tuple[str, ...] = (
-    *("csc", "cdc", "mds", "lha", "ramp", "recurring", "recorded", "recorded-one"),
-    *CAMERA_STREAMS,
-)
-# What a stream's name may be followed by, and the field of `StreamPlan` that it sets.
-STREAM_OPTIONS = {
-    "delta": "delta",
-    "rounds": "rounds",
-    "visits": "visits",
-    "frames": "frames",
-    "class": "only_class",
-}
+# What a stream's name may be followed by; `class` sets `only_class` of a `StreamPlan`.
+STREAM_OPTIONS = ("delta", "rounds", "visits", "frames", "class")
 
 
 def parse_stream(text: str, /) -> dict[str, Any]:
     """Read `NAME` or `NAME:key=value`: `cdc:delta=2`, `lha:rounds=3`, `one-after:class=7`.
 
-    Returns
-    -------
-    dict
-        Fields of `StreamPlan`, `kind` among them.
-
-    Raises
-    ------
-    ConfigError
-        If the name or a key is unknown, or a value is no number.
+    The fields of `StreamPlan`, `kind` among them. `ConfigError` if the name or a key is unknown, or
+    a value is no number.
     """
     kind, options = parse_spec(text)
     unknown = sorted(set(options) - set(STREAM_OPTIONS))
@@ -199,7 +180,9 @@ def parse_stream(text: str, /) -> dict[str, Any]:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not whole and not (key == "delta" and isinstance(value, float)):
             raise ConfigError(f"stream {text}: {key}: expected a number, got {value!r}")
-    return {"kind": kind, **{STREAM_OPTIONS[key]: value for key, value in options.items()}}
+    if "class" in options:
+        options["only_class"] = options.pop("class")
+    return {"kind": kind, **options}
 
 
 def cdc_segments(
@@ -208,27 +191,14 @@ def cdc_segments(
     batch_size: int,
     delta: float,
     seed: int,
-) -> list[Segment]:
+) -> list[tuple[int, int]]:
     """Visits of the continual dynamic change stream, as DPCore's CDC builds them.
 
-    Parameters
-    ----------
-    num_domains, images_per_domain, batch_size : int
-    delta : float
-        Concentration of the Dirichlet distribution; large values make the visits equally long.
-    seed : int
-        Of NumPy's legacy generator, in which the published stream is defined.
-
-    Returns
-    -------
-    list of Segment
-        3 x num_domains visits; those of one domain add up to all its batches, and one may be
-        empty. Visits are cut in whole batches: a domain's last batch may be short.
-
-    Notes
-    -----
-    The published number of batches, ``5000 // 64 + 1``, is rounded up here, which is the same
-    unless the batch size divides the images.
+    `delta` is the concentration of the Dirichlet distribution; large values make the visits equally
+    long. The 3 x num_domains visits of one domain add up to all its batches, and one may be empty.
+    Visits are cut in whole batches: a domain's last batch may be short. The published number of
+    batches, ``5000 // 64 + 1``, is rounded up here, which is the same unless the batch size divides
+    the images.
     """
     # The legacy generator is the definition of the published stream.
     rng = np.random.RandomState(seed)
@@ -238,7 +208,7 @@ def cdc_segments(
     edges = np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, total)))
     lengths = np.diff(edges, axis=1)
     return [
-        Segment(int(domain), int(lengths[domain, slot]))
+        (int(domain), int(lengths[domain, slot]))
         for slot in range(NUM_SLOTS)
         for domain in rng.permutation(num_domains)
     ]
@@ -253,41 +223,21 @@ def make_stream(
     recorded: Ints | None = None,
     recordings: Sequence[int] = (),
 ) -> list[StreamBatch]:
-    """The batches of a stream.
+    """The batches of a stream; the same plan gives the same stream.
 
-    Parameters
-    ----------
-    plan : StreamPlan
-    labels : array, (N,) integer
-        Of the images, which are the same in every domain.
-    num_classes : int
-        K of the head, which may be more than have images.
-    recorded : array, (N,) int64, optional
-        Domain of each image, and
-    recordings : sequence of int
-        how many images each recording has: for what was recorded only.
-
-    Returns
-    -------
-    list of StreamBatch
-        Batches of `mds` are all full but the last; all other streams start a new batch with
-        every visit to a domain. The same plan gives the same stream.
-
-    Raises
-    ------
-    ConfigError
-        As `image_order`, or if a recording lacks its domains.
+    The labels, (N,), are of the images, which are the same in every domain; K may be more classes
+    than have images. Of what was recorded, `recorded`, (N,), has each image's domain, and
+    `recordings` how many images each recording has. Batches of `mds` are all full but the last; all
+    other streams start a new batch with every visit to a domain. Raises `ConfigError` as
+    `image_order`, or if a recording lacks its domains.
     """
     rng = np.random.default_rng(plan.seed)
-    # Imported late: it is made of what is defined here.
-    from gain_apps.evaluation import camera_streams
-
     if plan.kind.startswith("recorded"):
         if recorded is None:
             raise ConfigError(f"stream: {plan.kind} is for what a test:// source recorded")
-        return camera_streams.recorded_stream(plan, labels, recorded, recordings)
+        return _recorded_stream(plan, labels, recorded, recordings)
     if plan.is_camera:
-        return camera_streams.camera_stream(plan, labels, num_classes=num_classes)
+        return _camera_stream(plan, labels, num_classes)
     only = plan.only_class
     if plan.order == "one-class" and only is None:
         # Drawn once: a stream of a single class keeps it through all its domains.
@@ -308,9 +258,7 @@ def make_stream(
     batches: list[StreamBatch] = []
     for number in range(rounds):
         for domain in range(plan.num_domains):
-            images = visit()
-            severities = _severities(plan, len(images))
-            batches += _batches(plan, domain, images, severities=severities, number=number)
+            batches += _cut(plan, domain, visit(), number=number)
     return batches
 
 
@@ -323,7 +271,7 @@ def _cdc(plan: StreamPlan, images: list[Ints]) -> list[StreamBatch]:
     for domain, length in cdc_segments(plan.num_domains, longest, size, plan.delta, plan.seed):
         rows = images[domain][taken[domain] : taken[domain] + length * size]
         taken[domain] += len(rows)
-        batches += _batches(plan, domain, rows)
+        batches += _cut(plan, domain, rows)
     return batches
 
 
@@ -334,7 +282,7 @@ def _recurring(plan: StreamPlan, images: list[Ints]) -> list[StreamBatch]:
         batch
         for number in range(plan.visits)
         for domain in range(plan.num_domains)
-        for batch in _batches(plan, domain, parts[domain][number])
+        for batch in _cut(plan, domain, parts[domain][number])
     ]
 
 
@@ -342,48 +290,23 @@ def _mds(plan: StreamPlan, images: Ints, *, rng: np.random.Generator) -> list[St
     """All domains' samples in one random order."""
     domains = np.repeat(np.arange(plan.num_domains, dtype=np.int64), len(images))
     order = rng.permutation(len(domains))
-    rows = np.tile(images, plan.num_domains)[order]
-    severities = np.full(len(rows), float(plan.severity))
-    return cut(plan, domains[order], rows, severities=severities, number=0)
+    return _cut(plan, domains[order], np.tile(images, plan.num_domains)[order])
 
 
-def _severities(plan: StreamPlan, count: int) -> npt.NDArray[np.float64]:
-    """One severity for all samples of a visit, or those of a ramp."""
-    if plan.kind != "ramp":
-        return np.full(count, float(plan.severity))
-    step = np.arange(count) * len(RAMP) // max(count, 1)
-    return np.asarray(RAMP, dtype=np.float64)[step]
-
-
-def _batches(
-    plan: StreamPlan,
-    domain: int,
-    images: Ints,
-    *,
-    severities: npt.NDArray[np.float64] | None = None,
-    number: int = 0,
+def _cut(
+    plan: StreamPlan, domains: Ints | int, images: Ints, *, number: int = 0, scored: bool = True
 ) -> list[StreamBatch]:
-    """The batches of one visit."""
-    domains = np.full(len(images), domain, dtype=np.int64)
-    if severities is None:
-        severities = np.full(len(images), float(plan.severity))
-    return cut(plan, domains, images, severities=severities, number=number)
-
-
-def cut(
-    plan: StreamPlan,
-    domains: Ints,
-    images: Ints,
-    *,
-    severities: npt.NDArray[np.float64],
-    number: int = 0,
-    scored: bool = True,
-) -> list[StreamBatch]:
-    """Cut samples into batches, the last of which may be short."""
-    rounds = np.full(len(images), number, dtype=np.int64)
+    """Cut samples, of one domain or each of its own, into batches; the last may be short."""
+    count = len(images)
+    domains = np.broadcast_to(np.asarray(domains, dtype=np.int64), count)
+    severities = np.full(count, float(plan.severity))
+    if plan.kind == "ramp":
+        step = np.arange(count) * len(RAMP) // max(count, 1)
+        severities = np.asarray(RAMP, dtype=np.float64)[step]
+    rounds = np.full(count, number, dtype=np.int64)
     return [
         StreamBatch(domains[rows], severities[rows], images[rows], rounds[rows], scored)
-        for start in range(0, len(images), plan.batch_size)
+        for start in range(0, count, plan.batch_size)
         for rows in (slice(start, start + plan.batch_size),)
     ]
 
@@ -397,32 +320,14 @@ def image_order(
     only_class: int | None = None,
     ranking: Ints | None = None,
 ) -> Ints:
-    """Image indices of one visit to a domain.
+    """Image indices of one visit to a domain, (M,) of N labels; everything random comes from `rng`.
 
-    Parameters
-    ----------
-    order : {"list", "shuffled", "runs", "sorted", "long-tailed", "one-class"}
-        `list` is the data set's own order. `runs` shows 60 to 140 frames of one class, then of
-        another, until every image was shown. `sorted` shows all of one class, then all of the
-        next, classes in random order. `long-tailed` shuffles all images of one class, and of the
-        others fewer and fewer, down to a hundredth. `one-class` shows a single class.
-    labels : array, (N,) integer
-    rng : Generator
-        Everything random comes from it.
-    only_class : int, optional
-        The class of `one-class`; by default one is drawn among those present.
-    ranking : array, (K,) int64, optional
-        The classes of `long-tailed`, the most frequent first; by default in random order.
-
-    Returns
-    -------
-    array, (M,) int64
-        M is N, or the number of images shown of each class.
-
-    Raises
-    ------
-    ConfigError
-        If the order is unknown or the class has no images.
+    `list` is the data set's own order. `runs` shows 60 to 140 frames of one class, then of another,
+    until every image was shown. `sorted` shows all of one class, then all of the next, classes in
+    random order. `long-tailed` shuffles all images of one class, and of the others fewer and fewer,
+    down to a hundredth, classes ranked as in `ranking`, by default in random order. `one-class`
+    shows a single class, by default one drawn among those present. Another order, or a class
+    without images, is a `ConfigError`.
     """
     if order not in get_args(Order):
         raise ConfigError(f"order: expected one of {', '.join(get_args(Order))}, got {order!r}")
@@ -465,20 +370,12 @@ def _long_tailed(shuffled: Ints, labels: npt.NDArray[np.integer[Any]], ranking: 
     """Of every class the share that its rank leaves it, one image at least."""
     shown = labels[shuffled]
     kept = np.zeros(len(shuffled), dtype=bool)
-    by_class = [np.flatnonzero(shown == label) for label in ranking]
-    counts = _tail_counts([len(places) for places in by_class], IMBALANCE)
-    for places, count in zip(by_class, counts, strict=True):
-        kept[places[:count]] = True
+    shares = IMBALANCE ** -np.linspace(0.0, 1.0, len(ranking))
+    for label, share in zip(ranking, shares, strict=True):
+        places = np.flatnonzero(shown == label)
+        kept[places[: max(1, round(float(share) * len(places)))]] = True
     chosen: Ints = shuffled[kept]
     return chosen
-
-
-def _tail_counts(counts: Sequence[int], ratio: float, /) -> list[int]:
-    """How many images of every class a long tail leaves."""
-    shares = ratio ** -np.linspace(0.0, 1.0, len(counts))
-    return [
-        max(1, round(float(share) * count)) for share, count in zip(shares, counts, strict=True)
-    ]
 
 
 def _runs(by_class: list[Ints], *, rng: np.random.Generator) -> list[Ints]:
@@ -492,3 +389,117 @@ def _runs(by_class: list[Ints], *, rng: np.random.Generator) -> list[Ints]:
             runs.append(images[start : start + length])
             start += length
     return [runs[index] for index in rng.permutation(len(runs))]
+
+
+class _Visit(NamedTuple):
+    """Objects in one domain, and for how many frames each stays."""
+
+    domain: int
+    objects: Ints
+    stay: int = STAY
+    scored: bool = True
+
+
+def noise_of(plan: StreamPlan, /) -> np.random.Generator | None:
+    """Where the noise of a stream's frames comes from; None where frames have none."""
+    return np.random.default_rng(plan.seed + 99) if plan.is_camera else None
+
+
+def _camera_stream(
+    plan: StreamPlan, labels: npt.NDArray[np.integer[Any]], num_classes: int, /
+) -> list[StreamBatch]:
+    """The batches of the stream of one of `CAMERA_STREAMS`, over images with labels, (N,).
+
+    An image of -1 is a scene without an object. A batch is of one domain, but for `mixed`. If the
+    class that was asked for has no images, or there are too few domains, it is a `ConfigError`.
+    """
+    rng = np.random.default_rng(plan.seed)
+    chosen = np.random.default_rng(0).permutation(len(labels))[:MAX_IMAGES]
+    needed = {"one-after": 2, "one-same": 2, "parked": 1, "day-night": 2}.get(plan.kind, 1)
+    if plan.num_domains < needed:
+        raise ConfigError(f"stream {plan.kind}: expected {needed} domains, got {plan.num_domains}")
+    if plan.kind == "mixed":
+        return _mixed(plan, chosen, rng)
+    batches: list[StreamBatch] = []
+    for visit in _visits(plan, labels[chosen], num_classes, rng):
+        images = np.repeat(visit.objects, visit.stay)
+        images = np.where(images == EMPTY_SCENE, EMPTY_SCENE, chosen[images])
+        batches += _cut(plan, visit.domain, images, scored=visit.scored)
+    return batches
+
+
+def _recorded_stream(
+    plan: StreamPlan,
+    labels: npt.NDArray[np.integer[Any]],
+    recorded: Ints,
+    recordings: Sequence[int],
+    /,
+) -> list[StreamBatch]:
+    """All frames in order; or the first recording, then one class out of the last, cycled."""
+    everything = np.arange(len(labels), dtype=np.int64)
+    if plan.kind == "recorded":
+        return _cut(plan, recorded, everything)
+    last = everything[len(labels) - recordings[-1] :]
+    seen = np.bincount(labels[last])
+    # The seeds take the classes in turn, the one seen most first.
+    ranked = np.argsort(-seen, kind="stable")[: np.count_nonzero(seen)]
+    one = ranked[plan.seed % len(ranked)] if plan.only_class is None else plan.only_class
+    frames = last[labels[last] == one]
+    if not len(frames):
+        raise ConfigError(f"class: expected one that the recording shows, got {one}")
+    before, shown = everything[: recordings[0]], np.resize(frames, plan.frames)
+    return _cut(plan, recorded[before], before, scored=False) + _cut(plan, recorded[shown], shown)
+
+
+def _visits(
+    plan: StreamPlan,
+    labels: npt.NDArray[np.integer[Any]],
+    num_classes: int,
+    rng: np.random.Generator,
+) -> Iterator[_Visit]:
+    """The objects of each domain, as indices among `labels`."""
+    domains, classes = range(plan.num_domains), np.unique(labels)
+    one = classes[plan.seed % len(classes)] if plan.only_class is None else plan.only_class
+    ranking = IMBALANCE ** (-np.arange(num_classes) / max(num_classes - 1, 1))
+    odds = ranking[rng.permutation(num_classes)][labels]
+    pool = np.flatnonzero(labels == one)
+    few = rng.permutation(classes)[: max(5, round(num_classes**0.5))]
+    if plan.kind.startswith("one-") and not len(pool):
+        raise ConfigError(f"class: expected one with images, got {one}")
+
+    def shown(domain: int, *, scored: bool = True) -> _Visit:
+        count = FEW_SAMPLES if plan.kind == "few-samples" else OBJECTS
+        objects = rng.permutation(len(labels))[:count]
+        if plan.kind == "tailed":
+            objects = rng.choice(len(labels), count, p=odds / odds.sum())
+        elif plan.kind == "one-class":
+            objects = rng.choice(pool, count)
+        elif plan.kind == "few":
+            objects = rng.choice(np.flatnonzero(np.isin(labels, few)), count)
+        return _Visit(domain, objects, scored=scored)
+
+    if plan.kind in ("one-after", "one-same"):
+        yield from (shown(domain, scored=False) for domain in domains[:-1])
+        place = domains[-1] if plan.kind == "one-after" else domains[-2]
+        yield _Visit(place, rng.choice(pool, ONE_CLASS_OBJECTS))
+    elif plan.kind == "parked":
+        yield from (shown(domain, scored=False) for domain in domains[:2])
+        thing = rng.integers(len(labels), size=1)
+        yield _Visit(domains[min(2, plan.num_domains - 1)], thing, stay=PARKED_FRAMES)
+    elif plan.kind == "day-night":
+        dawn = plan.num_domains // 2
+        yield from (shown(domain, scored=False) for domain in domains[:dawn])
+        yield _Visit(dawn, np.array([EMPTY_SCENE]), stay=plan.frames, scored=False)
+        yield shown(dawn)
+    else:
+        yield from (shown(domain) for domain in domains)
+
+
+def _mixed(plan: StreamPlan, chosen: Ints, rng: np.random.Generator) -> list[StreamBatch]:
+    """As many objects as in a video, each in a domain drawn for it."""
+    objects = np.concatenate(
+        [rng.permutation(len(chosen))[:OBJECTS] for _ in range(plan.num_domains)]
+    )
+    domains = np.repeat(rng.integers(plan.num_domains, size=len(objects)), STAY)
+    images = chosen[np.repeat(objects, STAY)]
+    return _cut(plan, domains, images)

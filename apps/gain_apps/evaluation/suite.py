@@ -44,37 +44,11 @@ def run_suite(
 ) -> Report:
     """Run what the result file lacks, save it seed by seed, and judge the bars.
 
-    Parameters
-    ----------
-    suite : Suite
-    path : Path
-        Result file; read where it is there.
-    folders : sequence of Path
-        Where relative paths of inputs are looked for; the current folder comes last.
-    cache : str or Path, optional
-        Folder for features.
-    only : sequence of str
-        Names of inputs or streams; all by default.
-    refresh : sequence of str
-        Methods to run again.
-    seeds : int, optional
-        At most so many.
-    executor : Executor, optional
-        See `evaluate`.
-    on_task : callable, optional
-        See `evaluate`.
-    on_pair : callable, optional
-        Called with a line after each pair.
-
-    Returns
-    -------
-    dict
-        The report, as it is in the file: `cells` by pair, method and seed; `bars`.
-
-    Raises
-    ------
-    ConfigError, ArtifactError, StreamError, NumericsError, BackendUnavailableError
-        As `evaluate`; also if the file is of another suite or an input is not there.
+    Relative paths of inputs are looked for in the folders, then in the current one. `only` names
+    inputs or streams, `refresh` methods to run again; at most so many seeds are run. `on_pair` is
+    called with a line after each pair. The report is as in the file: `cells` by pair, method and
+    seed; `bars`. Raises as `evaluate`; also if the file is of another suite or an input is not
+    there.
     """
     report = _open_report(suite, path)
     done: set[tuple[str, str, int, str]] = set()
@@ -177,17 +151,14 @@ def _judged(bar: Bar, cells: Mapping[str, Cell], lacking: int) -> dict[str, Any]
 
 def _measured(bar: Bar, cells: Mapping[str, Cell]) -> tuple[float | None, str]:
     """A bar's measure, and the pair it was taken from or the number of pairs."""
-    means = {key: float(np.mean(_changes(cell, bar.method))) for key, cell in cells.items()}
-    count = f"{len(cells)} pairs"
-    if bar.measure == "worst pair":
-        worst = min(means, key=means.__getitem__)
-        return means[worst], worst
-    if bar.measure == "worst seed":
-        lows = {key: min(_changes(cell, bar.method)) for key, cell in cells.items()}
-        worst = min(lows, key=lows.__getitem__)
-        return lows[worst], worst
+    score = "ece" if bar.measure in ("calm pairs", "worst ece change") else "accuracy"
+    changes = {key: _changes(cell, bar.method, score) for key, cell in cells.items()}
+    means = {key: float(np.mean(change)) for key, change in changes.items()}
     if bar.measure == "mean change":
-        return float(np.mean(list(means.values()))), count
+        return float(np.mean(list(means.values()))), f"{len(cells)} pairs"
+    if bar.measure == "calm pairs":
+        share = float(np.mean([change <= 0.0 for change in means.values()]))
+        return 100.0 * share, f"{len(cells)} pairs"
     if bar.measure == "lead":
         shared = [cell for cell in cells.values() if all(name in cell for name in bar.over)]
         if not shared:
@@ -198,11 +169,10 @@ def _measured(bar: Bar, cells: Mapping[str, Cell]) -> tuple[float | None, str]:
         }
         best = max(bar.over, key=won.__getitem__)
         return won[bar.method] - won[best], f"{len(shared)} pairs, over {best}"
-    eces = {key: float(np.mean(_changes(cell, bar.method, "ece"))) for key, cell in cells.items()}
-    if bar.measure == "calm pairs":
-        return 100.0 * float(np.mean([change <= 0.0 for change in eces.values()])), count
-    worst = max(eces, key=eces.__getitem__)
-    return eces[worst], worst
+    if bar.measure == "worst seed":
+        means = {key: min(change) for key, change in changes.items()}
+    worst = (max if score == "ece" else min)(means, key=means.__getitem__)
+    return means[worst], worst
 
 
 def _changes(cell: Cell, method: str, score: str = "accuracy") -> list[float]:

@@ -74,35 +74,21 @@ class SuiteStream:
 class Bar:
     """What a method has to reach over some of the pairs.
 
-    Attributes
-    ----------
-    text : str
-        What is promised.
-    method : str
-    measure : str
-        In points of accuracy against the source: `worst pair` of the means over seeds, `worst
-        seed`, `mean change` over pairs, `lead` over the best of `over` in the mean over pairs. In
-        points of ECE: `worst ece change` of the means over seeds; `calm pairs` is the share in per
-        cent of the pairs whose ECE is at most the source's.
-    at_least, at_most : float or None
-        One of them.
-    inputs, streams : tuple of str, or None
-        Which pairs; all by default.
-    source_below : float
-        Only pairs on which the source's accuracy is below it.
-    over : tuple of str
-        Methods to be ahead of.
+    In points of accuracy against the source, it measures the `worst pair` of the means over seeds,
+    the `worst seed`, the `mean change` over pairs, or the `lead` over the best of `over` in the
+    mean over pairs. In points of ECE, the `worst ece change` of the means over seeds; `calm pairs`
+    is the share in per cent of the pairs whose ECE is at most the source's.
     """
 
-    text: str
+    text: str  # what is promised
     method: str
     measure: Measure
-    at_least: float | None = None
+    at_least: float | None = None  # this or the next
     at_most: float | None = None
-    inputs: tuple[str, ...] | None = None
+    inputs: tuple[str, ...] | None = None  # which pairs; all by default
     streams: tuple[str, ...] | None = None
-    source_below: float = 101.0
-    over: tuple[str, ...] = ()
+    source_below: float = 101.0  # only pairs on which the source's accuracy is below it
+    over: tuple[str, ...] = ()  # methods to be ahead of
 
     def __post_init__(self) -> None:
         if self.measure not in get_args(Measure):
@@ -138,10 +124,7 @@ class Suite:
 def suite_path(name: str, /) -> Path:
     """The file of a suite: a path to a `.toml`, or the name of one in `benchmarks/suites`.
 
-    Raises
-    ------
-    ConfigError
-        If there is none of that name.
+    `ConfigError` if there is none of that name.
     """
     if name.endswith(".toml"):
         return Path(name)
@@ -159,10 +142,8 @@ def suite_path(name: str, /) -> Path:
 def load_suite(path: Path, /) -> Suite:
     """Read a suite.
 
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, is no TOML, or holds an unknown key, method, stream or input.
+    `ConfigError` if the file cannot be read, is no TOML, or holds an unknown key, method, stream or
+    input.
     """
     table = read_toml(path, where=str(path))
     tables = {key: table.pop(key, []) for key in ("input", "stream", "bar")}

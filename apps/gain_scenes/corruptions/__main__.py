@@ -43,25 +43,13 @@ def contact_sheet(
     seed: int = 0,
     tile_px: int = _TILE_PX,
 ) -> Pixels:
-    """Draw the clean photograph and severities 1 to 5 of every corruption.
+    """Draw the clean photograph and severities 1 to 5 of every corruption, (h, w, 3) uint8 RGB.
 
-    Parameters
-    ----------
-    photo : array, (H, W, 3) uint8 RGB
-        Sides of at least 32 px. A square one looks best.
-    names : sequence of str
-        Of the corruptions, top to bottom.
-    seed : int
-        For `image_rng`.
-    tile_px : int
-        Side of a tile; the corruption is applied at the photograph's own size.
-
-    Returns
-    -------
-    array, (h, w, 3) uint8 RGB
-        The sheet, labelled in black on white.
+    The photograph, (H, W, 3) uint8 RGB with sides of at least 32 px, is corrupted at its own size
+    and then resized to square tiles.
     """
     pitch = tile_px + _GAP_PX
+    method = cv2.INTER_AREA if min(photo.shape[:2]) > tile_px else cv2.INTER_LINEAR
     height = _HEADER_PX + pitch * len(names)
     sheet = np.full((height, _LABEL_WIDTH_PX + pitch * (MAX_SEVERITY + 1), 3), 255, np.uint8)
     for severity in range(MAX_SEVERITY + 1):
@@ -72,17 +60,10 @@ def contact_sheet(
         _write(sheet, name.replace("_", " "), left=6, baseline=top + tile_px // 2)
         for severity in range(MAX_SEVERITY + 1):
             image = corrupt(photo, name, severity, rng=image_rng(seed, 0, name))
+            tile = cv2.resize(image, (tile_px, tile_px), interpolation=method)
             left = _LABEL_WIDTH_PX + severity * pitch
-            sheet[top : top + tile_px, left : left + tile_px] = _tile(image, tile_px)
+            sheet[top : top + tile_px, left : left + tile_px] = tile
     return sheet
-
-
-def _tile(image: Pixels, side: int) -> Pixels:
-    """The image resized to a square tile."""
-    shrinks = min(image.shape[:2]) > side
-    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    tile: Pixels = cv2.resize(image, (side, side), interpolation=method)
-    return tile
 
 
 def _write(sheet: Pixels, text: str, *, left: int, baseline: int) -> None:
@@ -92,13 +73,7 @@ def _write(sheet: Pixels, text: str, *, left: int, baseline: int) -> None:
 
 
 def read_photo(path: Path) -> Pixels:
-    """The middle square of a picture file, upright, resized to 224 px.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such file or it is no picture.
-    """
+    """The middle square of a picture file, upright, of 224 px; `ConfigError` if it is none."""
     try:
         upright = Image.fromarray(load_image(path))
     except StreamError as err:

@@ -75,52 +75,31 @@ def corrupt(
     rng: np.random.Generator,
     pixel_scale: float | None = None,
 ) -> npt.NDArray[np.uint8]:
-    """Corrupt one frame.
+    """Corrupt one frame, (H, W, 3) uint8 RGB with sides of at least 32 px, which is not changed.
 
-    Parameters
-    ----------
-    image : array, (H, W, 3) uint8 RGB
-        Both sides at least 32 px. Not changed.
-    name : str
-        One of `CORRUPTIONS` or `EXTRA_CORRUPTIONS`.
-    severity : float
-        In [0, 5]. 1 to 5 are the published severities, 0 leaves the image as it is, and what
-        lies between interpolates the constants (`jpeg_compression` in whole steps of quality,
-        `color_quant` of levels).
-    rng : Generator
-        Everything random comes from it; see `image_rng`.
-    pixel_scale : float, optional
-        Factor on everything the published constants give in px: radii, displacements, flakes,
-        crystals, clouds. By default ``min(H, W) / 224``, so that a severity looks the same at any
-        size; 1 keeps the published px. Noise and JPEG blocks are of single pixels at any size.
+    Severities 1 to 5 are the published ones, 0 leaves the image as it is, and what lies between
+    interpolates the constants (`jpeg_compression` in whole steps of quality, `color_quant` of
+    levels). Everything random comes from `rng`, see `image_rng`. Values of the new array are cut to
+    whole numbers, not rounded, as in the published data set.
 
-    Returns
-    -------
-    array, (H, W, 3) uint8 RGB
-        A new array. Values are cut to whole numbers, not rounded, as in the published data set.
+    `pixel_scale` is a factor on everything the published constants give in px: radii,
+    displacements, flakes, crystals, clouds. By default it is ``min(H, W) / 224``, so that a
+    severity looks the same at any size; 1 keeps the published px. Noise and JPEG blocks are of
+    single pixels at any size.
 
-    Raises
-    ------
-    ConfigError
-        If the name is unknown, severity or scale are out of range, or `rng` is no generator.
-    ArrayError
-        If the image is not (H, W, 3) uint8 or smaller than 32 px.
+    Raises `ConfigError` for an unknown name, a severity or scale out of range or an `rng` that is
+    no generator, and `ArrayError` for another image.
 
-    Notes
-    -----
     ImageNet-C is made from 224 px images (resized to 256, centre crop). CIFAR-10-C has other
-    constants, for 32 px images; they are not offered here. The extra ones are named as in
-    ImageNet-3DCC, with constants of our own.
+    constants, for 32 px images; they are not offered here.
     """
     _check_image(image, np.uint8)
     _check_request(name, severity, rng=rng, pixel_scale=pixel_scale)
     if severity == 0:
-        unchanged: npt.NDArray[np.uint8] = image.copy()
-        return unchanged
+        return image.copy()
     values: Field = image.astype(np.float32) / np.float32(255)
     corrupted = _corrupted(values, name, float(severity), rng=rng, pixel_scale=pixel_scale)
-    cut: npt.NDArray[np.uint8] = (corrupted * 255 + _CUT_GUARD).astype(np.uint8)
-    return cut
+    return (corrupted * 255 + _CUT_GUARD).astype(np.uint8)
 
 
 def corrupt_float(
@@ -133,25 +112,8 @@ def corrupt_float(
 ) -> Field:
     """Corrupt one frame without rounding it to 8 bits, so that corruptions can be chained.
 
-    Parameters
-    ----------
-    image : array, (H, W, 3) float32 RGB
-        In [0, 1]; both sides at least 32 px. Not changed.
-    name, severity, rng, pixel_scale
-        As for `corrupt`. What codes the image works on 8-bit pixels by nature, and so does
-        `pixelate`.
-
-    Returns
-    -------
-    array, (H, W, 3) float32 RGB
-        A new array in [0, 1].
-
-    Raises
-    ------
-    ConfigError
-        If the name is unknown, severity or scale are out of range, or `rng` is no generator.
-    ArrayError
-        If the image is not (H, W, 3) float32 in [0, 1] or smaller than 32 px.
+    As `corrupt`, of (H, W, 3) float32 RGB in [0, 1], which is what it returns too. What codes the
+    image works on 8-bit pixels by nature, and so does `pixelate`.
     """
     _check_image(image, np.float32)
     low, high = image.min(), image.max()
@@ -162,33 +124,16 @@ def corrupt_float(
         )
     _check_request(name, severity, rng=rng, pixel_scale=pixel_scale)
     if severity == 0:
-        unchanged: Field = image.copy()
-        return unchanged
+        return image.copy()
     return _corrupted(image, name, float(severity), rng=rng, pixel_scale=pixel_scale)
 
 
 def image_rng(seed: int, index: int, name: str) -> np.random.Generator:
-    """Random generator of one image under one corruption.
+    """Random generator of one image, by its index in the data set, under one corruption.
 
-    Parameters
-    ----------
-    seed : int
-        Of the run, at least 0.
-    index : int
-        Of the image in its data set, at least 0.
-    name : str
-        Of the corruption; any name will do.
-
-    Returns
-    -------
-    Generator
-        The same for the same three, whatever the order in which images are visited, and
-        independent of all others. Severity does not enter: a ramp keeps its flakes and clouds.
-
-    Raises
-    ------
-    ConfigError
-        If seed or index is not a whole number of at least 0.
+    The same for the same three, whatever the order in which images are visited, and independent of
+    all others. Severity does not enter: a ramp keeps its flakes and clouds. A seed or index that is
+    no whole number of at least 0 is a `ConfigError`; any name will do.
     """
     for field, value in (("seed", seed), ("index", index)):
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
@@ -208,8 +153,7 @@ def _corrupted(
     """Apply one corruption and bring the result back into [0, 1]."""
     scale = min(values.shape[:2]) / REFERENCE_PX if pixel_scale is None else float(pixel_scale)
     corrupted = _FUNCTIONS[name](np.ascontiguousarray(values), severity, rng=rng, scale=scale)
-    clipped: Field = np.clip(corrupted, 0, 1).astype(np.float32, copy=False)
-    return clipped
+    return np.clip(corrupted, 0, 1).astype(np.float32, copy=False)
 
 
 def _check_image(image: Any, dtype: type[np.generic]) -> None:

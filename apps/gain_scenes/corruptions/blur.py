@@ -44,8 +44,7 @@ def defocus_blur(image: Field, severity: float, *, rng: np.random.Generator, sca
         larger = _disc(int(radius) + 1, sigma)
         margin = (len(larger) - len(kernel)) // 2
         kernel = (1 - share) * np.pad(kernel, margin) + share * larger
-    blurred: Field = cv2.filter2D(image, -1, kernel, borderType=cv2.BORDER_REFLECT_101)
-    return blurred
+    return cv2.filter2D(image, -1, kernel, borderType=cv2.BORDER_REFLECT_101)
 
 
 @lru_cache(maxsize=32)
@@ -69,22 +68,12 @@ def motion_blur(image: Field, severity: float, *, rng: np.random.Generator, scal
 
 
 def line_blur(image: Field, angle: float, *, radius: float, sigma: float) -> Field:
-    """Average an image over its copies shifted along a line.
+    """Average an image, (H, W) or (H, W, C) float32, over its copies shifted along a line.
 
-    Parameters
-    ----------
-    image : array, (H, W) or (H, W, C) float32
-    angle : float
-        Of the line, in rad, from the x axis towards the y axis (down).
-    radius, sigma : float
-        In px. The copies lie 0, 1, .. ``2 * radius`` px away *on one side*, weighted by the
-        falling half of a normal curve, as ImageMagick's motion blur has them; the nearest whole
-        pixel is taken. A fractional radius lets the last copy count in part.
-
-    Returns
-    -------
-    array, shape of `image`, float32
-        Edges are replicated.
+    The angle, in rad, goes from the x axis towards the y axis (down). The copies lie 0, 1, .. ``2 *
+    radius`` px away *on one side*, weighted by the falling half of a normal curve, as ImageMagick's
+    motion blur has them; the nearest whole pixel is taken. A fractional radius lets the last copy
+    count in part. Edges are replicated.
     """
     distance = np.arange(math.ceil(2 * radius) + 1)
     weight = np.exp(-((distance / max(sigma, _LEAST_SIGMA_PX)) ** 2) / 2)
@@ -94,10 +83,9 @@ def line_blur(image: Field, angle: float, *, radius: float, sigma: float) -> Fie
     left, top = columns.min(), rows.min()
     kernel = np.zeros((np.ptp(rows) + 1, np.ptp(columns) + 1), dtype=np.float32)
     np.add.at(kernel, (rows - top, columns - left), weight / weight.sum())
-    blurred: Field = cv2.filter2D(
+    return cv2.filter2D(
         image, -1, kernel, anchor=(int(-left), int(-top)), borderType=cv2.BORDER_REPLICATE
     )
-    return blurred
 
 
 def zoom_blur(image: Field, severity: float, *, rng: np.random.Generator, scale: float) -> Field:
@@ -123,14 +111,13 @@ def enlarged(image: Field, zoom: float) -> Field:
         crop = math.ceil(side / zoom)
         matrix[axis, axis] = (crop - 1) / max(round(crop * zoom) - 1, 1)
         matrix[axis, 2] = (side - crop) // 2
-    result: Field = cv2.warpAffine(
+    return cv2.warpAffine(
         image,
         matrix,
         (width, height),
         flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
         borderMode=cv2.BORDER_REPLICATE,
     )
-    return result
 
 
 Offsets = npt.NDArray[np.int32]
@@ -140,7 +127,9 @@ def glass_blur(image: Field, severity: float, *, rng: np.random.Generator, scale
     """Blur, scatter the pixels, blur."""
     sigma, reach, passes = constants("glass_blur", severity)
     scattered = _gaussian(image, sigma * scale)
-    for share in _shares(passes):
+    whole = int(passes)
+    # For each pass the share of the pixels that it moves.
+    for share in [1.0] * whole + [passes - whole] * (passes > whole):
         margin = math.ceil(reach * scale)
         shape = (max(image.shape[0] - 2 * margin, 0), max(image.shape[1] - 2 * margin, 0))
         down, right = _draw(shape, reach * scale, rng=rng)
@@ -149,12 +138,6 @@ def glass_blur(image: Field, severity: float, *, rng: np.random.Generator, scale
             down[kept] = right[kept] = 0
         scattered = displaced(scattered, down, right)
     return _gaussian(scattered, sigma * scale)
-
-
-def _shares(passes: float) -> list[float]:
-    """One entry per pass: the share of the pixels it moves."""
-    whole = int(passes)
-    return [1.0] * whole + [passes - whole] * (passes > whole)
 
 
 def _draw(
@@ -171,20 +154,11 @@ def _draw(
 
 
 def displaced(image: Field, down: Offsets, right: Offsets) -> Field:
-    """Let every inner pixel, last one first, take over the value at its offset.
+    """Let every inner pixel, last one first, take over the value at its offset, as the loop does.
 
-    Parameters
-    ----------
-    image : array, (H, W, C) float32
-    down, right : array, (h, w) int32
-        Offsets in px of the pixels visited. These lie ``(H - h) / 2 + 1`` rows and
-        ``(W - w) / 2 + 1`` columns from the top left, which is where the published loop has
-        them. No offset may lead outside the image.
-
-    Returns
-    -------
-    array, (H, W, C) float32
-        What the loop over all pixels from the last to the first would leave.
+    The offsets, (h, w) int32 in px, are of the pixels that lie ``(H - h) / 2 + 1`` rows and ``(W -
+    w) / 2 + 1`` columns from the top left, which is where the published loop has them. No offset
+    may lead outside the image, (H, W, C) float32.
     """
     height, width = image.shape[:2]
     top, left = (height - down.shape[0]) // 2 + 1, (width - down.shape[1]) // 2 + 1
@@ -201,8 +175,7 @@ def displaced(image: Field, down: Offsets, right: Offsets) -> Field:
     chain = after.ravel()
     while (unresolved := chain >= size).any():
         chain[unresolved] = chain[chain[unresolved] - size]
-    moved: Field = image.reshape(size, -1)[chain].reshape(image.shape)
-    return moved
+    return image.reshape(size, -1)[chain].reshape(image.shape)
 
 
 def _gaussian(image: Field, sigma: float) -> Field:
@@ -210,5 +183,4 @@ def _gaussian(image: Field, sigma: float) -> Field:
     taps = 2 * int(4 * sigma + 0.5) + 1
     if taps == 1:
         return image
-    blurred: Field = cv2.GaussianBlur(image, (taps, taps), sigma, borderType=cv2.BORDER_REPLICATE)
-    return blurred
+    return cv2.GaussianBlur(image, (taps, taps), sigma, borderType=cv2.BORDER_REPLICATE)

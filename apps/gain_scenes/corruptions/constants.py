@@ -37,10 +37,8 @@ def fit(texture: Field, shape: tuple[int, ...]) -> Field:
     height, width = shape[:2]
     if texture.shape[:2] == (height, width):
         return texture
-    shrinks = texture.shape[0] > height
-    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    resized: Field = cv2.resize(texture, (width, height), interpolation=method)
-    return resized
+    method = cv2.INTER_AREA if texture.shape[0] > height else cv2.INTER_LINEAR
+    return cv2.resize(texture, (width, height), interpolation=method)
 
 
 MAX_SEVERITY = 5
@@ -122,20 +120,7 @@ _TABLES: dict[str, _Rows] = {
 
 
 def constants(name: str, severity: float) -> tuple[float, ...]:
-    """Constants of a corruption at any severity in [0, 5].
-
-    Parameters
-    ----------
-    name : str
-        One of the fifteen or of the extra ones.
-    severity : float
-        In [0, 5]. An integer gives a row of the table.
-
-    Returns
-    -------
-    tuple of float
-        What each is, and its unit, is said beside the table.
-    """
+    """Constants of a corruption at any severity in [0, 5], in the units said beside the table."""
     rows: npt.NDArray[np.float64] = np.asarray(_TABLES[name], dtype=np.float64)
     below = min(int(severity), MAX_SEVERITY - 1)
     share = severity - below

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -42,10 +42,7 @@ def gaussian_noise(
 ) -> Field:
     """Add a normal deviate to every value."""
     (deviation,) = constants("gaussian_noise", severity)
-    noisy: Field = image + np.float32(deviation) * rng.standard_normal(
-        image.shape, dtype=np.float32
-    )
-    return noisy
+    return image + np.float32(deviation) * rng.standard_normal(image.shape, dtype=np.float32)
 
 
 def shot_noise(image: Field, severity: float, *, rng: np.random.Generator, scale: float) -> Field:
@@ -53,8 +50,7 @@ def shot_noise(image: Field, severity: float, *, rng: np.random.Generator, scale
     (noise_at_white,) = constants("shot_noise", severity)
     photons = np.float32(max(noise_at_white, _LEAST_SHOT) ** -2)
     counts = rng.poisson(image * photons).astype(np.float32)
-    noisy: Field = counts / photons
-    return noisy
+    return counts / photons
 
 
 def impulse_noise(
@@ -69,7 +65,6 @@ def impulse_noise(
 
 # Of the encoding of light into pixel values.
 _GAMMA = np.float32(2.2)
-# 1e8 photons at white: noise nobody can see, and a mean that NumPy's Poisson still takes.
 
 
 def low_light(image: Field, severity: float, *, rng: np.random.Generator, scale: float) -> Field:
@@ -89,8 +84,7 @@ def color_quant(image: Field, severity: float, *, rng: np.random.Generator, scal
     (levels,) = constants("color_quant", severity)
     count = round(levels)
     steps = np.minimum(np.floor(image * np.float32(count)), np.float32(count - 1))
-    quantised: Field = steps / np.float32(count - 1)
-    return quantised
+    return steps / np.float32(count - 1)
 
 
 def _exposed(
@@ -105,16 +99,14 @@ def _exposed(
     photons = np.float32(max(shot, _LEAST_SHOT) ** -2)
     counted = rng.poisson(light * photons).astype(np.float32) / photons
     counted += np.float32(read) * rng.standard_normal(image.shape, dtype=np.float32)
-    encoded: Field = np.clip(counted, 0, None) ** (1 / _GAMMA)
-    return encoded
+    return np.clip(counted, 0, None) ** (1 / _GAMMA)
 
 
 def contrast(image: Field, severity: float, *, rng: np.random.Generator, scale: float) -> Field:
     """Draw every value towards the mean of its channel."""
     (share,) = constants("contrast", severity)
     mean = image.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
-    drawn: Field = (image - mean) * np.float32(share) + mean
-    return drawn
+    return (image - mean) * np.float32(share) + mean
 
 
 def elastic_transform(
@@ -140,14 +132,13 @@ def elastic_transform(
         fit(_smooth_noise(shape, sigma, rng=rng), image.shape) * np.float32(ripple * scale)
         for _ in range(2)
     )
-    rippled: Field = cv2.remap(
+    return cv2.remap(
         sheared,
         dx + np.arange(width, dtype=np.float32),
         dy + np.arange(height, dtype=np.float32)[:, None],
         cv2.INTER_LINEAR,
         borderMode=cv2.BORDER_REFLECT,
     )
-    return rippled
 
 
 def _smooth_noise(shape: tuple[int, int], sigma: float, *, rng: np.random.Generator) -> Field:
@@ -170,8 +161,7 @@ def _response(side: int, sigma: float) -> npt.NDArray[np.float64]:
     weights = np.exp(-0.5 * (taps / sigma) ** 2)
     weights[1:] *= 2  # both sides of the middle
     waves = np.cos(np.outer(np.arange(side) * (np.pi / side), taps))
-    response: npt.NDArray[np.float64] = waves @ (weights / weights.sum())
-    return response
+    return waves @ (weights / weights.sum())
 
 
 def pixelate(image: Field, severity: float, *, rng: np.random.Generator, scale: float) -> Field:
@@ -202,8 +192,7 @@ def _pixels(image: Field) -> npt.NDArray[np.uint8]:
 
 def _values(picture: Image.Image) -> Field:
     """Values in [0, 1] of an 8-bit picture."""
-    values: Field = np.asarray(picture, dtype=np.float32) / np.float32(255)
-    return values
+    return np.asarray(picture, dtype=np.float32) / np.float32(255)
 
 
 _QUALITY = 90
@@ -219,8 +208,8 @@ def bit_error(image: Field, severity: float, *, rng: np.random.Generator, scale:
     """
     (share,) = constants("bit_error", severity)
     written = io.BytesIO()
-    pixels = np.rint(image * 255).astype(np.uint8)
-    Image.fromarray(pixels).save(written, "JPEG", quality=_QUALITY, restart_marker_rows=1)
+    picture = Image.fromarray(_pixels(image))
+    picture.save(written, "JPEG", quality=_QUALITY, restart_marker_rows=1)
     clean = np.frombuffer(written.getvalue(), dtype=np.uint8)
     flips = _places(clean, share, rng=rng)
     while True:
@@ -228,9 +217,8 @@ def bit_error(image: Field, severity: float, *, rng: np.random.Generator, scale:
         np.bitwise_xor.at(damaged, flips[:, 0], flips[:, 1].astype(np.uint8))
         _restore_markers(damaged, clean)
         try:
-            with Image.open(io.BytesIO(damaged.tobytes())) as picture:
-                values: Field = np.asarray(picture, dtype=np.float32) / np.float32(255)
-                return values
+            with Image.open(io.BytesIO(damaged.tobytes())) as decoded:
+                return _values(decoded)
         except (OSError, SyntaxError):
             # A decoder that gives up at some damage shows nothing: it is given half of it.
             flips = flips[: len(flips) // 2]
@@ -262,7 +250,8 @@ _NUM_FRAMES = 3
 _FRAMES_PER_SECOND = 25
 # Px per frame of a 224 px image.
 _PAN_PX = 3.0
-_ENCODERS = {"h264": "libx264", "hevc": "libx265"}
+# The encoder and the decoder.
+_CODECS = {"h264": ("libx264", "h264"), "h265": ("libx265", "hevc")}
 # One thread each: the same clip gives the same bits on every machine.
 _SETTINGS = {"preset": "ultrafast", "tune": "zerolatency"}
 _X265 = "log-level=none:pools=none:frame-threads=1"
@@ -272,88 +261,69 @@ _LEAST_SIDE_PX = 64
 Pixels = npt.NDArray[np.uint8]
 
 
-def h264_crf(image: Field, severity: float, *, rng: np.random.Generator, scale: float) -> Field:
-    """H.264 at a constant poor quality."""
-    (factor,) = constants("h264_crf", severity)
-    return _coded(image, "h264", {"crf": f"{factor:.2f}"}, rng=rng, scale=scale)
+def _coded(name: str) -> Callable[..., Field]:
+    """The image as the last frame of a clip that was coded and decoded.
+
+    `crf` is a constant poor quality, `abr` too low a bit rate.
+    """
+    codec, mode = name.split("_")
+    encoder, decoder = _CODECS[codec]
+
+    def corruption(
+        image: Field, severity: float, *, rng: np.random.Generator, scale: float
+    ) -> Field:
+        (value,) = constants(name, severity)
+        height, width = image.shape[:2]
+        angle = rng.uniform(0, 2 * np.pi)
+        step = _PAN_PX * scale * np.array([np.cos(angle), np.sin(angle)])
+        pixels = _padded(_pixels(image))
+        frames = [_moved(pixels, left * step) for left in range(_NUM_FRAMES - 1, -1, -1)]
+        decoded = _decode(_encode(frames, encoder, mode, value), decoder)
+        return decoded[:height, :width].astype(np.float32) / np.float32(255)
+
+    return corruption
 
 
-def h265_crf(image: Field, severity: float, *, rng: np.random.Generator, scale: float) -> Field:
-    """H.265 at a constant poor quality."""
-    (factor,) = constants("h265_crf", severity)
-    return _coded(image, "hevc", {"crf": f"{factor:.2f}"}, rng=rng, scale=scale)
-
-
-def h264_abr(image: Field, severity: float, *, rng: np.random.Generator, scale: float) -> Field:
-    """H.264 at too low a bit rate."""
-    (bits,) = constants("h264_abr", severity)
-    return _coded(image, "h264", {}, bits_per_px=bits, rng=rng, scale=scale)
-
-
-def h265_abr(image: Field, severity: float, *, rng: np.random.Generator, scale: float) -> Field:
-    """H.265 at too low a bit rate."""
-    (bits,) = constants("h265_abr", severity)
-    return _coded(image, "hevc", {}, bits_per_px=bits, rng=rng, scale=scale)
-
-
-def _coded(
-    image: Field,
-    codec: str,
-    quality: Mapping[str, str],
-    *,
-    rng: np.random.Generator,
-    scale: float,
-    bits_per_px: float | None = None,
-) -> Field:
-    """The image as the last frame of a clip that was coded and decoded."""
-    height, width = image.shape[:2]
-    angle = rng.uniform(0, 2 * np.pi)
-    step = _PAN_PX * scale * np.array([np.cos(angle), np.sin(angle)])
-    pixels = _padded(np.rint(image * 255).astype(np.uint8))
-    frames = [_moved(pixels, left * step) for left in range(_NUM_FRAMES - 1, -1, -1)]
-    packets = _encode(frames, codec, quality, bits_per_px=bits_per_px)
-    decoded = _decode(packets, codec)
-    values: Field = decoded[:height, :width].astype(np.float32) / np.float32(255)
-    return values
+h264_crf = _coded("h264_crf")
+h264_abr = _coded("h264_abr")
+h265_crf = _coded("h265_crf")
+h265_abr = _coded("h265_abr")
 
 
 def _padded(pixels: Pixels) -> Pixels:
     """The edge repeated to sides that an encoder takes."""
     height, width = (max(side + side % 2, _LEAST_SIDE_PX) for side in pixels.shape[:2])
     below, right = height - pixels.shape[0], width - pixels.shape[1]
-    padded: Pixels = cv2.copyMakeBorder(pixels, 0, below, 0, right, cv2.BORDER_REPLICATE)
-    return padded
+    return cv2.copyMakeBorder(pixels, 0, below, 0, right, cv2.BORDER_REPLICATE)
 
 
 def _moved(pixels: Pixels, offset: npt.NDArray[np.float64]) -> Pixels:
     """The image moved by (x, y) px, mirrored at its edges."""
     height, width = pixels.shape[:2]
     shift = np.array([[1, 0, offset[0]], [0, 1, offset[1]]], dtype=np.float64)
-    moved: Pixels = cv2.warpAffine(
+    return cv2.warpAffine(
         pixels, shift, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101
     )
-    return moved
 
 
-def _encode(
-    frames: list[Pixels], codec: str, quality: Mapping[str, str], *, bits_per_px: float | None
-) -> list[Any]:
-    """The clip's packets."""
-    context = av.CodecContext.create(_ENCODERS[codec], "w")
+def _encode(frames: list[Pixels], encoder: str, mode: str, value: float) -> list[Any]:
+    """The clip's packets, at a rate factor (`crf`) or at so many bits per px (`abr`)."""
+    context = av.CodecContext.create(encoder, "w")
     height, width = frames[0].shape[:2]
     context.width, context.height, context.pix_fmt = width, height, "yuv420p"
     context.time_base = Fraction(1, _FRAMES_PER_SECOND)
     context.framerate = _FRAMES_PER_SECOND
     context.thread_count = 1
-    options = {**_SETTINGS, **quality}
-    x265 = _X265
-    if bits_per_px is not None:
-        rate = max(int(bits_per_px * width * height * _FRAMES_PER_SECOND), 1000)
+    options, x265 = dict(_SETTINGS), _X265
+    if mode == "crf":
+        options["crf"] = f"{value:.2f}"
+    else:
+        rate = max(int(value * width * height * _FRAMES_PER_SECOND), 1000)
         context.bit_rate = rate
         # x264 keeps to a rate by itself; held to one by a buffer, it leaves small frames grey.
         kilobits = max(rate // 1000, 1)
         x265 += f":vbv-maxrate={kilobits}:vbv-bufsize={max(kilobits // 4, 1)}"
-    if codec == "hevc":
+    if encoder == "libx265":
         options["x265-params"] = x265
     context.options = options
     packets = []
@@ -370,5 +340,4 @@ def _decode(packets: list[Any], codec: str) -> Pixels:
     context.thread_count = 1
     frames = [frame for packet in packets for frame in context.decode(packet)]
     frames += context.decode(None)
-    last: Pixels = frames[-1].to_ndarray(format="rgb24")
-    return last
+    return frames[-1].to_ndarray(format="rgb24")

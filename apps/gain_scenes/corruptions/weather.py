@@ -30,23 +30,12 @@ _START = 100.0
 
 
 def plasma_fractal(size: int, *, decay: float, rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Cloud texture by the diamond-square algorithm with wrapped edges.
+    """Cloud texture by the diamond-square algorithm with wrapped edges, (size, size) float32.
 
-    Parameters
-    ----------
-    size : int
-        Side in px, a power of two.
-    decay : float
-        The wibble, which starts at 100, is divided by `decay` after each octave. The random
-        offset of an octave spans plus or minus the *square* of the wibble, as in the published
-        generator, so an octave is ``decay**2`` times weaker than the one before.
-    rng : Generator
-        Source of the offsets.
-
-    Returns
-    -------
-    array, (size, size) float32
-        In [0, 1], both ends attained; tiles without a seam.
+    The side, in px, is a power of two. The wibble, which starts at 100, is divided by `decay` after
+    each octave. The random offset of an octave spans plus or minus the *square* of the wibble, as
+    in the published generator, so an octave is ``decay**2`` times weaker than the one before. Both
+    ends of [0, 1] are attained, and it tiles without a seam.
     """
     grid = np.zeros((size, size), dtype=np.float32)
     step, wibble = size, _START
@@ -94,22 +83,10 @@ _SOFTNESS_PX = 0.6
 
 
 def frost_texture(height: int, width: int, *, rng: np.random.Generator) -> Field:
-    """A pane of frost.
-
-    Parameters
-    ----------
-    height, width : int
-        Size in px; crystals have the same size in px whatever the pane's.
-    rng : Generator
-        Everything random comes from it.
-
-    Returns
-    -------
-    array, (height, width, 3) float32
-        RGB in [0, 1].
-    """
+    """A pane of frost, (height, width, 3) float32 RGB in [0, 1]; crystals have one size in px."""
     relief = _crystals(height, width, rng)
-    haze = _haze(height, width, rng)
+    # Breath on the pane: how thick the frost is where.
+    haze = _tiled(plasma_fractal(_HAZE_PX, decay=1.55, rng=rng), height, width)
     relief += _rime(height, width, rng) * (1 - relief) * haze
     light = rng.uniform(0, 2 * math.pi)
     slope_x = cv2.Scharr(relief, cv2.CV_32F, 1, 0, scale=1 / 16)
@@ -119,14 +96,12 @@ def frost_texture(height: int, width: int, *, rng: np.random.Generator) -> Field
     contrast = rng.uniform(0.55, 0.85) * (1.15 - level)
     grey = level + contrast * (relief - 0.35) + 0.55 * contrast * (haze - 0.5) + 0.65 * glint
     cast = np.array([0.93, 1.0, 1.05], dtype=np.float32) ** np.float32(rng.uniform(0.6, 2.2))
-    pane: Field = np.clip(grey, 0, 1)[..., None] ** (1 / cast)
-    return pane
+    return np.clip(grey, 0, 1)[..., None] ** (1 / cast)
 
 
-def _haze(height: int, width: int, rng: np.random.Generator) -> Field:
-    """Breath on the pane: how thick the frost is where."""
-    tile = plasma_fractal(_HAZE_PX, decay=1.55, rng=rng)
-    rows, columns = np.arange(height) % _HAZE_PX, np.arange(width) % _HAZE_PX
+def _tiled(tile: Field, height: int, width: int) -> Field:
+    """A square texture without a seam, repeated."""
+    rows, columns = np.arange(height) % len(tile), np.arange(width) % len(tile)
     return tile[rows[:, None], columns]
 
 
@@ -134,8 +109,7 @@ def _rime(height: int, width: int, rng: np.random.Generator) -> Field:
     """Fine grain between the ferns, in about [-0.5, 0.5]."""
     grain = rng.standard_normal((height, width), dtype=np.float32)
     coarse = cv2.GaussianBlur(grain, (0, 0), 2.2)
-    rime: Field = np.float32(0.16) * cv2.GaussianBlur(grain, (0, 0), 0.7) + np.float32(0.3) * coarse
-    return rime
+    return np.float32(0.16) * cv2.GaussianBlur(grain, (0, 0), 0.7) + np.float32(0.3) * coarse
 
 
 def _crystals(height: int, width: int, rng: np.random.Generator) -> Field:
@@ -160,8 +134,7 @@ def _crystals(height: int, width: int, rng: np.random.Generator) -> Field:
     heights = rng.uniform(0.45, 1.0, total)
     for matrix, box, index, top in zip(matrices, _boxes(matrices), which, heights, strict=True):
         _stamp(canvas, sprites[index], matrix=matrix, box=box.tolist(), height=float(top))
-    relief: Field = cv2.GaussianBlur(canvas.astype(np.float32) / 255, (0, 0), _SOFTNESS_PX)
-    return relief
+    return cv2.GaussianBlur(canvas.astype(np.float32) / 255, (0, 0), _SOFTNESS_PX)
 
 
 def _placements(
@@ -267,16 +240,14 @@ def snow(image: Field, severity: float, *, rng: np.random.Generator, scale: floa
     grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]
     whitened = np.maximum(image, 1.5 * grey + np.float32(0.5))
     scene = np.float32(weight) * image + np.float32(1 - weight) * whitened
-    snowed: Field = scene + flakes + flakes[::-1, ::-1]
-    return snowed
+    return scene + flakes + flakes[::-1, ::-1]
 
 
 def frost(image: Field, severity: float, *, rng: np.random.Generator, scale: float) -> Field:
     """Mix in a drawn pane of frost."""
     scene, ice = constants("frost", severity)
     pane = frost_texture(*reference_shape(image.shape, scale), rng=rng)
-    frozen: Field = np.float32(scene) * image + np.float32(ice) * fit(pane, image.shape)
-    return frozen
+    return np.float32(scene) * image + np.float32(ice) * fit(pane, image.shape)
 
 
 def fog(image: Field, severity: float, *, rng: np.random.Generator, scale: float) -> Field:
@@ -285,12 +256,10 @@ def fog(image: Field, severity: float, *, rng: np.random.Generator, scale: float
     height, width = reference_shape(image.shape, scale)
     size = min(1 << (max(height, width) - 1).bit_length(), _LARGEST_FOG_PX)
     plasma = plasma_fractal(size, decay=decay, rng=rng)
-    rows, columns = np.arange(height) % size, np.arange(width) % size
-    clouds = fit(plasma[rows[:, None], columns], image.shape)[..., None]
+    clouds = fit(_tiled(plasma, height, width), image.shape)[..., None]
     brightest = image.max()
     share = brightest / (brightest + np.float32(thickness))
-    fogged: Field = (image + np.float32(thickness) * clouds) * share
-    return fogged
+    return (image + np.float32(thickness) * clouds) * share
 
 
 def brightness(image: Field, severity: float, *, rng: np.random.Generator, scale: float) -> Field:
@@ -303,5 +272,4 @@ def brightness(image: Field, severity: float, *, rng: np.random.Generator, scale
     value = image.max(axis=2, keepdims=True)
     raised = np.minimum(value + np.float32(rise), 1)
     lit = value > 0
-    brighter: Field = np.where(lit, image * (raised / np.where(lit, value, 1)), raised)
-    return brighter
+    return np.where(lit, image * (raised / np.where(lit, value, 1)), raised)

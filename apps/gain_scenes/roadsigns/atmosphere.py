@@ -27,31 +27,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
-    """Strengths of everything that can degrade a picture, each 0 (absent) to 1 (full).
-
-    Attributes
-    ----------
-    fog, rain, snow : float
-        In the air, and for snow also on the plates and the ground.
-    dark : float
-        Missing _daylight; the camera's gain and noise rise with it.
-    beam : float
-        Own headlights: plates throw them back.
-    sun : float
-        A low sun ahead: glare, veil, and plates seen against the light.
-    dirt, blur, bitrate : float
-        Smears on the lens, motion during the exposure, a starved video encoder.
-    """
+    """Strengths of everything that can degrade a picture, each 0 (absent) to 1 (full)."""
 
     fog: float = 0.0
     rain: float = 0.0
-    snow: float = 0.0
-    dark: float = 0.0
-    beam: float = 0.0
-    sun: float = 0.0
-    dirt: float = 0.0
-    blur: float = 0.0
-    bitrate: float = 0.0
+    snow: float = 0.0  # in the air, on the plates and on the ground
+    dark: float = 0.0  # missing daylight; the camera's gain and noise rise with it
+    beam: float = 0.0  # own headlights: plates throw them back
+    sun: float = 0.0  # low and ahead: glare, veil, and plates seen against the light
+    dirt: float = 0.0  # smears on the lens
+    blur: float = 0.0  # motion during the exposure
+    bitrate: float = 0.0  # a starved video encoder
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -110,19 +96,9 @@ _LULL = 0.75
 class Route:
     """Which weather each frame of a drive has.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Conditions in the order in which they are met, each for an equal share of the drive.
-    num_frames : int
-        Length of the drive.
-    seed : int
-        Decides how the strength wanders.
-
-    Raises
-    ------
-    ConfigError
-        If a name is unknown, there is none, or the drive has fewer frames than conditions.
+    The conditions are met in order, each for an equal share of the drive; the seed decides how
+    their strength wanders. Raises `ConfigError` if a name is unknown, there is none, or the drive
+    has fewer frames than conditions.
     """
 
     def __init__(self, names: Sequence[str], num_frames: int, /, *, seed: int) -> None:
@@ -184,16 +160,14 @@ def transmittance(depth_m: Vector | float, weather: Weather, /) -> Vector:
     extinction = (
         FOG_PER_M * weather.fog + RAIN_PER_M * weather.rain + SNOW_PER_M * weather.snow + 0.0004
     )
-    result: Vector = np.exp(np.asarray(depth_m, np.float32) * np.float32(-extinction))
-    return result
+    return np.exp(np.asarray(depth_m, np.float32) * np.float32(-extinction))
 
 
 def _daylight(weather: Weather) -> Vector:
     """Factors on red, green and blue of what only the sky lights."""
     dusk = np.array([0.10, 0.12, 0.17], np.float32)
     rainy = np.float32(1.0 - 0.35 * weather.rain)
-    result: Vector = rainy * (1.0 - weather.dark + dusk * weather.dark * (1.25 - weather.dark))
-    return result
+    return rainy * (1.0 - weather.dark + dusk * weather.dark * (1.25 - weather.dark))
 
 
 def fog_color(weather: Weather, /) -> Vector:
@@ -204,18 +178,12 @@ def fog_color(weather: Weather, /) -> Vector:
 def light_on(depth_m: float, weather: Weather, /, *, returned: float = 0.0) -> Vector:
     """Factors on red, green and blue of an upright thing at a depth.
 
-    Parameters
-    ----------
-    depth_m : float
-    weather : Weather
-    returned : float
-        How strongly it throws the headlights back; 0.2 to 2 for a plate, 0.1 for a tree.
+    `returned` is how strongly it throws the headlights back: 0.2 to 2 for a plate, 0.1 for a tree.
     """
     against = 1.0 - 0.4 * weather.sun
     beam = weather.beam * returned * 1.9 * np.exp(-max(depth_m - 6.0, 0.0) / 13.0)
     warm = np.array([1.0, 0.94, 0.78], np.float32)
-    result: Vector = _daylight(weather) * np.float32(against) + warm * np.float32(beam)
-    return result
+    return _daylight(weather) * np.float32(against) + warm * np.float32(beam)
 
 
 class Atmosphere:
@@ -251,11 +219,9 @@ class Atmosphere:
         """Daylight and headlights on the sky and the ground."""
         sky = _daylight(weather) * np.float32(1.0 - 0.25 * weather.sun)
         if weather.beam == 0.0:
-            bright = bool(np.all(sky == 1.0))
-            return image if bright else _affine(image, sky, np.zeros(3, np.float32))
+            return image if np.all(sky == 1.0) else _affine(image, sky, np.zeros(3, np.float32))
         lit = self._part("beam", window)[..., None] * np.float32(0.75 / 255.0 * weather.beam)
-        result: Image = np.clip(image * (sky + lit), 0, 255).astype(np.uint8)
-        return result
+        return np.clip(image * (sky + lit), 0, 255).astype(np.uint8)
 
     def veil(self, image: Image, window: Window, weather: Weather, /, *, rng: Generator) -> Image:
         """Everything between the scene and the file, in the order in which light meets it."""
@@ -277,17 +243,13 @@ class Atmosphere:
     def _dazzle(self, image: Image, window: Window, strength: float) -> Image:
         veil = np.array([36.0, 30.0, 20.0], np.float32) * np.float32(strength)
         hazy = _affine(image, np.full(3, 1.0 - 0.3 * strength, np.float32), veil)
-        result: Image = cv2.add(
-            hazy, cv2.convertScaleAbs(self._part("sun", window), alpha=strength)
-        )
-        return result
+        return cv2.add(hazy, cv2.convertScaleAbs(self._part("sun", window), alpha=strength))
 
     def _rain(self, image: Image, window: Window, weather: Weather, rng: Generator) -> Image:
         soft = cv2.GaussianBlur(image, (0, 0), 0.3 + 1.2 * weather.rain)
         streaks = self._anywhere("streaks", window, rng)
         glint = 0.25 + 0.45 * float(_daylight(weather)[1])
-        result: Image = cv2.add(soft, cv2.convertScaleAbs(streaks, alpha=weather.rain * glint))
-        return result
+        return cv2.add(soft, cv2.convertScaleAbs(streaks, alpha=weather.rain * glint))
 
     def _snow(self, image: Image, window: Window, weather: Weather, rng: Generator) -> Image:
         flakes = self._anywhere("flakes", window, rng)
@@ -295,8 +257,7 @@ class Atmosphere:
         keep = cv2.subtract(np.full_like(white, 255), white)
         dimmed = cv2.multiply(image, keep, scale=1.0 / 255.0)
         bright = cv2.convertScaleAbs(white, alpha=0.3 + 0.62 * float(_daylight(weather)[1]))
-        result: Image = cv2.add(dimmed, bright)
-        return result
+        return cv2.add(dimmed, bright)
 
     def _dirty(self, image: Image, window: Window, strength: float) -> Image:
         soft = cv2.GaussianBlur(image, (0, 0), 0.4 + 3.2 * strength)
@@ -306,8 +267,7 @@ class Atmosphere:
         film = amount * np.float32(strength / 255.0)
         mud = np.empty_like(image)
         mud[:] = _MUD
-        result: Image = cv2.blendLinear(mixed, mud, 1.0 - film, film)
-        return result
+        return cv2.blendLinear(mixed, mud, 1.0 - film, film)
 
     def _sense(self, image: Image, window: Window, weather: Weather, rng: Generator) -> Image:
         """The camera turns its gain up in the dark and the noise with it."""
@@ -316,16 +276,14 @@ class Atmosphere:
             image = _affine(image, gain, np.full(3, 3.0, np.float32))
         sigma = 2.0 + 34.0 * weather.dark**1.5 + 3.0 * weather.rain
         noise = self._anywhere("noise", window, rng)
-        result: Image = cv2.addWeighted(image, 1.0, noise, sigma / 32.0, -128.0 * sigma / 32.0)
-        return result
+        return cv2.addWeighted(image, 1.0, noise, sigma / 32.0, -128.0 * sigma / 32.0)
 
 
 def _affine(image: Image, factors: Vector, offsets: Vector) -> Image:
     """Multiply and shift each channel, by table."""
     levels = np.arange(256, dtype=np.float32)[:, None]
     table = np.clip(levels * factors + offsets, 0, 255).astype(np.uint8)
-    result: Image = cv2.LUT(image, table[None])
-    return result
+    return cv2.LUT(image, table[None])
 
 
 def _glow(image: Image, strength: float) -> Image:
@@ -333,8 +291,7 @@ def _glow(image: Image, strength: float) -> Image:
     small = cv2.resize(image, None, fx=0.25, fy=0.25, interpolation=cv2.INTER_AREA)
     bright = cv2.GaussianBlur(cv2.subtract(small, (150, 150, 150, 0)), (0, 0), 2.2)
     halo = cv2.resize(bright, (image.shape[1], image.shape[0]), interpolation=cv2.INTER_LINEAR)
-    result: Image = cv2.add(image, cv2.convertScaleAbs(halo, alpha=1.2 * strength))
-    return result
+    return cv2.add(image, cv2.convertScaleAbs(halo, alpha=1.2 * strength))
 
 
 def _move(image: Image, strength: float, rng: Generator) -> Image:
@@ -346,8 +303,7 @@ def _move(image: Image, strength: float, rng: Generator) -> Image:
     dx, dy = length / 2 * np.cos(angle), length / 2 * np.sin(angle)
     ends = np.rint(np.array([[reach - dx, reach - dy], [reach + dx, reach + dy]]) * 16).astype(int)
     cv2.line(kernel, tuple(map(int, ends[0])), tuple(map(int, ends[1])), 1.0, 1, cv2.LINE_AA, 4)
-    blurred: Image = cv2.filter2D(image, -1, kernel / kernel.sum())
-    return blurred
+    return cv2.filter2D(image, -1, kernel / kernel.sum())
 
 
 def _encode(image: Image, strength: float) -> Image:
@@ -359,8 +315,7 @@ def _encode(image: Image, strength: float) -> Image:
     quality = round(60 - 53 * strength)
     _, packed = cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, quality])
     coarse = cv2.cvtColor(cv2.imdecode(packed, cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
-    result: Image = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR)
-    return result
+    return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR)
 
 
 def _streaks(rng: Generator) -> Image:
@@ -391,14 +346,12 @@ def _flakes(rng: Generator) -> Image:
 def _smear(rng: Generator) -> Image:
     """How thick the dirt on the lens is, as large as the frame."""
     shape = (HEIGHT_PX, WIDTH_PX)
-    thick = 0.6 * smooth_noise(rng, (HEIGHT_PX, WIDTH_PX), cells=9)
-    thick += 0.5 * smooth_noise(rng, (HEIGHT_PX, WIDTH_PX), cells=26)
+    thick = 0.6 * smooth_noise(rng, shape, cells=9) + 0.5 * smooth_noise(rng, shape, cells=26)
     layer = np.clip((thick - 0.14) * 260, 0, 190).astype(np.uint8)
     for _ in range(420):
         x, y = int(rng.uniform(0, shape[1])), int(rng.uniform(0, shape[0]))
         cv2.circle(layer, (x, y), int(rng.uniform(2, 11)), float(rng.uniform(120, 255)), -1)
-    result: Image = cv2.GaussianBlur(layer, (0, 0), 2.5)
-    return result
+    return cv2.GaussianBlur(layer, (0, 0), 2.5)
 
 
 def _beam(_: Generator) -> Image:
@@ -406,8 +359,7 @@ def _beam(_: Generator) -> Image:
     y, x = np.mgrid[0:HEIGHT_PX, 0:WIDTH_PX].astype(np.float32)
     across = np.exp(-(((x - 690) / (260 + 0.4 * np.maximum(y - 340, 0))) ** 2))
     down = np.exp(-(((y - 470) / 130) ** 2)) * (y > 330) + np.exp(-(((y - 330) / 40) ** 2)) * 0.12
-    result: Image = np.clip(255.0 * across * down, 0, 255).astype(np.uint8)
-    return result
+    return np.clip(255.0 * across * down, 0, 255).astype(np.uint8)
 
 
 def _sun(rng: Generator) -> Image:
@@ -418,8 +370,7 @@ def _sun(rng: Generator) -> Image:
     level = 255 * np.exp(-((distance / 46) ** 2)) + 150 * np.exp(-distance / 150)
     level += 60 * np.exp(-distance / 420)
     glare = level[..., None] * np.array([1.0, 0.84, 0.56], np.float32)
-    result: Image = np.clip(glare, 0, 255).astype(np.uint8)
-    return result
+    return np.clip(glare, 0, 255).astype(np.uint8)
 
 
 def _noise(rng: Generator) -> Image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
@@ -82,6 +83,7 @@ def _number(canvas: Canvas, number: str, color: Color) -> None:
 
 
 def _end(number: str, canvas: Canvas) -> None:
+    """A grey rim about a struck number, redrawn over the strokes that reach beyond it."""
     _disc(canvas, 49, GREY)
     _disc(canvas, 47.5, WHITE)
     if number:
@@ -90,11 +92,6 @@ def _end(number: str, canvas: Canvas) -> None:
         canvas.stroke(
             [(18 + shift, 82 + shift * 0.6), (82 + shift, 18 + shift * 0.6)], BLACK, width=2.6
         )
-    _rim(canvas)
-
-
-def _rim(canvas: Canvas) -> None:
-    """Redraw the rim over figures that reach beyond it."""
     for start in range(0, 360, 90):
         rim = arc((50, 50), (48.2, 48.2), (start, start + 90), num_points=30)
         canvas.stroke(rim, GREY, width=2.4)
@@ -109,10 +106,6 @@ def _forbidden(figure: Figure, size: float, canvas: Canvas) -> None:
     """A prohibition with a red bar across its figure."""
     _prohibition(figure, size, canvas)
     canvas.stroke([(23, 23), (77, 77)], RED, width=8)
-
-
-def _no_vehicles(canvas: Canvas) -> None:
-    _ring(canvas)
 
 
 def _no_overtaking(canvas: Canvas) -> None:
@@ -154,18 +147,6 @@ def _triangle(canvas: Canvas, corners: tuple[Point, ...]) -> None:
 def _warning(figure: Figure, size: float, canvas: Canvas) -> None:
     _triangle(canvas, TRIANGLE)
     figure(Pen(canvas=canvas, center=(50, 61.5), size=size))
-
-
-def _curve(mirror: bool, canvas: Canvas) -> None:
-    _triangle(canvas, TRIANGLE)
-    pen = Pen(canvas=canvas, center=(50, 61.5), size=42, mirror=mirror)
-    pictograms.arrow(pen, (68, 100), (68, 64), (34, 12), width=15, head=38)
-
-
-def _double_curve(canvas: Canvas) -> None:
-    _triangle(canvas, TRIANGLE)
-    pen = Pen(canvas=canvas, center=(50, 61.5), size=42)
-    pictograms.arrow(pen, (62, 104), (62, 82), (34, 60), (62, 36), (48, 0), width=14, head=34)
 
 
 def _yield(canvas: Canvas) -> None:
@@ -221,29 +202,22 @@ def _dead_end(canvas: Canvas) -> None:
         canvas.stroke(line, WHITE, width=2)
 
 
-def _straight(pen: Pen) -> None:
-    pictograms.arrow(pen, (50, 98), (50, 2), width=15, head=40)
+def _arrow(*path: Point, width: float, head: float) -> Figure:
+    return lambda pen: pictograms.arrow(pen, *path, width=width, head=head)
 
 
-def _turn(pen: Pen) -> None:
-    pictograms.arrow(pen, (66, 98), (66, 44), (6, 44), width=15, head=38)
-
-
-def _bent(pen: Pen) -> None:
-    pictograms.arrow(pen, (66, 96), (66, 36), (8, 36), width=14, head=36)
+_straight = _arrow((50, 98), (50, 2), width=15, head=40)
+_turn = _arrow((66, 98), (66, 44), (6, 44), width=15, head=38)
+_bent = _arrow((66, 96), (66, 36), (8, 36), width=14, head=36)
+_curve = _arrow((68, 100), (68, 64), (34, 12), width=15, head=38)
+_double_curve = _arrow((62, 104), (62, 82), (34, 60), (62, 36), (48, 0), width=14, head=34)
+_keep = _arrow((84, 12), (14, 86), width=17, head=44)
+_one_way = _arrow((50, 100), (50, 0), width=20, head=48)
 
 
 def _straight_or_turn(pen: Pen) -> None:
     pictograms.arrow(pen, (66, 100), (66, 0), width=14, head=36)
     pictograms.arrow(pen, (66, 62), (4, 62), width=14, head=36)
-
-
-def _keep(pen: Pen) -> None:
-    pictograms.arrow(pen, (84, 12), (14, 86), width=17, head=44)
-
-
-def _one_way(pen: Pen) -> None:
-    pictograms.arrow(pen, (50, 100), (50, 0), width=20, head=48)
 
 
 _SPEEDS = (20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130)
@@ -257,10 +231,10 @@ _DESIGNS: dict[str, Draw] = {
     "no overtaking": _no_overtaking,
     "end of restrictions": partial(_end, ""),
     "end of speed limit 80": partial(_end, "80"),
-    "no vehicles": _no_vehicles,
+    "no vehicles": _ring,
     "no trucks": partial(_prohibition, pictograms.truck, 54),
     "no left turn": partial(_forbidden, _bent, 50),
-    "no right turn": partial(_forbidden, lambda pen: _bent(_mirrored(pen)), 50),
+    "no right turn": partial(_forbidden, lambda pen: _bent(replace(pen, mirror=True)), 50),
     "no U-turn": partial(_forbidden, pictograms.u_turn, 52),
     "straight only": partial(_mandatory, _straight, 68, False),
     "left only": partial(_mandatory, _turn, 70, False),
@@ -271,9 +245,9 @@ _DESIGNS: dict[str, Draw] = {
     "keep right": partial(_mandatory, _keep, 66, True),
     "roundabout": partial(_mandatory, pictograms.roundabout, 72, False),
     "danger": partial(_warning, pictograms.exclamation, 42),
-    "curve left": partial(_curve, False),
-    "curve right": partial(_curve, True),
-    "double curve": _double_curve,
+    "curve left": partial(_warning, _curve, 42),
+    "curve right": partial(_warning, lambda pen: _curve(replace(pen, mirror=True)), 42),
+    "double curve": partial(_warning, _double_curve, 42),
     "bumps": partial(_warning, pictograms.bumps, 42),
     "slippery road": partial(_warning, pictograms.skidding_car, 48),
     "road narrows": partial(_warning, pictograms.narrowing, 42),
@@ -295,31 +269,10 @@ _DESIGNS: dict[str, Draw] = {
 LABELS: tuple[str, ...] = tuple(_DESIGNS)
 
 
-def _mirrored(pen: Pen) -> Pen:
-    return Pen(
-        canvas=pen.canvas, color=pen.color, center=pen.center, size=pen.size, mirror=not pen.mirror
-    )
-
-
 def draw_sign(class_index: int, /, *, size_px: int = TEXTURE_PX) -> npt.NDArray[np.uint8]:
-    """Draw one sign, upright and evenly lit.
+    """Draw the sign of a position in `LABELS`, upright and evenly lit, (size_px, size_px, 4) uint8.
 
-    Parameters
-    ----------
-    class_index : int
-        Position in `LABELS`.
-    size_px : int
-        Side of the picture.
-
-    Returns
-    -------
-    array, (size_px, size_px, 4) uint8
-        RGB multiplied by coverage, and coverage.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such class.
+    That is RGB multiplied by coverage, and coverage. Another class is a `ConfigError`.
     """
     if not 0 <= class_index < len(LABELS):
         raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import cv2
@@ -65,16 +65,13 @@ class Canvas:
 
     def __init__(self, size_px: int, /) -> None:
         self.size_px = size_px
-        self._scale = size_px * SUPERSAMPLE / UNITS
         side = size_px * SUPERSAMPLE
+        self._scale = side / UNITS
         self._colors = np.zeros((side, side, 3), np.uint8)
         self._mask = np.zeros((side, side), np.uint8)
 
     def _fixed(self, points: Sequence[Point]) -> npt.NDArray[np.int32]:
-        result: npt.NDArray[np.int32] = np.rint(
-            np.asarray(points, np.float64) * (self._scale * 2**SHIFT)
-        ).astype(np.int32)
-        return result
+        return np.rint(np.asarray(points, np.float64) * (self._scale * 2**SHIFT)).astype(np.int32)
 
     def silhouette(self, points: Sequence[Point], /) -> None:
         """Add a polygon to the coverage mask."""
@@ -121,16 +118,8 @@ def _segment(start: Point, stop: Point, width: float) -> list[Point]:
 class Pen:
     """Draws in one colour in its own 100 x 100 coordinates, placed in a box of a canvas.
 
-    Attributes
-    ----------
-    canvas : Canvas
-    color : RGB
-    center : (x, y)
-        Where the pen's (50, 50) lies on the canvas.
-    size : float
-        Side of the pen's box in units of the canvas.
-    mirror : bool
-        Whether left and right are exchanged.
+    Its (50, 50) lies at `center`; `size` is the side of the box in units of the canvas; `mirror`
+    exchanges left and right.
     """
 
     canvas: Canvas
@@ -167,13 +156,7 @@ class Pen:
 
     def inked(self, color: Color, /) -> Pen:
         """The same pen in another colour."""
-        return Pen(
-            canvas=self.canvas,
-            color=color,
-            center=self.center,
-            size=self.size,
-            mirror=self.mirror,
-        )
+        return replace(self, color=color)
 
 
 # Each glyph is a list of centre lines in a 1 x 1 box, y down.
@@ -230,20 +213,10 @@ def write(
     glyph_width: float,
     weight: float,
 ) -> None:
-    """Write a line of text.
+    """Write a line of text, digits and the letters of STOP and P, about a centre.
 
-    Parameters
-    ----------
-    canvas : Canvas
-    text : str
-        Digits and the letters of STOP and P.
-    color : RGB
-    center : (x, y)
-        Middle of the text.
-    height, glyph_width : float
-        Size of the centre lines of a glyph, in units of the canvas.
-    weight : float
-        Stroke width.
+    Height and width are of the centre lines of a glyph, the weight is of the stroke, all in units
+    of the canvas.
     """
     gap = weight * 1.55
     widths = [glyph_width * _NARROW.get(letter, 1.0) for letter in text]
@@ -305,15 +278,7 @@ def children(pen: Pen, /) -> None:
     for center, size in (((28.0, 44.0), 88.0), ((76.0, 56.0), 66.0)):
         x = pen.center[0] + (center[0] - 50) * pen.size / 100 * (-1 if pen.mirror else 1)
         y = pen.center[1] + (center[1] - 50) * pen.size / 100
-        child(
-            Pen(
-                canvas=pen.canvas,
-                color=pen.color,
-                center=(x, y),
-                size=size * pen.size / 100,
-                mirror=pen.mirror,
-            )
-        )
+        child(replace(pen, center=(x, y), size=size * pen.size / 100))
 
 
 def cyclist(pen: Pen, /) -> None:
@@ -372,21 +337,10 @@ def car_front(pen: Pen, /) -> None:
 
 def skidding_car(pen: Pen, /) -> None:
     """A car seen from behind above the tracks of its tyres."""
-    car = Pen(
-        canvas=pen.canvas,
-        color=pen.color,
-        center=(pen.center[0], pen.center[1] - 0.22 * pen.size),
-        size=pen.size * 0.62,
-    )
-    car_front(car)
+    above = (pen.center[0], pen.center[1] - 0.22 * pen.size)
+    car_front(replace(pen, center=above, size=pen.size * 0.62))
     for shift in (-19, 19):
-        pen.stroke(
-            7.5,
-            (50 + shift, 56),
-            (60 + shift, 66),
-            (44 + shift, 80),
-            (54 + shift, 97),
-        )
+        pen.stroke(7.5, *((x + shift, y) for x, y in ((50, 56), (60, 66), (44, 80), (54, 97))))
 
 
 def truck(pen: Pen, /) -> None:
@@ -459,13 +413,8 @@ def u_turn(pen: Pen, /) -> None:
 
 def crossing(pen: Pen, /) -> None:
     """A person on the stripes of a crossing."""
-    person = Pen(
-        canvas=pen.canvas,
-        color=pen.color,
-        center=(pen.center[0], pen.center[1] - 0.06 * pen.size),
-        size=pen.size * 0.72,
-    )
-    walker(person)
+    above = (pen.center[0], pen.center[1] - 0.06 * pen.size)
+    walker(replace(pen, center=above, size=pen.size * 0.72))
     for x in (2, 22, 42, 62, 82):
         pen.polygon((x + 3, 80), (x + 13, 80), (x + 17, 100), (x + 2, 100))
 

@@ -26,18 +26,7 @@ Picture = npt.NDArray[np.float32]
 
 
 def backdrop(size_px: int, rng: Generator, /) -> npt.NDArray[np.uint8]:
-    """A square piece of roadside.
-
-    Parameters
-    ----------
-    size_px : int
-    rng : numpy Generator
-        Advanced; decides the kind of scene and everything in it.
-
-    Returns
-    -------
-    array, (size_px, size_px, 3) uint8 RGB
-    """
+    """A square piece of roadside, (size_px, size_px, 3) uint8 RGB; the generator decides it all."""
     kinds = (_sky, _foliage, _asphalt, _building, _bokeh)
     picture = kinds[rng.choice(5, p=(0.28, 0.3, 0.1, 0.2, 0.12))](size_px, rng)
     if rng.random() < 0.35:
@@ -65,13 +54,12 @@ def _sky(size: int, rng: Generator) -> Picture:
     ramp = np.broadcast_to(np.linspace(0, 1, size, dtype=np.float32)[:, None], (size, size))
     picture = _mix(top, low, ramp * np.float32(rng.uniform(0.3, 1.0)))
     clouds = smooth_noise(rng, (size, size), cells=int(rng.integers(2, 6)))
-    result: Picture = (
+    return (
         _mix(0, 1, np.clip(clouds * 1.6 - 0.7, 0, 1))
         * (244 - picture)
         * np.float32(rng.uniform(0.0, 0.9))
         + picture
     )
-    return result
 
 
 def _foliage(size: int, rng: Generator) -> Picture:
@@ -125,8 +113,7 @@ def _bokeh(size: int, rng: Generator) -> Picture:
         blob = picture.copy()
         cv2.circle(blob, (int(center[0]), int(center[1])), radius, tuple(map(float, color)), -1)
         picture = picture * 0.55 + blob * 0.45
-    result: Picture = cv2.GaussianBlur(picture, (0, 0), float(max(size * 0.02, 0.5)))
-    return result
+    return cv2.GaussianBlur(picture, (0, 0), float(max(size * 0.02, 0.5)))
 
 
 def _post(picture: Picture, rng: Generator) -> None:
@@ -146,21 +133,10 @@ SMALLEST_MIP_PX = 16
 def corners(
     center: tuple[float, float], half_px: float, /, *, yaw: float, pitch: float, roll: float
 ) -> npt.NDArray[np.float32]:
-    """Project the corners of a square plate.
+    """Project the corners of a square plate, (4, 2) float32: clockwise from the top left.
 
-    Parameters
-    ----------
-    center : (x, y)
-        Middle of the plate in px.
-    half_px : float
-        Half its side, seen straight on.
-    yaw, pitch, roll : float
-        Turn about the vertical, the horizontal and the line of sight, in degrees.
-
-    Returns
-    -------
-    array, (4, 2) float32
-        Top left, top right, bottom right, bottom left.
+    Centre and half the side, seen straight on, are in px; yaw, pitch and roll turn it about the
+    vertical, the horizontal and the line of sight, in degrees.
     """
     cy, sy = np.cos(np.radians(yaw)), np.sin(np.radians(yaw))
     cp, sp = np.cos(np.radians(pitch)), np.sin(np.radians(pitch))
@@ -190,22 +166,16 @@ def mip(class_index: int, size_px: int, /) -> npt.NDArray[np.uint8]:
         return texture(class_index)
     small = cv2.resize(texture(class_index), (size_px, size_px), interpolation=cv2.INTER_AREA)
     small.setflags(write=False)
-    result: npt.NDArray[np.uint8] = small
-    return result
+    return small
 
 
 def paint(
     image: npt.NDArray[np.uint8], plate: npt.NDArray[np.uint8], quad: npt.NDArray[np.float32], /
 ) -> None:
-    """Paint a plate into a picture, in place.
+    """Paint a plate into a picture, (H, W, 3) uint8, in place.
 
-    Parameters
-    ----------
-    image : array, (H, W, 3) uint8
-    plate : array, (S, S, 4) uint8
-        Colours multiplied by coverage, and coverage.
-    quad : array, (4, 2) float32
-        Where its corners go, as `corners` orders them; parts outside the picture are cut.
+    The plate, (S, S, 4) uint8, has colours multiplied by coverage, and coverage. Its corners go to
+    `quad`, (4, 2) float32, as `corners` orders them; parts outside the picture are cut.
     """
     height, width = image.shape[:2]
     left, top = np.maximum(np.floor(quad.min(axis=0)).astype(int) - 1, 0)
@@ -237,23 +207,10 @@ def render_sample(
 ) -> Image:
     """Draw one picture of a sign: its pose, wear, surroundings, light, camera and distance vary.
 
-    There is no weather and no night here; `drive` has those.
-
-    Parameters
-    ----------
-    class_index : int
-        Position in `LABELS`.
-    rng : numpy Generator
-        Advanced; the same generator state gives the same picture.
-    size_px : int
-        Side of the result. The picture is taken at 28 to 112 px and resized, so that far signs
-        are as coarse as they are in a real crop.
-    severity : float
-        Scales wear, pose and light; 1 is the everyday roadside.
-
-    Returns
-    -------
-    array, (size_px, size_px, 3) uint8 RGB
+    There is no weather and no night here; a drive has those. The same generator state gives the
+    same picture, (size_px, size_px, 3) uint8 RGB. It is taken at 28 to 112 px and resized, so that
+    far signs are as coarse as they are in a real crop. The severity scales wear, pose and light; 1
+    is the everyday roadside.
     """
     taken_px = round(float(np.exp(rng.uniform(np.log(FARTHEST_PX), np.log(NEAREST_PX)))))
     image = backdrop(taken_px, rng)
@@ -271,8 +228,7 @@ def render_sample(
     paint(image, plate, quad)
     image = _exposed(image, rng, severity)
     filter_ = cv2.INTER_AREA if taken_px > size_px else cv2.INTER_CUBIC
-    result: Image = cv2.resize(image, (size_px, size_px), interpolation=filter_)
-    return result
+    return cv2.resize(image, (size_px, size_px), interpolation=filter_)
 
 
 def render_labelled(
@@ -300,5 +256,4 @@ def _exposed(image: Image, rng: Generator, severity: float) -> Image:
         picture = cv2.GaussianBlur(picture, (0, 0), float(sigma_px))
     sigma = np.float32(severity * rng.uniform(0.5, 7.0))
     picture += rng.standard_normal(picture.shape, dtype=np.float32) * sigma
-    result: Image = np.clip(picture, 0.0, 255.0).astype(np.uint8)
-    return result
+    return np.clip(picture, 0.0, 255.0).astype(np.uint8)

@@ -34,29 +34,15 @@ def smooth_noise(
 ) -> npt.NDArray[np.float32]:
     """Smooth random heights, (H, W) float32 around 0 to 1, with about `cells` bumps per side."""
     coarse = rng.random((cells, cells), dtype=np.float32)
-    smooth: npt.NDArray[np.float32] = cv2.resize(
-        coarse, (shape[1], shape[0]), interpolation=cv2.INTER_CUBIC
-    )
-    return smooth
+    return cv2.resize(coarse, (shape[1], shape[0]), interpolation=cv2.INTER_CUBIC)
 
 
 def weathered(
     plate: npt.NDArray[np.uint8], rng: Generator, /, *, severity: float = 1.0
 ) -> npt.NDArray[np.uint8]:
-    """Give a sign's plate its own history.
+    """Give a sign's plate, (S, S, 4) uint8 of colours multiplied by coverage, its own history.
 
-    Parameters
-    ----------
-    plate : array, (S, S, 4) uint8
-        Colours multiplied by coverage, and coverage; read only.
-    rng : numpy Generator
-        Advanced.
-    severity : float
-        0 leaves the plate as new, 1 is the everyday roadside.
-
-    Returns
-    -------
-    array, (S, S, 4) uint8
+    A severity of 0 leaves the plate as new, 1 is the everyday roadside.
     """
     size = plate.shape[0]
     coverage = plate[..., 3:].astype(np.float32) / 255.0
@@ -85,8 +71,7 @@ def _dirty(
     noise = smooth_noise(rng, colors.shape[:2], cells=int(rng.integers(4, 9)))
     amount = np.clip((noise - rng.uniform(0.45, 0.7)) * 2.0, 0.0, 1.0)
     amount = amount[..., None] * np.float32(severity * rng.uniform(0.2, 0.7))
-    result: npt.NDArray[np.float32] = colors * (1.0 - amount) + _DIRT * coverage * amount
-    return result
+    return colors * (1.0 - amount) + _DIRT * coverage * amount
 
 
 def _shadow(size: int, rng: Generator) -> npt.NDArray[np.float32]:
@@ -96,8 +81,7 @@ def _shadow(size: int, rng: Generator) -> npt.NDArray[np.float32]:
     distance = ramp * np.float32(np.cos(angle)) + ramp[:, None] * np.float32(np.sin(angle))
     soft = np.float32(rng.uniform(0.04, 0.2))
     inside = np.clip((distance - np.float32(rng.uniform(-0.6, 0.6))) / soft, 0.0, 1.0)
-    shaded: npt.NDArray[np.float32] = (1.0 - inside * np.float32(rng.uniform(0.3, 0.6)))[..., None]
-    return shaded
+    return (1.0 - inside * np.float32(rng.uniform(0.3, 0.6)))[..., None]
 
 
 def _stick(worn: npt.NDArray[np.float32], rng: Generator) -> None:
@@ -240,8 +224,7 @@ def _fold(lateral_m: Picture) -> Picture:
 def _along(tile: Image, blur: int) -> Image:
     """The tile blurred along the road, and one row more so that it can be repeated."""
     tall = cv2.blur(np.concatenate([tile] * 3), (1, blur))
-    result: Image = tall[len(tile) : 2 * len(tile) + 1]
-    return result
+    return tall[len(tile) : 2 * len(tile) + 1]
 
 
 def _ground_tile(rng: Generator) -> Image:
@@ -265,8 +248,7 @@ def _ground_tile(rng: Generator) -> Image:
     dashes = (metres >= -1.83) & (metres < -1.68)
     for start in (0, side // 2):
         tile[start : start + int(5.0 * _TEXELS_PER_M), dashes] = white
-    result: Image = np.clip(tile, 0, 255).astype(np.uint8)
-    return result
+    return np.clip(tile, 0, 255).astype(np.uint8)
 
 
 def _panorama(rng: Generator) -> Image:
@@ -293,8 +275,7 @@ def _panorama(rng: Generator) -> Image:
         polygon = np.concatenate([outline, [[width, height + 9], [0, height + 9]]])
         shade = tuple(float(channel * rng.uniform(0.9, 1.1)) for channel in color)
         cv2.fillPoly(picture, [polygon.astype(np.int32)], shade)
-    result: Image = np.clip(picture, 0, 255).astype(np.uint8)
-    return result
+    return np.clip(picture, 0, 255).astype(np.uint8)
 
 
 def _tree(rng: Generator) -> Image:

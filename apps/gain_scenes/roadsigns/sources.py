@@ -35,30 +35,29 @@ SOURCE_ID = "test://drive"
 MODES = ("region", "centre")
 RESOLUTIONS = ("720p", "crop")
 CROP_PX = 128
+FRAMES = (1, 10_000_000)
 Box = tuple[int, int, int, int]
+
+
+def _check(uri: str, params: object, **limits: tuple[float, float]) -> None:
+    """Every parameter is within its limits."""
+    for name, (low, high) in limits.items():
+        value = getattr(params, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{uri}: {name}: expected {low} to {high}, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveParams:
     """How to drive.
 
-    Attributes
-    ----------
-    frames : int
-        Length of the drive.
-    rate : float
-        Frames per second.
-    speed : float
-        Kilometres per hour. At 80 and 30 frames per second a sign lasts 27 to 40 frames.
-    conditions : str
-        Names from `CONDITIONS` in the order in which they are met, separated by commas; each gets
-        an equal share of the drive.
-    mode : str
-        `region`: the sign's box is the frame's region. `centre`: the camera zooms on the sign, so
-        that the centre of the frame is the sign's box, and there is no region.
-    resolution : str
-        `720p`: the whole frame. `crop`: only 128 x 128 px around the sign, pixel for pixel.
-    seed : int
+    A sign lasts 27 to 40 frames at the default speed, in km/h, and rate, in frames per second. The
+    conditions are names from `CONDITIONS` in the order in which they are met, separated by commas,
+    each for an equal share of the drive.
+
+    Of the modes, `region` has the sign's box as the frame's region; in `centre` the camera zooms on
+    the sign, so that the centre of the frame is the sign's box, and there is no region. The
+    resolution `720p` is the whole frame, `crop` only 128 x 128 px around the sign, pixel for pixel.
     """
 
     frames: int = 3000
@@ -70,14 +69,8 @@ class DriveParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("rate", self.rate, 1.0, 240.0),
-            ("speed", self.speed, 5.0, 250.0),
-            ("frames", self.frames, 1, 10_000_000),
-            ("seed", self.seed, 0, 2**63 - 1),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"{SOURCE_ID}: {name}: expected {low} to {high}, got {value}")
+        _check(SOURCE_ID, self, rate=(1.0, 240.0), speed=(5.0, 250.0), frames=FRAMES)
+        _check(SOURCE_ID, self, seed=(0, 2**63 - 1))
         for name, choices in (("mode", MODES), ("resolution", RESOLUTIONS)):
             if getattr(self, name) not in choices:
                 raise ConfigError(
@@ -93,19 +86,9 @@ class DriveParams:
 
 
 def drive_source(params: Mapping[str, str], seed: int = 0, /) -> FrameSource:
-    """Open `test://drive`.
+    """Open `test://drive`, by the fields of `DriveParams`; the seed counts where they have none.
 
-    Parameters
-    ----------
-    params : mapping of str to str
-        Query parameters of the URI: the fields of `DriveParams`, `conditions` comma-separated.
-    seed : int
-        Used unless `params` has a `seed`.
-
-    Raises
-    ------
-    ConfigError
-        If a parameter is unknown, malformed or out of range.
+    An unknown, malformed or out-of-range parameter is a `ConfigError`.
     """
     values = {"seed": str(seed), **params}
     return DriveSource(record_from_params(DriveParams, values, owner=SOURCE_ID))
@@ -219,41 +202,19 @@ FIRST_SEED = 4_000_037
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StillsParams:
-    """Which pictures.
-
-    Attributes
-    ----------
-    frames : int
-        How many; twenty of each class in the mean unless said otherwise.
-    seed : int
-    """
+    """How many pictures, and which; twenty of each class in the mean unless said otherwise."""
 
     frames: int = 20 * len(LABELS)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("frames", self.frames, 1, 10_000_000),
-            ("seed", self.seed, 0, 2**62),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"{SIGNS_URI}: {name}: expected {low} to {high}, got {value}")
+        _check(SIGNS_URI, self, frames=FRAMES, seed=(0, 2**62))
 
 
 def stills_source(params: Mapping[str, str], seed: int = 0, /) -> FrameSource:
-    """Open `test://signs`.
+    """Open `test://signs`, by the fields of `StillsParams`; the seed counts where they have none.
 
-    Parameters
-    ----------
-    params : mapping of str to str
-        Query parameters of the URI: the fields of `StillsParams`.
-    seed : int
-        Used unless `params` has a `seed`.
-
-    Raises
-    ------
-    ConfigError
-        If a parameter is unknown, malformed or out of range.
+    An unknown, malformed or out-of-range parameter is a `ConfigError`.
     """
     values = {"seed": str(seed), **params}
     return StillsSource(record_from_params(StillsParams, values, owner=SIGNS_URI))

@@ -69,14 +69,7 @@ class _Shot:
 
 
 class World:
-    """Everything along one road, decided by a seed.
-
-    Parameters
-    ----------
-    seed : int
-    length_m : float
-        How far the camera will drive.
-    """
+    """Everything along one road, decided by a seed, as far as the camera will drive."""
 
     def __init__(self, seed: int, /, *, length_m: float) -> None:
         self._seed = seed
@@ -132,8 +125,9 @@ class World:
         shot = _Shot(window=window, view=view, weather=weather)
         image = self._backdrop(shot)
         trees = self._trees(view)
+        first, stop = np.searchsorted(self.places_m, view.along_m + np.array([3.0, FARTHEST_M]))
         order = [
-            (float(self.places_m[number]) - view.along_m, number) for number in self._visible(view)
+            (float(self.places_m[number]) - view.along_m, number) for number in range(first, stop)
         ]
         order += [(tree[0], -1 - index) for index, tree in enumerate(trees)]
         for _, item in sorted(order, reverse=True):
@@ -142,11 +136,6 @@ class World:
             else:
                 self._draw_tree(image, trees[-1 - item], shot)
         return self._atmosphere.veil(image, window, weather, rng=rng)
-
-    def _visible(self, view: View) -> range:
-        first = int(np.searchsorted(self.places_m, view.along_m + 3.0))
-        stop = int(np.searchsorted(self.places_m, view.along_m + FARTHEST_M))
-        return range(first, stop)
 
     def _trees(self, view: View) -> list[tuple[float, float, int]]:
         """Depth in m, place to the right in m and kind of each tree in sight."""
@@ -192,8 +181,7 @@ class World:
         weights = np.repeat(through[:, None], image.shape[1], axis=1)
         air = np.empty_like(image)
         air[:] = fog_color(weather)
-        result: Image = cv2.blendLinear(image, air, weights, 1.0 - weights)
-        return result
+        return cv2.blendLinear(image, air, weights, 1.0 - weights)
 
     def _draw_sign(self, image: Image, sign: Sign, shot: _Shot) -> None:
         """The post and the plate, in place."""
@@ -203,8 +191,9 @@ class World:
         if not (-half < x < window.width + half and y - half < window.height):
             return
         foot = y + sign.up_m * FOCAL_PX / depth
-        pole = np.array([92.0, 94.0, 96.0], np.float32)
-        color = _through_air(pole * light_on(depth, weather, returned=0.14), depth, weather)
+        pole = np.array([92.0, 94.0, 96.0], np.float32) * light_on(depth, weather, returned=0.14)
+        through = transmittance(depth, weather)
+        color = pole * through + fog_color(weather) * (1 - through)
         thick = max(0.035 * FOCAL_PX / depth, 0.6)
         box = np.array([[x - thick, y], [x + thick, y], [x + thick, foot], [x - thick, foot]])
         fixed = np.rint(box * 16).astype(np.int32)
@@ -235,15 +224,6 @@ class World:
         paint(image, _seen(plate, light, depth, weather), quad)
 
 
-def _through_air(
-    color: npt.NDArray[np.float32], depth: float, weather: Weather
-) -> npt.NDArray[np.float32]:
-    """A colour behind the air before it."""
-    through = transmittance(depth, weather)
-    mixed: npt.NDArray[np.float32] = color * through + fog_color(weather) * (1 - through)
-    return mixed
-
-
 def _seen(plate: Image, light: npt.NDArray[np.float32], depth: float, weather: Weather) -> Image:
     """A plate under a light and behind the air before it; coverage stays."""
     through = transmittance(depth, weather)
@@ -251,8 +231,7 @@ def _seen(plate: Image, light: npt.NDArray[np.float32], depth: float, weather: W
     mixing[(0, 1, 2), (0, 1, 2)] = light * through
     # Colours are multiplied by coverage, so the air's share is its colour times coverage.
     mixing[:3, 3] = fog_color(weather) * (1 - through) / 255.0
-    seen: Image = cv2.transform(plate, mixing)
-    return seen
+    return cv2.transform(plate, mixing)
 
 
 def _snow_on(plate: Image, rng: Generator) -> Image:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork
+from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork, trained_cost
 
 __all__ = [
     "Cotta",
@@ -25,19 +26,7 @@ NOISE = 0.02
 def augmented(pixel_values: Any, /, *, torch: Any, random: Any) -> Any:
     """Flip, turn, shift, scale, change contrast and brightness, and add noise, image by image.
 
-    Parameters
-    ----------
-    pixel_values : tensor, (B, 3, H, W)
-        Normalised; contrast, brightness and noise are in its units.
-    torch : module
-    random : torch.Generator
-
-    Returns
-    -------
-    tensor, (B, 3, H, W)
-
-    Notes
-    -----
+    The images, (B, 3, H, W), are normalised; contrast, brightness and noise are in their units.
     CoTTA's and ROID's own lists are longer (blur, saturation, hue) and work on [0, 1] pixels.
     """
     size = len(pixel_values)
@@ -67,6 +56,7 @@ def augmented(pixel_values: Any, /, *, torch: Any, random: Any) -> Any:
     return moved * contrast + brightness + noise
 
 
+@dataclass(eq=False)
 class Cotta:
     """Continual test-time adaptation with a teacher.
 
@@ -74,52 +64,27 @@ class Cotta:
     teacher follows the student slowly and gives the answer. Where the source is unsure of a batch
     (mean top probability below `threshold`), the teacher's answer is the mean of its logits over
     augmented copies. After each step every weight returns to the source with a small chance.
-
-    Parameters
-    ----------
-    network : TorchNetwork
-    rate : float
-    momentum : float
-        Of the teacher.
-    num_augmented : int
-    threshold : float
-    restore : float
-        Chance of a weight to return.
     """
 
     uses_pixels = True
+    _network: TorchNetwork
+    _: KW_ONLY
+    rate: float = 1e-4
+    momentum: float = 0.999  # of the teacher
+    num_augmented: int = 32
+    threshold: float = 0.1
+    restore: float = 0.001  # chance of a weight to return
 
-    def __init__(
-        self,
-        network: TorchNetwork,
-        /,
-        *,
-        rate: float = 1e-4,
-        momentum: float = 0.999,
-        num_augmented: int = 32,
-        threshold: float = 0.1,
-        restore: float = 0.001,
-    ) -> None:
-        self._network = network
-        self._rate = rate
-        self._momentum = momentum
-        self._num_augmented = num_augmented
-        self._threshold = threshold
-        self._restore = restore
+    def __post_init__(self) -> None:
         self.reset()
 
     @property
     def cost(self) -> Cost:
         """Student, teacher and anchor once each, and the teacher's augmented copies."""
-        count = sum(parameter.numel() for parameter in self._network.model.parameters())
-        forward = 3.0 + self._num_augmented * self._augmented / max(self._batches, 1)
-        return Cost(
-            num_forward=forward,
-            num_backward=1.0,
-            num_parameters=count,
-            # Student, teacher, anchor and momentum in float32.
-            state_bytes=4 * 4 * count,
-        )
+        forward = 3.0 + self.num_augmented * self._augmented / max(self._batches, 1)
+        # Kept are student, teacher, anchor and momentum.
+        trained = self._network.model.parameters()
+        return trained_cost(trained, num_forward=forward, num_backward=1.0, copies=4)
 
     def predict(self, batch: Batch, /) -> Floats:
         """The teacher's answer before the step it teaches, (B, K)."""
@@ -129,7 +94,7 @@ class Cotta:
             anchored = network.logits(pixels, model=self._anchor)
             network.check_parity(anchored, batch)
             sure = float(torch.softmax(anchored, dim=1).max(dim=1).values.mean())
-            taught = self._teach(pixels, unsure=sure < self._threshold)
+            taught = self._teach(pixels, unsure=sure < self.threshold)
         self._batches += 1
         logits = network.logits(pixels)
         loss = -(torch.softmax(taught, dim=1) * torch.log_softmax(logits, dim=1)).sum(dim=1)
@@ -149,9 +114,7 @@ class Cotta:
         network.reset()
         for parameter in network.model.parameters():
             parameter.requires_grad_(True)
-        self._optimiser: Any = network.torch.optim.SGD(
-            network.model.parameters(), lr=self._rate, momentum=0.9
-        )
+        self._optimiser: Any = network.sgd(network.model.parameters(), rate=self.rate)
         self._random: Any = network.torch.Generator().manual_seed(0)
         self._batches = self._augmented = 0
 
@@ -162,10 +125,10 @@ class Cotta:
             return network.logits(pixels, model=self._teacher)
         self._augmented += 1
         total = 0.0
-        for _ in range(self._num_augmented):
+        for _ in range(self.num_augmented):
             copies = augmented(pixels, torch=network.torch, random=self._random)
             total = total + network.logits(copies, model=self._teacher)
-        return total / self._num_augmented
+        return total / self.num_augmented
 
     def _follow(self) -> None:
         """Move the teacher towards the student, then return some weights to the source."""
@@ -175,9 +138,9 @@ class Cotta:
             for teacher, student, anchor in zip(
                 self._teacher.parameters(), students, self._anchor.parameters(), strict=True
             ):
-                teacher.mul_(self._momentum).add_(student, alpha=1.0 - self._momentum)
+                teacher.mul_(self.momentum).add_(student, alpha=1.0 - self.momentum)
                 chance = torch.rand(student.shape, generator=self._random)
-                student.copy_(torch.where(chance < self._restore, anchor, student))
+                student.copy_(torch.where(chance < self.restore, anchor, student))
 
 
 TEMPERATURE = 1.0 / 3.0
@@ -185,43 +148,30 @@ PROBS_MOMENTUM = 0.9
 LEAST_PROB = 1e-6
 
 
+@dataclass(eq=False)
 class Roid:
     """Robust test-time adaptation by the layer norms.
 
     A sample's weight grows with how sure the network is of it and with how far its prediction is
     from the running mean of all; samples nearer to that mean than the average are left out. The
-    trained weights are drawn back to the source after each step. The answer is the softmax of
-    the network's own logits; prior correction, which the published code multiplies onto the
-    logits and which costs it its calibration, is left out.
-
-    Parameters
-    ----------
-    network : TorchNetwork
-    rate : float
-    ensembling : float
-        What is kept of the trained weights after each step.
+    trained weights are drawn back to the source after each step. The answer is the softmax of the
+    network's own logits; prior correction, which the published code multiplies onto the logits and
+    which costs it its calibration, is left out.
     """
 
     uses_pixels = True
+    _network: TorchNetwork
+    _: KW_ONLY
+    rate: float = 2.5e-4
+    ensembling: float = 0.99  # what is kept of the trained weights after each step
 
-    def __init__(
-        self, network: TorchNetwork, /, *, rate: float = 2.5e-4, ensembling: float = 0.99
-    ) -> None:
-        self._network = network
-        self._rate = rate
-        self._ensembling = ensembling
+    def __post_init__(self) -> None:
         self.reset()
 
     @property
     def cost(self) -> Cost:
         """Two forward passes and one backward pass through both; the norms three times."""
-        count = sum(parameter.numel() for parameter in self._trained)
-        return Cost(
-            num_forward=2.0,
-            num_backward=2.0,
-            num_parameters=count,
-            state_bytes=3 * 4 * count,
-        )
+        return trained_cost(self._trained, num_forward=2.0, num_backward=2.0, copies=3)
 
     def predict(self, batch: Batch, /) -> Floats:
         """Predict, then take one step, (B, K)."""
@@ -248,7 +198,7 @@ class Roid:
         network.reset()
         self._trained: list[Any] = network.norm_parameters()
         self._source = [parameter.detach().clone() for parameter in self._trained]
-        self._optimiser: Any = network.torch.optim.SGD(self._trained, lr=self._rate, momentum=0.9)
+        self._optimiser: Any = network.sgd(self._trained, rate=self.rate)
         self._mean_probs: Any = None
         self._random: Any = network.torch.Generator().manual_seed(0)
 
@@ -271,7 +221,7 @@ class Roid:
         """Weight ensembling with the source."""
         with self._network.torch.no_grad():
             for parameter, source in zip(self._trained, self._source, strict=True):
-                parameter.mul_(self._ensembling).add_(source, alpha=1.0 - self._ensembling)
+                parameter.mul_(self.ensembling).add_(source, alpha=1.0 - self.ensembling)
 
 
 def soft_likelihood_ratio(logits: Any, /, *, torch: Any) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork
+from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork, trained_cost
 
 __all__ = [
     "Eata",
@@ -22,14 +23,11 @@ class TorchSource:
 
     uses_pixels = True
 
+    cost = Cost()
+
     def __init__(self, network: TorchNetwork, /) -> None:
         self._network = network
         self.reset()
-
-    @property
-    def cost(self) -> Cost:
-        """One forward pass."""
-        return Cost()
 
     def predict(self, batch: Batch, /) -> Floats:
         """log-softmax of the network's logits, (B, K)."""
@@ -43,6 +41,7 @@ class TorchSource:
         self._network.reset()
 
 
+@dataclass(eq=False)
 class Tent:
     """Entropy minimisation over the layer norms' weights and biases.
 
@@ -51,22 +50,23 @@ class Tent:
     """
 
     uses_pixels = True
+    _network: TorchNetwork
+    _: KW_ONLY
+    rate: float = 1e-3
 
-    def __init__(self, network: TorchNetwork, /, *, rate: float = 1e-3) -> None:
-        self._network = network
-        self._rate = rate
+    def __post_init__(self) -> None:
         self.reset()
 
     @property
     def cost(self) -> Cost:
         """One forward and one backward pass; the norms and their momentum."""
-        return _cost(self._trained, num_forward=1.0, num_backward=1.0)
+        return trained_cost(self._trained, num_forward=1.0, num_backward=1.0)
 
     def predict(self, batch: Batch, /) -> Floats:
         """Predict, then take one step, (B, K)."""
         logits = self._network.logits(self._network.pixels(batch))
         self._network.check_parity(logits, batch)
-        self._optimiser.param_groups[0]["lr"] = self._rate * len(logits) / FULL_BATCH
+        self._optimiser.param_groups[0]["lr"] = self.rate * len(logits) / FULL_BATCH
         self._optimiser.zero_grad()
         self._network.entropy(logits).mean().backward()
         self._optimiser.step()
@@ -76,11 +76,10 @@ class Tent:
         """The source's weights."""
         self._network.reset()
         self._trained: list[Any] = self._network.norm_parameters()
-        self._optimiser: Any = self._network.torch.optim.SGD(
-            self._trained, lr=self._rate, momentum=0.9
-        )
+        self._optimiser: Any = self._network.sgd(self._trained, rate=self.rate)
 
 
+@dataclass(eq=False)
 class Sar:
     """Sharpness-aware and reliable entropy minimisation.
 
@@ -90,26 +89,19 @@ class Sar:
     """
 
     uses_pixels = True
+    _network: TorchNetwork
+    _: KW_ONLY
+    rate: float = 1e-3
+    rho: float = 0.05
+    collapse: float = 0.2
 
-    def __init__(
-        self,
-        network: TorchNetwork,
-        /,
-        *,
-        rate: float = 1e-3,
-        rho: float = 0.05,
-        collapse: float = 0.2,
-    ) -> None:
-        self._network = network
-        self._rate = rate
-        self._rho = rho
-        self._collapse = collapse
+    def __post_init__(self) -> None:
         self.reset()
 
     @property
     def cost(self) -> Cost:
         """Two forward and two backward passes; the norms and their momentum."""
-        return _cost(self._trained, num_forward=2.0, num_backward=2.0)
+        return trained_cost(self._trained, num_forward=2.0, num_backward=2.0)
 
     def predict(self, batch: Batch, /) -> Floats:
         """Predict, then take one sharpness-aware step, (B, K)."""
@@ -128,9 +120,7 @@ class Sar:
         """The source's weights."""
         self._network.reset()
         self._trained: list[Any] = self._network.norm_parameters(skip=self._is_late)
-        self._optimiser: Any = self._network.torch.optim.SGD(
-            self._trained, lr=self._rate, momentum=0.9
-        )
+        self._optimiser: Any = self._network.sgd(self._trained, rate=self.rate)
         self._mean_loss: float | None = None
 
     def _step(self, pixels: Any, reliable: Any, *, margin: float) -> float:
@@ -138,7 +128,7 @@ class Sar:
         torch = self._network.torch
         grads = [parameter.grad for parameter in self._trained]
         length = torch.sqrt(sum((grad * grad).sum() for grad in grads)) + 1e-12
-        climb = [grad * (self._rho / length) for grad in grads]
+        climb = [grad * (self.rho / length) for grad in grads]
         self._move(climb, sign=1.0)
         self._optimiser.zero_grad()
         entropy = self._network.entropy(self._network.logits(pixels))[reliable]
@@ -163,7 +153,7 @@ class Sar:
         if math.isnan(loss):
             return
         self._mean_loss = loss if self._mean_loss is None else 0.9 * self._mean_loss + 0.1 * loss
-        if self._mean_loss < self._collapse:
+        if self._mean_loss < self.collapse:
             self.reset()
 
     def _is_late(self, name: str) -> bool:
@@ -173,73 +163,41 @@ class Sar:
         return name.startswith(late) or not name.startswith("blocks.")
 
 
-def _cost(trained: list[Any], *, num_forward: float, num_backward: float) -> Cost:
-    """Cost of training some parameters with momentum."""
-    count = sum(parameter.numel() for parameter in trained)
-    return Cost(
-        num_forward=num_forward,
-        num_backward=num_backward,
-        num_parameters=count,
-        # Weights and momentum in float32; the source's own weights are kept to return to.
-        state_bytes=2 * 4 * count,
-    )
-
-
 PROBS_MOMENTUM = 0.9
 FISHER_BATCH = 64
 
 
+@dataclass(eq=False)
 class Eata:
     """Efficient anti-forgetting test-time adaptation.
 
     Only samples with an entropy below 0.4 ln K count, the surer the more, and of those only the
-    ones whose prediction is unlike the running mean of the predictions that counted before.
-    Norms that matter to the source are held near it by their Fisher information.
-
-    Parameters
-    ----------
-    network : TorchNetwork
-    rate : float
-        For a batch of any size; SGD with momentum 0.9.
-    similarity : float
-        Largest absolute cosine to the running mean: 0.05 for ImageNet's thousand classes, 0.4
-        for ten.
-    fisher : float
-        Weight of the regulariser; 0 leaves it out and needs no source images.
-    num_source : int
-        Uncorrupted images on which the Fisher information is measured, without labels.
+    ones whose prediction is unlike the running mean of the predictions that counted before. Norms
+    that matter to the source are held near it by their Fisher information.
     """
 
     uses_pixels = True
+    _network: TorchNetwork
+    _: KW_ONLY
+    rate: float = 2.5e-4  # for a batch of any size; SGD with momentum 0.9
+    # Largest absolute cosine to the running mean, for ImageNet's thousand classes; 0.4 for ten.
+    similarity: float = 0.05
+    fisher: float = 2000.0  # weight of the regulariser; 0 leaves it out and needs no source images
+    num_source: int = 2000  # uncorrupted images on which it is measured, without labels
 
-    def __init__(
-        self,
-        network: TorchNetwork,
-        /,
-        *,
-        rate: float = 2.5e-4,
-        similarity: float = 0.05,
-        fisher: float = 2000.0,
-        num_source: int = 2000,
-    ) -> None:
-        self._network = network
-        self._rate = rate
-        self._similarity = similarity
-        self._fisher = fisher
-        self._num_source = num_source
+    def __post_init__(self) -> None:
         self._information: list[Any] | None = None
         self.reset()
 
     @property
     def cost(self) -> Cost:
         """One forward pass, one backward pass where samples counted; the Fisher pass is before."""
-        count = sum(parameter.numel() for parameter in self._trained)
-        return Cost(
+        return trained_cost(
+            self._trained,
             num_forward=1.0,
             num_backward=self._stepped / max(self._batches, 1),
-            num_parameters=count,
-            # Weights and momentum, and with the regulariser the anchor and its information.
-            state_bytes=(4 if self._fisher else 2) * 4 * count,
+            # With the regulariser the anchor and its information too.
+            copies=4 if self.fisher else 2,
         )
 
     def predict(self, batch: Batch, /) -> Floats:
@@ -265,9 +223,9 @@ class Eata:
         network.reset()
         self._trained: list[Any] = network.norm_parameters()
         self._source = [parameter.detach().clone() for parameter in self._trained]
-        if self._fisher and self._information is None:
+        if self.fisher and self._information is None:
             self._information = self._measure()
-        self._optimiser: Any = network.torch.optim.SGD(self._trained, lr=self._rate, momentum=0.9)
+        self._optimiser: Any = network.sgd(self._trained, rate=self.rate)
         self._mean_probs: Any = None
         self._batches = self._stepped = 0
 
@@ -281,7 +239,7 @@ class Eata:
             closeness = torch.nn.functional.cosine_similarity(
                 self._mean_probs[None], probs[chosen], dim=1
             )
-            chosen = chosen[closeness.abs() < self._similarity]
+            chosen = chosen[closeness.abs() < self.similarity]
         if len(chosen):
             mean = probs[chosen].mean(dim=0)
             self._mean_probs = (
@@ -296,16 +254,14 @@ class Eata:
         if self._information is None:
             return 0.0
         parts = zip(self._information, self._trained, self._source, strict=True)
-        return self._fisher * sum(
+        return self.fisher * sum(
             (weight * (trained - source) ** 2).sum() for weight, trained, source in parts
         )
 
     def _measure(self) -> list[Any]:
         """Mean over source batches of the squared gradient of the cross-entropy with the answer."""
         network, torch = self._network, self._network.torch
-        pixels = network.source_pixels(
-            self._num_source, method="eata", instead=", or eata:fisher=0"
-        )
+        pixels = network.source_pixels(self.num_source, method="eata", instead=", or eata:fisher=0")
         batches = pixels.split(FISHER_BATCH)
         total = [torch.zeros_like(parameter) for parameter in self._source]
         for part in batches:

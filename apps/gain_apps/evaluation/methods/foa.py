@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,10 @@ POOLED_TOKENS = ("token", "avg")
 class PromptedNetwork:
     """Runs a network of timm's with extra tokens before its blocks and a shift before its head.
 
-    Prompts have no position: they stand behind the other tokens and are taken away after the last
-    block, which attention cannot tell from any other place.
-
-    Parameters
-    ----------
-    network : TorchNetwork
-        Its model of now; another one after `reset` needs another of these.
-
-    Raises
-    ------
-    ConfigError
-        If the model is no vision transformer that pools a class token or the mean over patches.
+    It is the network's model of now; another one after `reset` needs another of these. Prompts have
+    no position: they stand behind the other tokens and are taken away after the last block, which
+    attention cannot tell from any other place. A model that is no vision transformer that pools a
+    class token or the mean over patches is a `ConfigError`.
     """
 
     def __init__(self, network: TorchNetwork, /) -> None:
@@ -59,19 +52,9 @@ class PromptedNetwork:
         head.register_forward_pre_hook(self._move)
 
     def logits(self, pixel_values: Any, /, *, prompts: Any = None, shift: Any = None) -> Any:
-        """Logits of a pass, (B, K).
+        """Logits of a pass, (B, K), with prompts, (P, D), and a shift of the features, (D,).
 
-        Parameters
-        ----------
-        pixel_values : tensor, (B, 3, H, W)
-        prompts : tensor, (P, D), optional
-        shift : tensor, (D,), optional
-            Added to the features.
-
-        Returns
-        -------
-        tensor, (B, K)
-            `features` then holds those of before the shift, (B, D).
+        `features` then holds those of before the shift, (B, D).
         """
         self._prompts, self._shift = prompts, shift
         self._activations = []
@@ -107,67 +90,39 @@ FULL_BATCH = 64
 MEAN_RATE = 0.1
 
 
+@dataclass(eq=False)
 class Foa:
-    """Forward-optimisation adaptation.
+    """Forward-optimisation adaptation of a vision transformer of timm's.
 
     Each batch is shown to the network once per candidate prompt of a CMA evolution strategy. A
     candidate's fitness is the sum of the entropies and, weighted, how far mean and deviation of
     every block's activations are from the source's; the fittest candidate's logits are the
     answer. Features are moved by the running distance of their batch means from the source's.
 
-    Parameters
-    ----------
-    network : TorchNetwork
-        A vision transformer of timm's, with uncorrupted images.
-    num_prompts : int
-    population : int
-        Candidates per batch: as many forward passes.
-    discrepancy : float
-        Weight of the activations' distance for a batch of 64, in proportion for others.
-    sigma : float
-        First step size of the search, which starts at zero.
-    shift : float
-        Of the features, in running distances.
-    num_source : int
-        Uncorrupted images on which the activations are measured.
-    seed : int
-
-    Notes
-    -----
     Activations are those the head pools: the class token's, or the mean over patches. The running
     mean that the shift follows is updated after the batch is answered, with the features of the
     fittest candidate before the shift.
     """
 
     uses_pixels = True
+    _network: TorchNetwork
+    _: KW_ONLY
+    num_prompts: int = 3
+    population: int = 28  # candidates per batch: as many forward passes
+    # Weight of the activations' distance for a batch of 64, in proportion for others.
+    discrepancy: float = 0.4
+    sigma: float = 1.0  # first step size of the search, which starts at zero
+    shift: float = 1.0  # of the features, in running distances
+    num_source: int = 32  # uncorrupted images on which the activations are measured
+    seed: int = 0
 
-    def __init__(
-        self,
-        network: TorchNetwork,
-        /,
-        *,
-        num_prompts: int = 3,
-        population: int = 28,
-        discrepancy: float = 0.4,
-        sigma: float = 1.0,
-        shift: float = 1.0,
-        num_source: int = 32,
-        seed: int = 0,
-    ) -> None:
-        if num_prompts < 1 or population < 4:
+    def __post_init__(self) -> None:
+        if self.num_prompts < 1 or self.population < 4:
             raise ConfigError(
                 "foa: expected at least 1 prompt and a population of at least 4, "
-                f"got {num_prompts} and {population}"
+                f"got {self.num_prompts} and {self.population}"
             )
         self._cmaes = require("cmaes", extra="eval")
-        self._network = network
-        self._num_prompts = num_prompts
-        self._population = population
-        self._discrepancy = discrepancy
-        self._sigma = sigma
-        self._shift = shift
-        self._num_source = num_source
-        self._seed = seed
         self._measured: Any = None
         self._mean: Any = None
         self.reset()
@@ -175,9 +130,9 @@ class Foa:
     @property
     def cost(self) -> Cost:
         """A forward pass per candidate; the strategy's covariance is most of the state."""
-        count = self._num_prompts * self._prompted.width
+        count = self.num_prompts * self._prompted.width
         return Cost(
-            num_forward=float(self._population),
+            num_forward=float(self.population),
             num_parameters=count,
             # Float64: covariance, its eigenvectors, eigenvalues, mean and two evolution paths;
             # float32: the source's means and deviations, and the running mean.
@@ -192,11 +147,11 @@ class Foa:
         tried = []
         with torch.no_grad():
             self._check_parity(pixels, batch)
-            for _ in range(self._population):
+            for _ in range(self.population):
                 candidate = self._search.ask()
                 prompts = torch.from_numpy(candidate.astype(np.float32))
                 logits = self._prompted.logits(
-                    pixels, prompts=prompts.reshape(self._num_prompts, -1), shift=self._moved_by()
+                    pixels, prompts=prompts.reshape(self.num_prompts, -1), shift=self._moved_by()
                 )
                 fitness = self._fitness(logits)
                 tried.append((candidate, fitness))
@@ -215,10 +170,10 @@ class Foa:
         if self._measured is None:
             self._measured = self._measure()
         self._search = self._cmaes.CMA(
-            mean=np.zeros(self._num_prompts * self._prompted.width),
-            sigma=self._sigma,
-            population_size=self._population,
-            seed=self._seed,
+            mean=np.zeros(self.num_prompts * self._prompted.width),
+            sigma=self.sigma,
+            population_size=self.population,
+            seed=self.seed,
         )
         self._mean = None
         self._checked = False
@@ -232,7 +187,7 @@ class Foa:
 
     def _measure(self) -> tuple[list[tuple[Any, Any]], Any]:
         """Mean and deviation of each block's activations, and the mean feature, on the source."""
-        pixels = self._network.source_pixels(self._num_source, method="foa")
+        pixels = self._network.source_pixels(self.num_source, method="foa")
         with self._network.torch.no_grad():
             self._prompted.logits(pixels)
         return self._prompted.statistics(), self._prompted.features.mean(dim=0)
@@ -245,7 +200,7 @@ class Foa:
 
     def _moved_by(self) -> Any:
         """What is added to the features; None before the first batch."""
-        return None if self._mean is None else self._shift * (self._measured[1] - self._mean)
+        return None if self._mean is None else self.shift * (self._measured[1] - self._mean)
 
     def _fitness(self, logits: Any) -> float:
         """Entropies and weighted distance of the activations of the pass just made."""
@@ -255,5 +210,5 @@ class Foa:
                 self._prompted.statistics(), self._measured[0], strict=True
             )
         )
-        weight = self._discrepancy * len(logits) / FULL_BATCH
+        weight = self.discrepancy * len(logits) / FULL_BATCH
         return float(self._network.entropy(logits).sum() + weight * apart)

@@ -6,6 +6,7 @@ batch agree between neighbours; T3A and DOTA classify by what they have kept of 
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -32,25 +33,23 @@ __all__ = [
 ]
 
 
+@dataclass(eq=False)
 class Neo:
     """NEO: features about their running mean over all frames, the current batch included.
 
-    Parameters
-    ----------
-    head : Head
-    warm_up : int
-        Frames that must have been seen before the mean is used; until then the source answers.
-        After one frame the mean is that frame, and the answer would be the bias alone.
+    The mean is used once `warm_up` frames have been seen; until then the source answers. After one
+    frame the mean is that frame, and the answer would be the bias alone.
     """
 
-    _count: int
-    _mean: Floats
+    _head: Head
+    _: KW_ONLY
+    warm_up: int = 2
+    _count: int = field(init=False)
+    _mean: Floats = field(init=False)
 
-    def __init__(self, head: Head, /, *, warm_up: int = 2) -> None:
-        if warm_up < 1:
-            raise ConfigError(f"warm_up: expected at least 1 frame, got {warm_up}")
-        self._head = head
-        self._warm_up = warm_up
+    def __post_init__(self) -> None:
+        if self.warm_up < 1:
+            raise ConfigError(f"warm_up: expected at least 1 frame, got {self.warm_up}")
         self.reset()
 
     @property
@@ -64,7 +63,7 @@ class Neo:
         self._count += added
         total = batch.features.mean(axis=0, dtype=np.float64) * added
         self._mean = ((self._count - added) * self._mean + total) / self._count
-        if self._count < self._warm_up:
+        if self._count < self.warm_up:
             return log_softmax(batch.logits)
         return log_softmax(self._head.logits(moved(batch.features, -self._mean)))
 
@@ -74,22 +73,17 @@ class Neo:
         self._mean = np.zeros(self._head.weight.shape[1])
 
 
+@dataclass(eq=False)
 class NeoContinual:
-    """NEO's continual form: the mean forgets by a fixed rate per batch, starting at zero.
+    """NEO's continual form: the mean forgets by a fixed rate per batch, starting at zero."""
 
-    Parameters
-    ----------
-    head : Head
-    rate : float
-        Weight of the newest batch's mean, in (0, 1].
-    """
+    _head: Head
+    _: KW_ONLY
+    rate: float = 0.1  # weight of the newest batch's mean, in (0, 1]
+    _mean: Floats = field(init=False)
 
-    _mean: Floats
-
-    def __init__(self, head: Head, /, *, rate: float = 0.1) -> None:
-        _check_rate(rate)
-        self._head = head
-        self._rate = rate
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
         self.reset()
 
     @property
@@ -100,7 +94,7 @@ class NeoContinual:
     def predict(self, batch: Batch, /) -> Floats:
         """log-softmax of W (z - g) + b with g = (1 - rate) g + rate mean(z)."""
         newest = batch.features.mean(axis=0, dtype=np.float64)
-        self._mean = (1.0 - self._rate) * self._mean + self._rate * newest
+        self._mean = (1.0 - self.rate) * self._mean + self.rate * newest
         return log_softmax(self._head.logits(moved(batch.features, -self._mean)))
 
     def reset(self) -> None:
@@ -108,35 +102,27 @@ class NeoContinual:
         self._mean = np.zeros(self._head.weight.shape[1])
 
 
+@dataclass(eq=False)
 class FoaShift:
     """FOA's activation shift: features moved from the running target mean to the source's.
 
-    Parameters
-    ----------
-    head : Head
-        With its `source_mean`.
-    rate : float
-        Weight of the newest batch's mean, in (0, 1]; the first batch's mean is the start.
-
-    Raises
-    ------
-    ConfigError
-        If the source's mean feature is not known, or the rate is out of range.
+    A head without its `source_mean` is a `ConfigError`.
     """
 
-    _started: bool
-    _target_mean: Floats
+    _head: Head
+    _: KW_ONLY
+    rate: float = 0.1  # of the newest batch's mean, in (0, 1]; the first batch's is the start
+    _started: bool = field(init=False)
+    _target_mean: Floats = field(init=False)
 
-    def __init__(self, head: Head, /, *, rate: float = 0.1) -> None:
-        _check_rate(rate)
-        if head.source_mean is None:
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+        if self._head.source_mean is None:
             raise ConfigError(
                 "foa-shift: expected the source's mean feature, got none; "
                 "name a folder of uncorrupted images with --source-images"
             )
-        self._head = head
-        self._rate = rate
-        self._source_mean = head.source_mean.astype(np.float64)
+        self._source_mean = self._head.source_mean.astype(np.float64)
         self.reset()
 
     @property
@@ -147,7 +133,7 @@ class FoaShift:
     def predict(self, batch: Batch, /) -> Floats:
         """log-softmax of W (z + mu_source - h) + b, h the running mean with this batch in it."""
         newest: Floats = batch.features.mean(axis=0, dtype=np.float64)
-        rate = self._rate if self._started else 1.0
+        rate = self.rate if self._started else 1.0
         self._started = True
         self._target_mean = (1.0 - rate) * self._target_mean + rate * newest
         shift = self._source_mean - self._target_mean
@@ -162,13 +148,10 @@ class FoaShift:
 class BatchRecentring:
     """Features about the mean of their own batch; nothing is remembered."""
 
+    cost = Cost()
+
     def __init__(self, head: Head, /) -> None:
         self._head = head
-
-    @property
-    def cost(self) -> Cost:
-        """One forward pass."""
-        return Cost()
 
     def predict(self, batch: Batch, /) -> Floats:
         """log-softmax of W (z - mean(z)) + b; a single frame has no mean, the source answers."""
@@ -198,24 +181,19 @@ MAX_ITERATIONS = 100
 SETTLED = 1e-8
 
 
+@dataclass(eq=False, kw_only=True)
 class Lame:
     """Laplacian adjusted maximum-likelihood estimation; nothing is remembered between batches.
 
-    Parameters
-    ----------
-    num_neighbours : int
-        k of the nearest-neighbour affinity, cut to B - 1 in small batches.
+    The neighbours of the affinity are cut to B - 1 in small batches.
     """
 
-    def __init__(self, *, num_neighbours: int = 5) -> None:
-        if num_neighbours < 1:
-            raise ConfigError(f"num_neighbours: expected at least 1, got {num_neighbours}")
-        self._num_neighbours = num_neighbours
+    cost = Cost()
+    num_neighbours: int = 5
 
-    @property
-    def cost(self) -> Cost:
-        """One forward pass."""
-        return Cost()
+    def __post_init__(self) -> None:
+        if self.num_neighbours < 1:
+            raise ConfigError(f"num_neighbours: expected at least 1, got {self.num_neighbours}")
 
     def predict(self, batch: Batch, /) -> Floats:
         """Minimise sum Y log Y + Y U - Y (W Y) by Y <- softmax(-U + W Y), U = -log(s + 1e-10).
@@ -223,7 +201,7 @@ class Lame:
         A single frame has no neighbour and keeps the source's answer.
         """
         source = log_softmax(batch.logits.astype(np.float64))
-        neighbours = min(self._num_neighbours, len(source) - 1)
+        neighbours = min(self.num_neighbours, len(source) - 1)
         if neighbours == 0:
             return source
         affinity = knn_affinity(batch.features, neighbours)
@@ -257,30 +235,22 @@ def knn_affinity(features: Floats, neighbours: int, /) -> Floats:
     return result
 
 
+@dataclass(eq=False)
 class T3A:
     """Test-time templates adjuster.
 
     Every class keeps its `num_supports` lowest-entropy supports. They start as the head's rows,
     each filed under the class the head gives it; every batch adds its features under the classes
     the source gives them. The classifier is the normalised sum of normalised supports.
-
-    Parameters
-    ----------
-    head : Head
-    num_supports : int
-        M, per class.
-
-    Raises
-    ------
-    ConfigError
-        If M is below 1.
     """
 
-    def __init__(self, head: Head, /, *, num_supports: int = 20) -> None:
-        if num_supports < 1:
-            raise ConfigError(f"num_supports: expected at least 1, got {num_supports}")
-        self._head = head
-        self._num_supports = num_supports
+    _head: Head
+    _: KW_ONLY
+    num_supports: int = 20
+
+    def __post_init__(self) -> None:
+        if self.num_supports < 1:
+            raise ConfigError(f"num_supports: expected at least 1, got {self.num_supports}")
         self.reset()
 
     @property
@@ -313,7 +283,7 @@ class T3A:
             new = chosen == label
             supports = np.concatenate([self._supports[label], directions[new]])
             entropies = np.concatenate([self._entropies[label], uncertainty[new]])
-            surest = np.argsort(entropies, kind="stable")[: self._num_supports]
+            surest = np.argsort(entropies, kind="stable")[: self.num_supports]
             self._supports[label] = supports[surest]
             self._entropies[label] = entropies[surest]
             self._templates[label] = unit_rows(self._supports[label].sum(axis=0))
@@ -332,19 +302,10 @@ Covariance = Literal["per-class", "pooled"]
 class Dota:
     """Distributional test-time adaptation.
 
-    Parameters
-    ----------
-    head : Head
-        Its rows play the part of the text embeddings; the bias is not used.
-    covariance : {"per-class", "pooled"}
-        `per-class` keeps one (D, D) matrix per class and averages them with equal weights, as
-        described. `pooled` averages them by their counts, which needs one (D, D) matrix only:
-        with a thousand classes the described form needs gigabytes.
-
-    Raises
-    ------
-    ConfigError
-        If the per-class matrices would take more than 2 GiB, or the choice is unknown.
+    The head's rows play the part of the text embeddings; the bias is not used. `per-class` keeps
+    one (D, D) matrix per class and averages them with equal weights, as described; more than 2 GiB
+    of them is a `ConfigError`. `pooled` averages them by their counts, which needs one (D, D)
+    matrix only: with a thousand classes the described form needs gigabytes.
     """
 
     def __init__(self, head: Head, /, *, covariance: Covariance = "per-class") -> None:

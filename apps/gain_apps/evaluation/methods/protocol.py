@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,6 +29,7 @@ __all__ = [
     "entropy",
     "log_softmax",
     "timm_network",
+    "trained_cost",
     "unit_rows",
 ]
 
@@ -37,24 +38,15 @@ Floats = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Head:
-    """The frozen classifier head, and what clean images said where there are some.
+    """The frozen head, (K, D) and (K,) float32, and what clean images said of it, if any.
 
-    Attributes
-    ----------
-    weight : array, (K, D) float32
-    bias : array, (K,) float32
-    source_mean : array, (D,) float32, or None
-        Mean of the features of uncorrupted images.
-    measured : dict
-        What their logits show, as `gain_core.make_method` takes it; empty also where that tells
-        nothing.
-    logits_only : bool
-        Whether the network gives no features: then its logits stand in their place, D = K.
+    Where the network gives `logits_only`, these stand in the features' place: D = K.
     """
 
     weight: Floats
     bias: Floats
-    source_mean: Floats | None = None
+    source_mean: Floats | None = None  # (D,), of the features of uncorrupted images
+    # What their logits show, as `gain_core.make_method` takes it; empty also where that is nothing.
     measured: Mapping[str, Any] = field(default_factory=dict)
     logits_only: bool = False
 
@@ -71,40 +63,22 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """One batch as a method sees it: never its labels or its domain.
+    """One batch as a method sees it, float32: never its labels or its domain."""
 
-    Attributes
-    ----------
-    features : array, (B, D) float32
-    logits : array, (B, K) float32
-        Of the frozen source.
-    pixel_values : array, (B, 3, H, W) float32, or None
-        For methods that run the backbone themselves.
-    """
-
-    features: Floats
-    logits: Floats
+    features: Floats  # (B, D)
+    logits: Floats  # (B, K), of the frozen source
+    # (B, 3, H, W), for methods that run the backbone themselves.
     pixel_values: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a method costs beside storing the network.
+    """What a method costs beside storing the network."""
 
-    Attributes
-    ----------
-    num_forward, num_backward : float
-        Forward and backward passes of the backbone per batch.
-    num_parameters : int
-        Trained parameters.
-    state_bytes : int
-        Everything kept from one batch to the next, as of now.
-    """
-
-    num_forward: float = 1.0
+    num_forward: float = 1.0  # passes of the backbone per batch
     num_backward: float = 0.0
-    num_parameters: int = 0
-    state_bytes: int = 0
+    num_parameters: int = 0  # trained
+    state_bytes: int = 0  # all that is kept from one batch to the next, as of now
 
     def to_dict(self) -> dict[str, float | int]:
         """Plain values for a result file."""
@@ -115,12 +89,8 @@ class Cost:
 class Diagnosis:
     """What GAIN's parts say about a batch before it is learned from.
 
-    Attributes
-    ----------
-    strength, gain : array, (B,)
-        The strength, and the expected gain in nats.
-    evidence : array, (B, K)
-        log(proposal / source): at the true class it is the realised gain.
+    The strength and the expected gain in nats, (B,), and the evidence, (B, K): log(proposal /
+    source), which at the true class is the realised gain.
     """
 
     strength: Floats
@@ -196,28 +166,10 @@ SourcePixels = Callable[[int], npt.NDArray[np.float32]]
 
 
 def timm_network(name: str, weights: Path, num_classes: int, /) -> NetworkMaker:
-    """A timm model with weights from a file.
+    """A timm model with K classes and weights from a file: an independent copy with every call.
 
-    Parameters
-    ----------
-    name : str
-        timm's.
-    weights : Path
-        Checkpoint (.pt, .pth, .safetensors).
-    num_classes : int
-        K.
-
-    Returns
-    -------
-    callable
-        Gives an independent copy with every call.
-
-    Raises
-    ------
-    ConfigError
-        If timm knows no such model.
-    BackendUnavailableError, ArtifactError
-        If torch or timm are missing, or the weights do not fit.
+    `ConfigError` if timm knows no such model, `BackendUnavailableError` or `ArtifactError` if torch
+    or timm are missing, or the weights do not fit.
     """
     timm = require("timm", extra="eval")
     from gain_export.torch_model import fill, read_checkpoint
@@ -230,46 +182,46 @@ def timm_network(name: str, weights: Path, num_classes: int, /) -> NetworkMaker:
     return lambda: copy.deepcopy(model)
 
 
-class TorchNetwork:
-    """A network that a method trains, with what every such method needs around it.
+def trained_cost(
+    trained: Iterable[Any], /, *, num_forward: float, num_backward: float, copies: int = 2
+) -> Cost:
+    """Cost of training parameters, of which so many copies are kept in float32.
 
-    Parameters
-    ----------
-    make : NetworkMaker
-    columns : array, (K,) int64, or None
-        Which of the network's logits count.
-    source : SourcePixels, optional
-        Uncorrupted images, for methods that measure the source first.
+    By default those are weights and momentum; the source's own weights are there to return to.
     """
+    count = sum(parameter.numel() for parameter in trained)
+    return Cost(
+        num_forward=num_forward,
+        num_backward=num_backward,
+        num_parameters=count,
+        state_bytes=copies * 4 * count,
+    )
 
-    def __init__(
-        self,
-        make: NetworkMaker,
-        /,
-        *,
-        columns: npt.NDArray[np.int64] | None = None,
-        source: SourcePixels | None = None,
-    ) -> None:
+
+@dataclass(eq=False)
+class TorchNetwork:
+    """A network that a method trains, with what every such method needs around it."""
+
+    make: NetworkMaker
+    _: KW_ONLY
+    columns: npt.NDArray[np.int64] | None = None  # (K,), which of the network's logits count
+    source: SourcePixels | None = None  # for methods that measure the source first
+
+    def __post_init__(self) -> None:
         self.torch = require("torch", extra="eval")
-        self._make = make
-        self._columns = columns
-        self._source = source
         self._checked = False
-        self.model: Any = make()
+        self.model: Any = self.make()
 
     def reset(self) -> None:
         """The source's weights again, none of them trained."""
-        self.model = self._make()
+        self.model = self.make()
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
 
     def norm_parameters(self, *, skip: Callable[[str], bool] | None = None) -> list[Any]:
         """Switch training of the layer norms' weights and biases on, and return them.
 
-        Raises
-        ------
-        ConfigError
-            If the network has none.
+        A network that has none is a `ConfigError`.
         """
         norm = self.torch.nn.LayerNorm
         chosen = [
@@ -287,6 +239,10 @@ class TorchNetwork:
             parameter.requires_grad_(True)
         return chosen
 
+    def sgd(self, parameters: Iterable[Any], /, *, rate: float) -> Any:
+        """The optimiser of every method that trains: SGD with a momentum of 0.9."""
+        return self.torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+
     def pixels(self, batch: Batch, /) -> Any:
         """The batch's pixel values as a tensor."""
         if batch.pixel_values is None:
@@ -299,30 +255,24 @@ class TorchNetwork:
     def source_pixels(self, count: int, /, *, method: str, instead: str = "") -> Any:
         """Pixel values of some uncorrupted images as a tensor, (N, 3, H, W).
 
-        Raises
-        ------
-        ConfigError
-            If there are none; `instead` says how to do without.
+        If there are none it is a `ConfigError`, in which `instead` says how to do without.
         """
-        if self._source is None:
+        if self.source is None:
             raise ConfigError(
                 f"{method}: expected uncorrupted images to measure the source on, got none; "
                 f"give --source-images{instead}"
             )
-        return self.torch.from_numpy(self._source(count))
+        return self.torch.from_numpy(self.source(count))
 
     def logits(self, pixel_values: Any, /, *, model: Any = None) -> Any:
         """The network's logits, (B, K), with gradients where parameters are trained."""
         logits = (self.model if model is None else model)(pixel_values)
-        return logits if self._columns is None else logits[:, self._columns]
+        return logits if self.columns is None else logits[:, self.columns]
 
     def check_parity(self, logits: Any, batch: Batch, /) -> None:
-        """The untrained network is the artifact's; tested on the first batch only.
+        """The untrained network is the artifact's, or this is a `ParityError`.
 
-        Raises
-        ------
-        ParityError
-            If its logits are others.
+        Only the first batch is tested.
         """
         if self._checked:
             return
@@ -336,13 +286,7 @@ class TorchNetwork:
             )
 
     def log_probs(self, logits: Any, /) -> Floats:
-        """log-softmax of the logits, as NumPy.
-
-        Raises
-        ------
-        NumericsError
-            If they are not finite.
-        """
+        """log-softmax of the logits, as NumPy; `NumericsError` if they are not finite."""
         if not bool(self.torch.isfinite(logits).all()):
             raise NumericsError("torch method: expected finite logits, got NaN or infinity")
         result: Floats = self.torch.log_softmax(logits.detach().float(), dim=1).numpy()

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -72,10 +72,7 @@ __all__ = [
 class Source:
     """No adaptation: what every method is compared with."""
 
-    @property
-    def cost(self) -> Cost:
-        """One forward pass."""
-        return Cost()
+    cost = Cost()
 
     def predict(self, batch: Batch, /) -> Floats:
         """The log-softmax of the logits, (B, K)."""
@@ -86,14 +83,7 @@ class Source:
 
 
 class GainMethod:
-    """GAIN as a stream runs it.
-
-    Parameters
-    ----------
-    method : gain_core.Method
-    update_every, warmup_frames : int, optional
-        See `Gain`.
-    """
+    """GAIN as a stream runs it."""
 
     def __init__(
         self,
@@ -145,31 +135,18 @@ Prior = Literal["both", "uniform", "reliability", "balancing"]
 class Ablation:
     """Which parts are exchanged; the defaults are GAIN itself.
 
-    Attributes
-    ----------
-    rule : str
-        How the strength lambda is set. `gain`: lambda*. `retention`: 0. `full`: 1, which is the
-        paper's "proposal as prediction". `fixed`: `fixed_strength`. `entropy`: H(s) / ln K.
-        `disagreement`: JS(s, q_hat) / ln 2. The paper names the signals of the last two but not
-        their scale; both are divided by their largest value here.
-    fixed_strength : float
-        In [0, 1]; for the rule `fixed` only.
-    role : str
-        `gain`: q_hat proposes, q_bar evaluates. `evaluator`: q_bar is the prediction.
-        `swapped`: q_bar proposes, q_hat evaluates.
-    assignment : str
-        What allots a sample to classes in every sum: p*, s or q_hat.
-    reliability : bool
-        Whether zeta weighs the sums (zeta = s at the assignment's own top class); without it
-        every sample weighs one.
-    prior : str
-        `both`: kappa / kappa_hat^2. `uniform`: 1/K. `reliability`: kappa / kappa_hat.
-        `balancing`: 1 / kappa_hat.
+    The rule sets the strength lambda. `gain`: lambda*. `retention`: 0. `full`: 1, which is the
+    paper's "proposal as prediction". `fixed`: `fixed_strength`. `entropy`: H(s) / ln K.
+    `disagreement`: JS(s, q_hat) / ln 2. The paper names the signals of the last two but not their
+    scale; both are divided by their largest value here.
 
-    Raises
-    ------
-    ConfigError
-        If a value is unknown, or rule and role contradict each other.
+    The roles: `gain`: q_hat proposes, q_bar evaluates. `evaluator`: q_bar is the prediction.
+    `swapped`: q_bar proposes, q_hat evaluates. The assignment allots a sample to classes in every
+    sum: p*, s or q_hat. With reliability, zeta weighs the sums (zeta = s at the assignment's own
+    top class); without it every sample weighs one. The prior: `both`: kappa / kappa_hat^2.
+    `uniform`: 1/K. `reliability`: kappa / kappa_hat. `balancing`: 1 / kappa_hat.
+
+    A value that is unknown, or a rule and a role that contradict each other, are a `ConfigError`.
     """
 
     rule: Rule = "gain"
@@ -197,19 +174,13 @@ class Ablation:
     @property
     def is_neutral(self) -> bool:
         """Whether this is GAIN itself."""
-        neutral = Ablation(fixed_strength=self.fixed_strength)
-        return all(getattr(self, item.name) == getattr(neutral, item.name) for item in fields(self))
+        return self == Ablation(fixed_strength=self.fixed_strength)
 
 
 class AblatedPaper(Paper):
     """Algorithm 1 with the parts of an `Ablation` exchanged; NumPy only.
 
-    Parameters
-    ----------
-    head : array, (K, D) float32
-    config : PaperConfig
-    ablation : Ablation
-        The neutral one gives what `Paper` gives.
+    The neutral ablation gives what `Paper` gives.
     """
 
     def __init__(self, head: Floats, config: PaperConfig, ablation: Ablation, /) -> None:
@@ -333,13 +304,7 @@ class MethodSpec:
 
 
 def parse_method(text: str, /) -> MethodSpec:
-    """Read `NAME` or `NAME:key=value:key=value`.
-
-    Raises
-    ------
-    ConfigError
-        If the name is unknown or an option is malformed or given twice.
-    """
+    """Read `NAME` or `NAME:key=value:key=value`; `ConfigError` if it is unknown or malformed."""
     name, options = parse_spec(text)
     if name not in ALL_METHODS:
         raise ConfigError(f"method: expected one of {', '.join(ALL_METHODS)}, got {name!r}")
@@ -349,10 +314,7 @@ def parse_method(text: str, /) -> MethodSpec:
 def parse_spec(text: str, /) -> tuple[str, dict[str, Value]]:
     """A name, and the keys with their values behind it, as `NAME:key=value:key=value` has them.
 
-    Raises
-    ------
-    ConfigError
-        If a pair is malformed or a key is given twice.
+    `ConfigError` if a pair is malformed or a key is given twice.
     """
     name, *pairs = text.strip().split(":")
     options: dict[str, Value] = {}
@@ -371,23 +333,14 @@ def make_method(
 ) -> Method:
     """Build a method for a head.
 
-    Parameters
-    ----------
-    spec : MethodSpec or str
-        GAIN presets take every key of their config, `update_every`, `warmup_frames` and
-        `measured` (whether clean images are used where there are some; the default), the paper's
-        presets those of `Ablation`; the baselines take the keywords of their classes.
-    head : Head
-    network : callable, optional
-        Makes the network in torch, for the methods that train it.
+    GAIN presets take every key of their config, `update_every`, `warmup_frames` and `measured`
+    (whether clean images are used where there are some; the default), the paper's presets those of
+    `Ablation`; the baselines take the keywords of their classes. `network` makes the network in
+    torch, for the methods that train it.
 
-    Raises
-    ------
-    ConfigError
-        If the name or an option is unknown or out of range, or the head lacks what it needs, or
-        there is no network for a method that trains one.
-    BackendUnavailableError
-        If it needs torch and there is none.
+    Raises `ConfigError` if the name or an option is unknown or out of range, or the head lacks what
+    it needs, or there is no network for a method that trains one, and `BackendUnavailableError` if
+    it needs torch and there is none.
     """
     if isinstance(spec, str):
         spec = parse_method(spec)
@@ -429,7 +382,7 @@ def describe_method(spec: MethodSpec, /) -> dict[str, Any]:
     config, ablation = _gain_settings(spec)
     record: dict[str, Any] = {"name": spec.name, "config": config_to_dict(config)}
     if not ablation.is_neutral:
-        record["ablation"] = {item.name: getattr(ablation, item.name) for item in fields(ablation)}
+        record["ablation"] = asdict(ablation)
     record |= {key: spec.options[key] for key in _GAIN_KEYS if key in spec.options}
     return record
 
