@@ -12,7 +12,7 @@ from gain_core import Gain, ShiftConfig
 # Every setting moved to where it matters.
 CONFIGS = {
     "default": ShiftConfig(),
-    "short-memory": ShiftConfig(half_life=120.0, timescale_ratio=3.0),
+    "short-memory": ShiftConfig(half_life=120.0, timescale_ratio=3.0, standard_errors=1.0),
     "small-blocks": ShiftConfig(block=6.0, min_classes=4.0, patience=24.0, standard_errors=1.0),
     "any-skewness": ShiftConfig(min_skewness=0.01, standard_errors=0.1),
     "late": ShiftConfig(recent=12.0),
