@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gain_core.errors import ArrayError, ConfigError, EngineError
-from gain_runtime.sessions.onnx import OnnxSession
+from gain_runtime.sessions.onnx import CUDA_PROVIDER, OnnxSession
 from gain_runtime.sessions.session import Features
 from gain_runtime.sessions.shared import SharedSession, StreamSession
 
@@ -243,3 +243,16 @@ def test_a_stream_that_left_is_told(session, batch):
 def test_bad_settings_are_refused(session, setting):
     with pytest.raises(ConfigError, match=f"{next(iter(setting))}: expected"):
         SharedSession(session, **setting)
+
+
+@pytest.mark.gpu
+def test_rows_of_a_device_outlast_its_later_passes(tiny_artifact, session, batch):
+    rounds = [[batch(3 * n), batch(3 * n + 1), batch(3 * n + 2, rows=3)] for n in range(4)]
+    with OnnxSession(tiny_artifact, provider=CUDA_PROVIDER) as device:
+        shared = SharedSession(Recording(device), wait_s=0.0)
+        streams = [shared.join() for _ in range(3)]
+        answers = [meet(shared, streams, batches) for batches in rounds]
+    for batches, given in zip(rounds, answers, strict=True):
+        for pixel_values, answer in zip(batches, given, strict=True):
+            for got, expected in zip(answer, session.infer(pixel_values), strict=True):
+                np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
