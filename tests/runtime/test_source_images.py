@@ -9,6 +9,7 @@ import os
 import struct
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image, TiffImagePlugin
@@ -102,6 +103,12 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path, suffix):
     pixels = load_image(tmp_path / f"deep{suffix}")
     expected = np.repeat((ramp / 257.0)[:, :, None], 3, axis=2)
     np.testing.assert_allclose(pixels, expected, atol=0.51)
+
+
+def test_sixteen_bit_colour_is_scaled(tmp_path):
+    values = np.full((2, 3, 3), (0, 257 * 100, 65535), dtype=np.uint16)
+    cv2.imwrite(str(tmp_path / "deep.png"), values)
+    np.testing.assert_allclose(load_image(tmp_path / "deep.png")[0, 0], (255, 100, 0), atol=1)
 
 
 def test_floating_point_pixels_are_refused(tmp_path):

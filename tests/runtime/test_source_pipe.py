@@ -173,6 +173,15 @@ def test_dv_is_told_from_jpegs_by_its_first_bytes(tmp_path):
     thread.join(120.0)
 
 
+def test_jpegs_are_read_from_a_named_pipe(tmp_path):
+    pipe = tmp_path / "p"
+    os.mkfifo(pipe)
+    thread = feed(pipe, jpeg(40) + jpeg(90))
+    with open_source(str(pipe)) as source:
+        assert len(list(source)) == 2
+    thread.join(120.0)
+
+
 def test_only_a_character_device_is_a_camera(tmp_path):
     """Shells hand over the output of a command as `/dev/fd/63`."""
     data = clip(tmp_path / "a.bin", "mpegts")
