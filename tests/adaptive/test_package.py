@@ -324,6 +324,7 @@ def test_the_size_of_a_shifts_state(make_artifact, tmp_path, waits, stated):
     assert round(report.state_bytes / 1000) == int(found[1])
     by_class = 80 if waits else 80 + 28
     assert 0 <= report.state_bytes - by_class * 1000 < 1000
+    assert "`28 K` more" in PAGE
 
 
 @pytest.mark.parametrize("preset", ["shift", "paper"])
@@ -361,9 +362,12 @@ def test_every_key_of_the_preprocessing_has_a_row(adaptive_model):
     rows = re.findall(r"^\| (`[^|]+`) \|", table, flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert named == written.keys()
+    assert "(level / 255 - mean) / std" in table
 
 
 def test_the_short_program_reads_outputs_that_exist(adaptive_model):
     program = GUIDE.split("```text")[1].split("```")[0]
     used = set(re.findall(r"outputs\.(\w+)", program)) - {"next_state"}
     assert used <= {value.name for value in adaptive_model.graph.output}
+    skipped, _, _ = program.partition("use outputs")
+    assert "if not outputs.finite: continue" in skipped
