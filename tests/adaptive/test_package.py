@@ -15,7 +15,11 @@ from onnx import TensorProto, numpy_helper
 from gain_core import PRESETS, Gain, config_from_dict
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.adaptive import adaptive_path, add_adaptation
-from gain_runtime.files.adaptive import ADAPTIVE_PREFIX, load_adaptive
+from gain_runtime.files.adaptive import (
+    ADAPTIVE_PREFIX,
+    ADAPTIVE_SCHEMA_VERSION,
+    load_adaptive,
+)
 from gain_runtime.files.artifact import load_artifact
 from gain_runtime.files.manifest import Preprocess
 
@@ -352,6 +356,7 @@ def test_every_key_of_the_metadata_has_a_row(adaptive_model):
     assert set(re.findall(rf"`({ADAPTIVE_PREFIX}\w+)`", PAGE)) == {
         key for key in keys if key.startswith(ADAPTIVE_PREFIX)
     }
+    assert f"| `{ADAPTIVE_PREFIX}schema` | `{ADAPTIVE_SCHEMA_VERSION}`;" in PAGE
 
 
 def test_every_key_of_the_preprocessing_has_a_row(adaptive_model):
