@@ -244,6 +244,7 @@ def test_what_was_written_is_found(conv_artifact, signs):
         written = convert_precision(path, precision, calibration_images=folder)
         found = existing_precision(path, precision, calibration_images=folder)
         assert (written.written, found.written) == (True, False)
+        assert not written.images_drawn
         assert found.to_dict() == written.to_dict() | {"written": False}
         assert existing_precision(path, precision).sha256 == written.sha256
 
