@@ -28,7 +28,6 @@ __all__ = [
     "prune",
     "release_name",
     "rename_value",
-    "subgraphs",
     "times",
 ]
 

@@ -19,10 +19,7 @@ from gain_runtime.files.paths import is_folder, write_atomically
 from gain_runtime.preprocess import preprocess_batch
 
 __all__ = [
-    "CLASS_IMAGES",
-    "LEAST_IMAGES",
     "MAX_IMAGES",
-    "MAX_PHOTOGRAPHS",
     "add_fitness",
     "advice",
     "check_clean_images",

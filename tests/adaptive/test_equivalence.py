@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,3 +159,10 @@ def test_the_next_frame_is_predicted_from_a_loaded_state(make_graph, preset):
             peak = 1.0 + np.max(np.abs(array))
             state = graph.state[f"state.{name}"]
             assert_allclose(state / peak, array / peak, rtol=0, atol=5e-6, err_msg=name)
+
+
+def test_the_contract_states_this_exactness():
+    page = Path(__file__).parents[2] / "docs" / "reference" / "adaptive-file.md"
+    stated = r"a probability (\S+), a state tensor (\S+) of one plus its peak"
+    (found,) = re.findall(stated, page.read_text(encoding="utf-8"))
+    assert tuple(map(float, found)) == (PROBS, STATE)

@@ -15,7 +15,11 @@ from onnx import TensorProto, numpy_helper
 from gain_core import PRESETS, Gain, config_from_dict
 from gain_core.errors import ArtifactError, ConfigError
 from gain_export.adaptive import adaptive_path, add_adaptation
-from gain_runtime.files.adaptive import ADAPTIVE_PREFIX, load_adaptive
+from gain_runtime.files.adaptive import (
+    ADAPTIVE_PREFIX,
+    ADAPTIVE_SCHEMA_VERSION,
+    load_adaptive,
+)
 from gain_runtime.files.artifact import load_artifact
 from gain_runtime.files.manifest import Preprocess
 
@@ -324,6 +328,7 @@ def test_the_size_of_a_shifts_state(make_artifact, tmp_path, waits, stated):
     assert round(report.state_bytes / 1000) == int(found[1])
     by_class = 80 if waits else 80 + 28
     assert 0 <= report.state_bytes - by_class * 1000 < 1000
+    assert "`28 K` more" in PAGE
 
 
 @pytest.mark.parametrize("preset", ["shift", "paper"])
@@ -351,6 +356,7 @@ def test_every_key_of_the_metadata_has_a_row(adaptive_model):
     assert set(re.findall(rf"`({ADAPTIVE_PREFIX}\w+)`", PAGE)) == {
         key for key in keys if key.startswith(ADAPTIVE_PREFIX)
     }
+    assert f"| `{ADAPTIVE_PREFIX}schema` | `{ADAPTIVE_SCHEMA_VERSION}`;" in PAGE
 
 
 def test_every_key_of_the_preprocessing_has_a_row(adaptive_model):
@@ -361,9 +367,12 @@ def test_every_key_of_the_preprocessing_has_a_row(adaptive_model):
     rows = re.findall(r"^\| (`[^|]+`) \|", table, flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert named == written.keys()
+    assert "(level / 255 - mean) / std" in table
 
 
 def test_the_short_program_reads_outputs_that_exist(adaptive_model):
     program = GUIDE.split("```text")[1].split("```")[0]
     used = set(re.findall(r"outputs\.(\w+)", program)) - {"next_state"}
     assert used <= {value.name for value in adaptive_model.graph.output}
+    skipped, _, _ = program.partition("use outputs")
+    assert "if not outputs.finite: continue" in skipped

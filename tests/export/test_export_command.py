@@ -335,9 +335,12 @@ def test_rendered_signs_measure_the_road_sign_network(tmp_path, scratch, capsys)
     command = [str(ROADSIGNS), "--output", str(path), *FLAGS, "--std", "0.5", "--json=-"]
     command += ["--crop-mode", "squash", "--interpolation", "bicubic"]
     assert main([*command, "--calibrate", "test://signs?frames=256"]) == 0
-    fitness = json.loads(capsys.readouterr().out)["fitness"]
+    report = json.loads(capsys.readouterr().out)
+    fitness, artifact = report["fitness"], load_artifact(path)
+    # Of the file with the measurement in it.
+    assert (report["sha256"], report["size_bytes"]) == (artifact.sha256, path.stat().st_size)
     assert fitness["num_images"] == 256
-    one_class, mixture = load_artifact(path).measured["skewness"]
+    one_class, mixture = artifact.measured["skewness"]
     assert (one_class, mixture) == (fitness["one_class_skewness"], fitness["mixture_skewness"])
     assert -0.05 < one_class < 0.15
     assert 0.4 < mixture < 0.7

@@ -213,10 +213,17 @@ def test_fp32_of_lower_precision_is_refused(conv_artifact, capsys):
 @pytest.mark.parametrize(("precision", "name"), [("fp32", "conv"), ("fp16", "conv.fp16")])
 def test_adaptive_is_made_of_the_lower_precision(conv_artifact, capsys, precision, name):
     path = conv_artifact()
-    assert main([str(path), "--precision", precision, "--adaptive", "--json=-"]) == 0
+    command = [str(path), "--precision", precision, "--adaptive", "--json=-"]
+    assert main(command) == 0
     target = path.with_name(f"{name}.adaptive.onnx")
     assert json.loads(capsys.readouterr().out)["adaptive"]["path"] == str(target)
-    assert target.is_file()
+    before = target.read_bytes()
+    # The one that is there is kept, also where the file before it is made anew.
+    precision_path(path, "fp16").unlink(missing_ok=True)
+    assert main(command) == 1
+    assert f"{target}: exists already; --force" in capsys.readouterr().err
+    assert target.read_bytes() == before
+    assert not precision_path(path, "fp16").exists()
 
 
 # The file in lower precision that is there already: taken if it is what is asked for.
@@ -237,6 +244,7 @@ def test_what_was_written_is_found(conv_artifact, signs):
         written = convert_precision(path, precision, calibration_images=folder)
         found = existing_precision(path, precision, calibration_images=folder)
         assert (written.written, found.written) == (True, False)
+        assert not written.images_drawn
         assert found.to_dict() == written.to_dict() | {"written": False}
         assert existing_precision(path, precision).sha256 == written.sha256
 

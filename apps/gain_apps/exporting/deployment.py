@@ -68,8 +68,8 @@ def check_precision_arguments(args: argparse.Namespace) -> None:
         return
     if args.precision == "int8" and args.calibrate is None:
         raise ConfigError(
-            "--precision int8: expected calibration images; add --calibrate DIR with clean images "
-            "of the classes the network knows"
+            "--precision int8: expected calibration images, got none; add --calibrate DIR with "
+            "clean images of the classes the network knows"
         )
     if args.precision != "int8" and args.int8_ranges is not None:
         raise ConfigError(

@@ -20,7 +20,6 @@ from gain_runtime.sessions.onnx import CPU_PROVIDER, NATIVE_ERRORS, create_nativ
 
 __all__ = [
     "METHODS",
-    "PERCENTILE",
     "CalibrationMethod",
     "Layer",
     "find_layers",
