@@ -40,11 +40,13 @@ __all__ = [
     "toml_value",
     "typed",
     "warn",
+    "warn_removed",
     "write_json_lines",
 ]
 
 STDOUT = "-"
 NOW = "is now {}; the next release knows that name only"
+REMOVED = "has no effect and goes with the next release: {}"
 READERS: dict[str, Callable[[str], Any]] = {
     "bool": {"true": True, "false": False}.__getitem__,
     "float": float,
@@ -329,10 +331,14 @@ def add_removed(
     group: argparse._ActionsContainer, name: str, /, *, why: str, num_values: int = 0
 ) -> None:
     """Take a flag that does nothing any more for one release; `why` ends the line of warning."""
-    says = f"has no effect and goes with the next release: {why}"
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     group.add_argument(
-        name, action=_Old, nargs=num_values, says=says, store=lambda *_: None, **hidden
+        name,
+        action=_Old,
+        nargs=num_values,
+        says=REMOVED.format(why),
+        store=lambda *_: None,
+        **hidden,
     )
 
 
@@ -364,6 +370,11 @@ class _Old(argparse.Action):
 def warn(program: str, old: str, now: str, /) -> None:
     """Say that something is called otherwise today."""
     _say(program, f"{old} {NOW.format(now)}")
+
+
+def warn_removed(program: str, old: str, why: str, /) -> None:
+    """Say that something has no effect any more."""
+    _say(program, f"{old} {REMOVED.format(why)}")
 
 
 def _say(program: str, text: str) -> None:

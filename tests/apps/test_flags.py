@@ -201,7 +201,7 @@ def test_fast_preprocessing_of_the_release_before_has_no_effect_and_a_warning(tm
     assert read_config_file(path) == {"seed": 3}
     assert settings_of("--set", "fast-preprocess=true", "--set", "seed=3") == {"seed": 3}
     lines = capsys.readouterr().err.splitlines()
-    assert [": fast-preprocess is now nothing" in line for line in lines] == [True, True]
+    assert [": fast-preprocess has no effect" in line for line in lines] == [True, True]
 
 
 def settings_of(*words: str) -> dict[str, object]:

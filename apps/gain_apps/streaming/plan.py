@@ -20,6 +20,7 @@ from gain_apps.flags import (
     toml_value,
     typed,
     warn,
+    warn_removed,
 )
 from gain_apps.streaming.config import StreamConfig
 from gain_apps.streaming.settings import flag
@@ -139,7 +140,7 @@ def _without_old_keys(record: Mapping[str, Any], *, where: str) -> dict[str, Any
 
 
 def _warn_of_fast(where: str) -> None:
-    warn("gain-stream", f"{where}: {FAST}", "nothing: timm's very pixels take no longer")
+    warn_removed("gain-stream", f"{where}: {FAST}", "timm's very pixels take no longer")
 
 
 def _given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
