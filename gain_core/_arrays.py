@@ -15,32 +15,6 @@ from array_api_compat import array_namespace, device, is_numpy_namespace, is_tor
 
 from gain_core.errors import ArrayError, ConfigError
 
-__all__ = [
-    "Array",
-    "Namespace",
-    "all_of",
-    "any_of",
-    "choose",
-    "describe",
-    "detached",
-    "float_like",
-    "floored",
-    "is_real_floating",
-    "log_softmax",
-    "logsumexp",
-    "matrix_like",
-    "max_of",
-    "min_of",
-    "namespace",
-    "namespace_of",
-    "refuse_below_one",
-    "refuse_below_two",
-    "scalar",
-    "softmax",
-    "statistics_dtype",
-    "sum_of",
-]
-
 
 @runtime_checkable
 class Array(Protocol):

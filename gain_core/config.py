@@ -14,9 +14,6 @@ from gain_core.paper.method import Paper
 from gain_core.shift.config import ShiftConfig
 from gain_core.shift.method import Shift
 
-__all__ = ["DEFAULT_PRESET", "PRESETS", "Config", "config_from_dict", "config_to_dict", "preset"]
-__all__ += ["make_method"]
-
 Config: TypeAlias = ShiftConfig | PaperConfig
 
 _CONFIGS: dict[str, type[Config]] = {"shift": ShiftConfig, "paper": PaperConfig}

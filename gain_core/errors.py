@@ -6,19 +6,6 @@ A message names the thing, what was expected, what came and the remedy. Command 
 
 from __future__ import annotations
 
-__all__ = [
-    "ArrayError",
-    "ArtifactError",
-    "BackendUnavailableError",
-    "ConfigError",
-    "EngineError",
-    "GainError",
-    "NumericsError",
-    "ParityError",
-    "StreamError",
-    "one_line",
-]
-
 
 class GainError(Exception):
     """Base of every error this project raises on purpose."""

@@ -13,8 +13,6 @@ from gain_core.errors import NumericsError
 from gain_core.method import Method, Prediction
 from gain_core.records import copy_record, refuse_foreign
 
-__all__ = ["UPDATE_EVERY", "WARMUP_FRAMES", "Gain"]
-
 # An update costs several predictions, and nothing worth learning comes in a sixteenth of it.
 UPDATE_EVERY = 16
 # A video's first frames show one object, and a target learned from one class is no target.

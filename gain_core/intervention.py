@@ -19,8 +19,6 @@ from gain_core._arrays import (
     sum_of,
 )
 
-__all__ = ["evidence_path", "expected_gain", "slope", "solve_strength"]
-
 # Newton steps from the chord of the log-odds, which are nearly straight in lambda (for two classes
 # exactly): four reach float32 for the corrections that occur, twelve for rows made to be hard.
 NUM_STEPS = 12

@@ -11,8 +11,6 @@ from array_api_compat import is_numpy_namespace
 from gain_core._arrays import Array, Namespace, all_of, namespace
 from gain_core.intervention import evidence_path, expected_gain, solve_strength
 
-__all__ = ["Method", "Posteriors", "Prediction", "all_finite", "answer", "quiet"]
-
 # An overflow or NaN is reported by `finite`; NumPy's warnings would say it twice, or raise instead.
 quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 

@@ -11,8 +11,6 @@ from array_api_compat import array_namespace
 from gain_core._arrays import Array, describe
 from gain_core.errors import ArrayError
 
-__all__ = ["arrays_of", "copy_record", "nbytes", "record_from_arrays", "refuse_foreign"]
-
 R = TypeVar("R")
 
 

@@ -34,13 +34,6 @@ from gain_runtime.sources.uri import redact
 if TYPE_CHECKING:
     from gain_runtime.sessions.session import Device
 
-__all__ = [
-    "SETTINGS",
-    "BenchConfig",
-    "build_parser",
-    "main",
-]
-
 # What has no flag: a key of --set, and what it is for.
 SETTINGS = {
     "update-every=N": f"frames between two updates (default {UPDATE_EVERY})",

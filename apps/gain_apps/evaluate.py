@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from gain_apps.evaluation.executor import Executor
     from gain_apps.evaluation.streams import Order
 
-__all__ = ["build_parser", "main"]
-
-
 # What has no flag: a key of --set, and what it is for.
 SETTINGS = {
     "order=NAME": "images within a domain: list, shuffled, runs, sorted, long-tailed, one-class "

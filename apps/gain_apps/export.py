@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from gain_export import ExportReport, PreprocessOverrides
     from gain_export.write import OnStep
 
-__all__ = ["build_parser", "main"]
-
 _EPILOG = f"""\
 {settings_text(SETTINGS)}
 

@@ -20,30 +20,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = [
-    "STDOUT",
-    "Given",
-    "add_device_flags",
-    "add_json_flag",
-    "add_old",
-    "add_old_settings",
-    "add_old_spelling",
-    "add_removed",
-    "add_set_flag",
-    "check_json_target",
-    "checked_table",
-    "parse_arguments",
-    "read_given",
-    "read_toml",
-    "settings_text",
-    "spelled",
-    "toml_value",
-    "typed",
-    "warn",
-    "warn_removed",
-    "write_json_lines",
-]
-
 STDOUT = "-"
 NOW = "is now {}; the next release knows that name only"
 REMOVED = "has no effect and goes with the next release: {}"

@@ -15,23 +15,6 @@ from gain_core.errors import ArrayError, ConfigError
 if TYPE_CHECKING:
     from gain_apps.evaluation.executor import Trace
 
-__all__ = [
-    "NUM_BINS",
-    "Calibration",
-    "Reals",
-    "Scores",
-    "accuracy",
-    "calibration",
-    "calibration_excess",
-    "correlations",
-    "domain_scores",
-    "expected_calibration_error",
-    "mean_scores",
-    "negative_log_likelihood",
-    "round_scores",
-    "score",
-]
-
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 Reals = npt.NDArray[np.float64]

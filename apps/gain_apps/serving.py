@@ -32,14 +32,6 @@ from gain_runtime.optional import require
 from gain_runtime.preprocess import BatchPreprocessor
 from gain_runtime.sessions.session import open_session
 
-__all__ = [
-    "Front",
-    "Network",
-    "ServingSettings",
-    "api",
-    "app",
-]
-
 logger = logging.getLogger(__name__)
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gain_core import Method
     from gain_runtime.files.state import StateFile
 
-__all__ = ["build_parser", "main"]
-
 _EPILOG = """\
 examples:
   gain-state show kitchen.safetensors

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from gain_apps.streaming.plan import ProcessPlan
 
-__all__ = ["build_parser", "main"]
-
 
 class SettingsError(ConfigError):
     """Settings that are refused before anything is opened: starting again does not help."""

@@ -18,26 +18,6 @@ from gain_core.errors import ConfigError, StreamError
 from gain_runtime.optional import install_line
 from gain_runtime.sources.uri import redact, redact_to_host
 
-__all__ = [
-    "ThermalWatch",
-    "closed_stream",
-    "fill_in",
-    "find_secret",
-    "finish_output",
-    "hide_credentials",
-    "logging_to",
-    "notify",
-    "open_missing_streams",
-    "peak_memory_bytes",
-    "read_number",
-    "read_numbers",
-    "read_text",
-    "say",
-    "watchdog_interval_s",
-    "whole_number",
-    "write_result",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -18,14 +18,6 @@ from gain_scenes.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt, ima
 from gain_scenes.corruptions.constants import MAX_SEVERITY
 from gain_scenes.roadsigns.sources import drive_source, stills_source
 
-__all__ = [
-    "CorruptingSource",
-    "LiveSource",
-    "Stretch",
-    "app_schemes",
-    "parse_schedule",
-]
-
 logger = logging.getLogger(__name__)
 
 

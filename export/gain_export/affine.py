@@ -11,8 +11,6 @@ import onnx
 
 from gain_export.graph import Doubles, Graph, Term, attribute, describe, times
 
-__all__ = ["AFFINE", "Rules", "StopError", "Values"]
-
 Values = Mapping[str, npt.NDArray[np.generic]]
 
 _MAX_ENTRIES = 2**27

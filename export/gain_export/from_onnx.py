@@ -50,8 +50,6 @@ from gain_export.write import (
 from gain_runtime.files.manifest import Preprocess
 from gain_runtime.files.paths import check_output, resolved
 
-__all__ = ["export_onnx"]
-
 _TOOLS = ("gain-edge", "onnx", "onnxruntime")
 
 Floats = npt.NDArray[np.float32]

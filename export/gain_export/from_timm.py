@@ -53,14 +53,6 @@ from gain_export.write import (
 from gain_runtime.files.paths import check_output
 from gain_runtime.optional import require
 
-__all__ = [
-    "Source",
-    "build",
-    "create_pretrained",
-    "export_timm",
-    "preprocess_of",
-]
-
 logger = logging.getLogger(__name__)
 
 timm = require("timm", extra="export")

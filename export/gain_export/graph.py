@@ -13,24 +13,6 @@ from onnx import numpy_helper
 
 from gain_runtime.sessions.onnx import EXACT_INT8, NATIVE_ERRORS
 
-__all__ = [
-    "Doubles",
-    "Graph",
-    "Term",
-    "all_nodes",
-    "attribute",
-    "consumed_values",
-    "describe",
-    "evaluate",
-    "free_name",
-    "merged",
-    "open_native",
-    "prune",
-    "release_name",
-    "rename_value",
-    "times",
-]
-
 _LOG_FATAL_ONLY = 4
 
 

@@ -15,16 +15,6 @@ from gain_export.graph import Doubles, Graph, Term, attribute, describe, merged
 from gain_export.outputs import Activation, Candidate, activate, read_ending
 from gain_export.verify import ATOL, HALF_RTOL, RTOL
 
-__all__ = [
-    "Head",
-    "NotLinearError",
-    "Part",
-    "Run",
-    "affine_values",
-    "choose_layer",
-    "compose_head",
-]
-
 # How far the walk goes on where several vectors may turn out to be one.
 _MAX_STEPS = 200
 

@@ -18,16 +18,6 @@ from gain_runtime.files.manifest import Fitness
 from gain_runtime.files.paths import is_folder, write_atomically
 from gain_runtime.preprocess import preprocess_batch
 
-__all__ = [
-    "MAX_IMAGES",
-    "add_fitness",
-    "advice",
-    "check_clean_images",
-    "measure_fitness",
-    "read_photographs",
-    "synthetic_images",
-]
-
 logger = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float32]

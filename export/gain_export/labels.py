@@ -17,18 +17,6 @@ import onnx
 from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.files.paths import find_models_dir
 
-__all__ = [
-    "IMAGENET",
-    "Alias",
-    "Labels",
-    "WeightsMatch",
-    "choose_labels",
-    "imagenet_labels",
-    "load_aliases",
-    "names_in_onnx",
-    "read_labels",
-]
-
 logger = logging.getLogger(__name__)
 
 if sys.version_info >= (3, 11):

@@ -16,21 +16,6 @@ from gain_runtime.files.artifact import refuse_broken_text
 from gain_runtime.files.manifest import PREFIX
 from gain_runtime.files.paths import is_file
 
-__all__ = [
-    "DEFAULT_OPSET",
-    "MAX_BYTES",
-    "MAX_OPSET",
-    "MIN_OPSET",
-    "foreign_operators",
-    "hash_onnx",
-    "is_artifact",
-    "load_onnx",
-    "lower_opset",
-    "opset_of",
-    "raise_opset",
-    "settle_versions",
-]
-
 logger = logging.getLogger(__name__)
 
 # Protobuf's own limit for one message, less a margin for graph and metadata.

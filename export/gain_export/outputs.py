@@ -16,20 +16,6 @@ from gain_core.errors import ArtifactError, ConfigError, EngineError, one_line
 from gain_export.graph import Graph, attribute, open_native
 from gain_runtime.sessions.onnx import NATIVE_ERRORS
 
-__all__ = [
-    "Activation",
-    "Candidate",
-    "Ending",
-    "Original",
-    "Values",
-    "activate",
-    "choose_output",
-    "find_candidates",
-    "read_ending",
-    "run_values",
-    "runs_over_classes",
-]
-
 Floats = npt.NDArray[np.float32]
 Values = dict[str, npt.NDArray[np.generic]]
 Feed = Callable[[Floats], npt.NDArray[np.generic]]

@@ -18,22 +18,6 @@ from gain_export.graph import Graph, attribute, describe, free_name, release_nam
 from gain_runtime.files.artifact import dtype_name
 from gain_runtime.files.manifest import Preprocess
 
-__all__ = [
-    "BATCH",
-    "PIXEL_VALUES",
-    "InputForm",
-    "Layout",
-    "PreprocessOverrides",
-    "check_range",
-    "complete",
-    "feed",
-    "from_timm_config",
-    "plain_settings",
-    "read_input",
-    "rewrite_input",
-    "state_batch",
-]
-
 PIXEL_VALUES, BATCH = "pixel_values", "batch"
 Layout = Literal["NCHW", "NHWC"]
 

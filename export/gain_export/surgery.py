@@ -17,14 +17,6 @@ from gain_export.outputs import Values, run_values
 from gain_export.preprocessing import BATCH
 from gain_runtime.files.manifest import HeadLocation
 
-__all__ = [
-    "FEATURES",
-    "LOGITS",
-    "attach_head",
-    "attach_logits",
-    "freed",
-]
-
 logger = logging.getLogger(__name__)
 
 _TRIED = (8, 3)

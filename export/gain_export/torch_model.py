@@ -28,19 +28,6 @@ from gain_export.surgery import LOGITS
 from gain_runtime.files.paths import is_file
 from gain_runtime.optional import require
 
-__all__ = [
-    "Checkpoint",
-    "cause_line",
-    "count_classes",
-    "decomposed_attention",
-    "fill",
-    "hash_weights",
-    "package_file",
-    "quiet",
-    "read_checkpoint",
-    "trace",
-]
-
 logger = logging.getLogger(__name__)
 
 torch = require("torch", extra="export")

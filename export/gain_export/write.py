@@ -32,18 +32,6 @@ from gain_runtime.files.manifest import HeadLocation, Manifest, Preprocess
 from gain_runtime.files.paths import write_atomically
 from gain_runtime.preprocess import preprocess_batch
 
-__all__ = [
-    "Classifier",
-    "ExportReport",
-    "OnStep",
-    "Steps",
-    "VerifyImages",
-    "choose_images",
-    "is_half",
-    "verification_pixels",
-    "write_classifier",
-]
-
 OnStep = Callable[[str], None]
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from gain_core.errors import ConfigError
 
-__all__ = ["PaperConfig"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperConfig:

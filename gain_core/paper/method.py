@@ -37,8 +37,6 @@ from gain_core.paper.statistics import (
 )
 from gain_core.records import arrays_of, refuse_foreign
 
-__all__ = ["Paper", "PaperState"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PaperState(Statistics, Geometry):

@@ -10,17 +10,6 @@ from gain_core._arrays import Array, log_softmax, logsumexp, scalar
 from gain_core.paper.config import PaperConfig
 from gain_core.records import arrays_of
 
-__all__ = [
-    "Geometry",
-    "Rows",
-    "Statistics",
-    "add_rows",
-    "combine",
-    "concatenate",
-    "derive_geometry",
-    "log_posteriors",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:

@@ -12,19 +12,6 @@ from array_api_compat import array_namespace
 from gain_core._arrays import Array, Namespace, detached, softmax, sum_of
 from gain_core.errors import ConfigError
 
-__all__ = [
-    "DEFAULT_SKEWNESS",
-    "MIN_SEPARATION",
-    "checked_moments",
-    "checked_pair",
-    "clean_moments",
-    "james_stein",
-    "log_deviations",
-    "one_over_draws",
-    "skewness",
-    "skewness_of_head",
-]
-
 # Of one class and of a mixture, for a network of which nothing is known: of the networks measured,
 # the most that one class has and more than most mixtures have, so that blocks are accepted late.
 DEFAULT_SKEWNESS = (0.06, 0.5)

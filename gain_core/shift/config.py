@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields
 
 from gain_core.errors import ConfigError
 
-__all__ = ["ShiftConfig"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftConfig:

@@ -47,8 +47,6 @@ from gain_core.shift.clean import (
 )
 from gain_core.shift.config import ShiftConfig
 
-__all__ = ["NUM_TIMESCALES", "Shift", "ShiftEvidence", "ShiftState"]
-
 NUM_TIMESCALES = 2
 
 

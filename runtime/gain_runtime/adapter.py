@@ -19,8 +19,6 @@ from gain_runtime.frames import Closing
 from gain_runtime.preprocess import BatchPreprocessor, Region
 from gain_runtime.sessions.onnx import CPU_PROVIDER
 
-__all__ = ["STAGES", "AdaptationStatus", "AdaptedBatch", "Adapter"]
-
 # What a batch passes through here, in this order; keys of `AdaptedBatch.stage_ns`.
 STAGES = ("preprocess", "forward", "adapt")
 

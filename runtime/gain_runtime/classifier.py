@@ -19,8 +19,6 @@ from gain_runtime.files.artifact import load_artifact
 from gain_runtime.frames import Closing
 from gain_runtime.sessions.session import Device, open_adaptive_session, open_session
 
-__all__ = ["Classifier", "Result", "load", "open_engine"]
-
 Image = npt.NDArray[np.uint8]
 
 

@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from gain_runtime.files.adaptive import AdaptiveArtifact
     from gain_runtime.sessions.adaptive import AdaptiveSession
 
-__all__ = [
-    "AdaptiveEngine",
-    "Engine",
-    "EngineArtifact",
-    "NetworkEngine",
-    "artifact_method",
-]
-
 logger = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float32]

@@ -11,20 +11,6 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Closing",
-    "Frame",
-    "FrameFault",
-    "FrameHealth",
-    "FrameResult",
-    "FrameSource",
-    "Ranked",
-    "Sink",
-    "SourceInfo",
-    "WrappingSource",
-    "rate_or_none",
-]
-
 Self = TypeVar("Self", bound="Closing")
 
 

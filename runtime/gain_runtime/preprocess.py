@@ -21,21 +21,6 @@ from gain_core.errors import ArrayError, ConfigError
 from gain_runtime.files.manifest import Preprocess
 from gain_runtime.frames import Closing
 
-__all__ = [
-    "BatchPreprocessor",
-    "Region",
-    "ResizedCrop",
-    "check_frame",
-    "clipped_region",
-    "no_array_error",
-    "normalised_levels",
-    "one_region_each",
-    "preprocess",
-    "preprocess_batch",
-    "resized_crop",
-    "usable_cores",
-]
-
 Region = tuple[int, int, int, int]
 
 _FILTERS = {

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Oracle", "OracleStep", "log_softmax", "row_answer"]
-
 Floats = npt.NDArray[np.float64]
 
 ROOT_TOLERANCE = 1e-14

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["World", "camera_world", "gaussian_world"]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from gain_oracle import OracleStep, log_softmax, row_answer
 
-__all__ = ["ShiftOracle"]
-
 Floats = npt.NDArray[np.float64]
 
 

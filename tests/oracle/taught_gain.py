@@ -12,18 +12,6 @@ from numpy.testing import assert_allclose
 from gain_core import PRESETS, Gain, Prediction, ShiftConfig
 from gain_core.records import arrays_of
 
-__all__ = [
-    "SKEWNESS",
-    "assert_bitwise",
-    "assert_sound",
-    "assert_states_close",
-    "copies",
-    "fields_of",
-    "make_gain",
-    "one_batch",
-    "taught",
-]
-
 K, D = 10, 8
 # Of a `gaussian_world`; a guess from the head would read it on the host, once.
 SKEWNESS = (0.05, 0.15)

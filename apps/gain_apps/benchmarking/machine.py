@@ -22,12 +22,6 @@ from gain_runtime.preprocess import usable_cores
 from gain_runtime.sessions.onnx import CPU_PROVIDER
 from gain_runtime.sessions.tensorrt import cuda_failures
 
-__all__ = [
-    "DevicePeak",
-    "Machine",
-    "tool_versions",
-]
-
 NOTE = (
     "largest of the readings after each batch, warm-up included; total less free memory of the "
     "device, so what other processes hold there is counted too"

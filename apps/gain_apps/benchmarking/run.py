@@ -34,12 +34,6 @@ from gain_runtime.sinks.jsonl import JsonlSink
 if TYPE_CHECKING:
     from gain_apps.bench import BenchConfig
 
-__all__ = [
-    "SCHEMA",
-    "print_benchmark",
-    "run_benchmark",
-]
-
 SCHEMA = 3
 
 

@@ -39,19 +39,6 @@ from gain_scenes.sources import app_schemes
 if TYPE_CHECKING:
     from gain_apps.bench import BenchConfig
 
-__all__ = [
-    "BENCH_STAGES",
-    "VARIANTS",
-    "FrozenSource",
-    "Rival",
-    "StageTimes",
-    "compare_rivals",
-    "frame_batches",
-    "list_rivals",
-    "measure_stages",
-    "percentiles",
-]
-
 logger = logging.getLogger(__name__)
 
 

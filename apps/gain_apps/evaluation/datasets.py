@@ -37,12 +37,6 @@ from gain_scenes import corruptions, roadsigns
 from gain_scenes.corruptions import CORRUPTIONS
 from gain_scenes.sources import app_schemes
 
-__all__ = [
-    "DOMAINS_3DCC",
-    "open_data",
-    "open_test_source",
-]
-
 # The order in which ImageNet-3DCC's domains are streamed.
 DOMAINS_3DCC = (
     "near_focus",

@@ -17,19 +17,6 @@ from gain_core.errors import ConfigError
 if TYPE_CHECKING:
     from gain_apps.evaluation.executor import Executor
 
-__all__ = [
-    "ANY_SEVERITY",
-    "EvalInput",
-    "FeatureStore",
-    "InputSettings",
-    "Normalise",
-    "OnImages",
-    "Origin",
-    "Outputs",
-    "PixelLoader",
-    "open_input",
-]
-
 Normalise = Literal["timm", "unit", "imagenet"]
 # A title and a number of steps to what is called after every step.
 OnImages = Callable[[str, int], Callable[[], None]]

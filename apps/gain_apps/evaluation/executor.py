@@ -30,18 +30,6 @@ if TYPE_CHECKING:
     from gain_runtime.files.artifact import Artifact
     from gain_runtime.sessions.session import Session
 
-__all__ = [
-    "ONE_BLAS_THREAD",
-    "Executor",
-    "GainTrace",
-    "StreamTask",
-    "Trace",
-    "make_methods",
-    "run_methods",
-    "run_stream",
-    "stream_of",
-]
-
 # Normalised log-probabilities; single precision over a thousand classes stays well within.
 MAX_NORM_ERROR = 1e-3
 

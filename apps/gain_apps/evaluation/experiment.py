@@ -31,14 +31,6 @@ from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.files.paths import exists, write_atomically
 from gain_scenes.corruptions.constants import MAX_SEVERITY
 
-__all__ = [
-    "Experiment",
-    "KeptTraces",
-    "Run",
-    "evaluate",
-    "open_for_stream",
-]
-
 # Frames a step: the paper's for a data set, an update's for what a camera sees.
 BATCH_SIZE, CAMERA_BATCH_SIZE = 64, 16
 # Scores of all runs are worked out again each time, which takes seconds where they are many.

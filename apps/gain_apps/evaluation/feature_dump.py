@@ -20,8 +20,6 @@ from gain_export.images import MAX_IMAGES, measure_fitness
 from gain_runtime.files.paths import is_file
 from gain_scenes.corruptions import CORRUPTIONS
 
-__all__ = ["is_dump", "load_dump", "measured_head", "noise_deviation"]
-
 HEAD_ARRAYS = ("weight", "bias", "labels")
 CLEAN = "clean"
 

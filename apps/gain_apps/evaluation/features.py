@@ -33,21 +33,6 @@ from gain_runtime.sessions.session import Session
 from gain_scenes import corruptions
 from gain_scenes.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt, image_rng
 
-__all__ = [
-    "CHUNK_ROWS",
-    "LEAST_SHARE",
-    "Cell",
-    "Entry",
-    "FeatureCache",
-    "FeatureMaker",
-    "Rows",
-    "cache_folder",
-    "code_hash",
-    "default_cache_dir",
-    "make_view",
-    "normalised",
-]
-
 try:
     import fcntl
 except ImportError:  # Windows: two runs that fill one entry at once are not kept apart there

@@ -27,25 +27,6 @@ from gain_runtime.files.paths import is_file, is_folder
 from gain_runtime.optional import require
 from gain_runtime.sources.images import class_list_from_names, read_class_list
 
-__all__ = [
-    "CLEAN",
-    "WNID",
-    "ClassNames",
-    "Image",
-    "ImageData",
-    "Member",
-    "check_labels",
-    "clean_data",
-    "dataset_files",
-    "files_fingerprint",
-    "image_files",
-    "open_arrays",
-    "open_dataset",
-    "open_tar",
-    "read_tars",
-    "tar_files",
-]
-
 Image = npt.NDArray[np.uint8]
 
 # The domain of uncorrupted images.

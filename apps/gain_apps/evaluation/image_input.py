@@ -30,8 +30,6 @@ from gain_runtime.files.artifact import Artifact, load_artifact
 from gain_runtime.sessions.session import Session
 from gain_scenes.corruptions import CORRUPTIONS
 
-__all__ = ["open_images", "open_maker"]
-
 
 def open_images(
     model: str | Path,

@@ -44,8 +44,6 @@ from gain_runtime.optional import require
 from gain_runtime.sessions.onnx import CPU_PROVIDER, CUDA_PROVIDER
 from gain_runtime.sessions.session import Features, Session, open_session
 
-__all__ = ["RayExecutor", "ShardReader"]
-
 # What a session says it runs on, where it is opened by another machine.
 PROVIDERS = {"cpu": CPU_PROVIDER, "cuda": CUDA_PROVIDER, "tensorrt": "tensorrt"}
 

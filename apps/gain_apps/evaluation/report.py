@@ -15,8 +15,6 @@ from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.files.paths import write_atomically
 from gain_runtime.optional import require
 
-__all__ = ["check_report_path", "write_report"]
-
 SUFFIXES = (".html", ".md")
 STYLE = (
     "body{font-family:sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"

@@ -40,19 +40,6 @@ from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.files.paths import write_atomically
 from gain_runtime.frames import Closing
 
-__all__ = [
-    "SCHEMA",
-    "Progress",
-    "compare_results",
-    "make_results",
-    "print_bars",
-    "print_comparison",
-    "print_results",
-    "read_results",
-    "versions",
-    "write_results",
-]
-
 SCHEMA = 1
 PACKAGES = ("numpy", "onnxruntime", "onnx", "opencv-python-headless", "pillow", "torch", "timm")
 MEAN_OF_DOMAINS = "mean over domains, then over rounds"

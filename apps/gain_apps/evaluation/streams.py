@@ -35,22 +35,6 @@ import numpy.typing as npt
 from gain_apps.evaluation.methods.registry import parse_spec
 from gain_core.errors import ConfigError
 
-__all__ = [
-    "CAMERA_STREAMS",
-    "EMPTY_SCENE",
-    "NOISE",
-    "STAY",
-    "Order",
-    "StreamBatch",
-    "StreamKind",
-    "StreamPlan",
-    "cdc_segments",
-    "image_order",
-    "make_stream",
-    "noise_of",
-    "parse_stream",
-]
-
 Ints = npt.NDArray[np.int64]
 Order = Literal["list", "shuffled", "runs", "sorted", "long-tailed", "one-class"]
 CameraKind = Literal[

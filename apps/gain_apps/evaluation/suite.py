@@ -19,8 +19,6 @@ from gain_apps.evaluation.suite_file import Bar, Suite, SuiteInput, SuiteStream
 from gain_core.errors import ArtifactError, ConfigError
 from gain_runtime.files.paths import exists
 
-__all__ = ["judge", "run_suite", "suite_markdown"]
-
 SOURCE = "source"
 SCORES = ("accuracy", "ece", "nll")
 Report = dict[str, Any]

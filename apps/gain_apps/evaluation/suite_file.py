@@ -37,8 +37,6 @@ from gain_apps.flags import read_toml
 from gain_core.errors import ConfigError
 from gain_runtime.files.paths import is_file
 
-__all__ = ["Bar", "Suite", "SuiteInput", "SuiteStream", "folders_of", "load_suite", "suite_path"]
-
 SUITES = Path("benchmarks") / "suites"
 Measure = Literal[
     "worst pair", "worst seed", "mean change", "lead", "calm pairs", "worst ece change"

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from gain_export.adaptive import AdaptiveReport
     from gain_export.adaptive.triton import TritonBackend
 
-__all__ = [
-    "add_adaptive_arguments",
-    "calibration_folder",
-    "check_adaptive_arguments",
-    "check_adaptive_source",
-    "check_calibration",
-    "write_adaptive",
-    "write_triton_model",
-]
-
 # As gain_scenes.roadsigns.sources has it; spelt out because --help draws no signs.
 _SIGNS = "test://signs"
 

@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from gain_export.engine import EngineOptions, EngineReport
     from gain_export.precision import PrecisionReport
 
-__all__ = [
-    "add_engine_arguments",
-    "add_precision_arguments",
-    "check_engine_arguments",
-    "check_engine_settings",
-    "check_precision_arguments",
-    "check_precision_source",
-    "engine_rows",
-    "precision_rows",
-    "precision_target",
-    "write_engine",
-    "write_precision",
-]
-
 # As gain_export.precision has them; spelt out because --help imports neither onnx nor onnxruntime.
 _PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 

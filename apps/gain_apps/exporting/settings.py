@@ -13,15 +13,6 @@ from gain_apps.flags import read_given, spelled
 from gain_core import DEFAULT_PRESET, UPDATE_EVERY, WARMUP_FRAMES
 from gain_core.errors import ConfigError
 
-__all__ = [
-    "SETTINGS",
-    "ExportSettings",
-    "flag",
-    "progress_line",
-    "refuse_without",
-    "take_settings",
-]
-
 # A key of --set and what stands for its value, to what it is for.
 SETTINGS = {
     "ema=true": "of a checkpoint with both, take the weights averaged over training, or the last "

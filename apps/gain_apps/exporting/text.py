@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from gain_export.precision import PrecisionReport
     from gain_runtime.files.manifest import Fitness
 
-__all__ = [
-    "Written",
-    "check_artifact",
-    "is_finished",
-    "print_json",
-    "print_text",
-]
-
 
 def is_finished(args: argparse.Namespace) -> bool:
     """Whether the target is an artifact already and only what is made from it is wanted.

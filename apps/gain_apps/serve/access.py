@@ -17,14 +17,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gain_apps.serve.address import is_loopback
 
-__all__ = [
-    "Access",
-    "AccessGate",
-    "Logins",
-    "Refusal",
-    "bearer_token",
-]
-
 # A guessing machine shall not fill the log: one line a minute for each address.
 SAY_EVERY_S = 60.0
 MOST_ADDRESSES = 1000

@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from gain_apps.serve.cameras import Cameras
     from gain_apps.serve.server import PageServer
 
-__all__ = [
-    "LEAST_TOKEN_CHARS",
-    "ServeAddress",
-    "is_loopback",
-    "open_server",
-    "read_token",
-    "token_from_secrets",
-]
-
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"

@@ -42,8 +42,6 @@ from gain_apps.streaming.control import Command
 from gain_core import __version__
 from gain_core.errors import ConfigError
 
-__all__ = ["PageContext", "build_app"]
-
 logger = logging.getLogger(__name__)
 
 # Read once, when the application is built: no request ever names a file.

@@ -15,21 +15,6 @@ from gain_apps.serve.event_log import Event, EventKind, EventLog, History, Point
 from gain_runtime.frames import FrameResult
 from gain_runtime.sources.reconnecting import Connection
 
-__all__ = [
-    "LATENCY_BOUNDS_S",
-    "DeviceFacts",
-    "KeptFacts",
-    "LiveBoard",
-    "LiveView",
-    "Load",
-    "RunState",
-    "StreamFacts",
-    "StreamIdentity",
-    "changes",
-    "step_words",
-]
-
-
 Load: TypeAlias = Literal["keeping-up", "updating-less", "skipping"]
 
 

@@ -18,14 +18,6 @@ from gain_apps.streaming.overlay import Overlay
 from gain_core.errors import StreamError
 from gain_runtime.frames import FrameResult, SourceInfo
 
-__all__ = [
-    "VIEWS",
-    "Cameras",
-    "PictureMaker",
-    "View",
-    "WatchedCamera",
-]
-
 View: TypeAlias = Literal["annotated", "side-by-side", "thumbnail"]
 VIEWS: tuple[View, ...] = get_args(View)
 

@@ -17,14 +17,6 @@ from typing import Literal
 from gain_core.errors import ConfigError
 from gain_runtime.frames import Closing, FrameResult
 
-__all__ = [
-    "Event",
-    "EventKind",
-    "EventLog",
-    "History",
-    "Point",
-]
-
 logger = logging.getLogger(__name__)
 
 

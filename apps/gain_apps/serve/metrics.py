@@ -27,8 +27,6 @@ from gain_apps.serve.board import LATENCY_BOUNDS_S, LiveView
 from gain_apps.serve.cameras import Cameras
 from gain_apps.serve.schema import CameraState, state_of
 
-__all__ = ["MetricsPage"]
-
 STATES: tuple[CameraState, ...] = get_args(CameraState)
 
 Seen: TypeAlias = tuple[str, LiveView]

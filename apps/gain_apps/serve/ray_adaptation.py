@@ -25,8 +25,6 @@ from gain_runtime.files.artifact import load_artifact
 from gain_runtime.files.paths import FsspecFolder
 from gain_runtime.files.state import LoadedState, load_state, save_state
 
-__all__ = ["SHOWN", "Adaptation", "Seen", "ServingSettings", "shard_of"]
-
 logger = logging.getLogger(__name__)
 
 STATE = ".safetensors"

@@ -15,25 +15,6 @@ from gain_apps.serve.cameras import WatchedCamera
 from gain_apps.serve.event_log import Event, Point
 from gain_runtime.frames import FrameResult, Ranked
 
-__all__ = [
-    "CameraCommand",
-    "CameraList",
-    "CameraRow",
-    "CameraState",
-    "CameraStatus",
-    "Credentials",
-    "Done",
-    "EventList",
-    "FrameReply",
-    "Health",
-    "HistoryReply",
-    "NewCamera",
-    "Problem",
-    "row_of",
-    "state_of",
-    "status_of",
-]
-
 # A page shall not be able to end an appliance: "quit" is for whoever sits at it.
 PageCommand: TypeAlias = Literal["freeze", "unfreeze", "reset", "save", "roll-back"]
 CameraAction: TypeAlias = Literal["pause", "resume", "restart"]

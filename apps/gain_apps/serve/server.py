@@ -19,11 +19,6 @@ from gain_apps.streaming.summary import NOTE
 from gain_core.errors import StreamError
 from gain_runtime.frames import Closing
 
-__all__ = [
-    "PageServer",
-    "guarded_protocol",
-]
-
 logger = logging.getLogger(__name__)
 
 # Of all addresses together and of each: a browser opens six, a reverse proxy a few dozen.

@@ -21,8 +21,6 @@ from gain_core.errors import ConfigError, GainError, StreamError, one_line
 from gain_runtime.sessions.shared import SharedSession
 from gain_runtime.sources.uri import parse_uri
 
-__all__ = ["Camera", "CameraNameFormatter"]
-
 logger = logging.getLogger(__name__)
 
 # A camera whose stream failed is started again after this long; the pause doubles up to a bound.

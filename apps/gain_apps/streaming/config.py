@@ -22,12 +22,6 @@ from gain_runtime.sessions.session import Device
 from gain_runtime.sources.camera import CameraRequest
 from gain_runtime.sources.uri import redact, redact_to_host
 
-__all__ = [
-    "LOG_LEVELS",
-    "NO_TRUTH",
-    "StreamConfig",
-]
-
 NO_TRUTH = "none"
 LOG_LEVELS = {
     "debug": logging.DEBUG,

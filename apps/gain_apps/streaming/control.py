@@ -27,19 +27,6 @@ from gain_runtime.adapter import Adapter
 from gain_runtime.files.paths import exists
 from gain_runtime.frames import Closing
 
-__all__ = [
-    "COMMANDS",
-    "HUNG_STATUS",
-    "Command",
-    "CommandQueue",
-    "CommandRequest",
-    "StopRequest",
-    "Watchdog",
-    "carry_out",
-    "drain_commands",
-    "signals_handled",
-]
-
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

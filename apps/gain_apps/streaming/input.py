@@ -22,12 +22,6 @@ from gain_runtime.sources.opening import open_source
 from gain_runtime.sources.reconnecting import ConnectionWatch
 from gain_scenes.sources import CorruptingSource, Stretch, app_schemes, parse_schedule
 
-__all__ = [
-    "TruthSource",
-    "check_truth",
-    "open_input",
-]
-
 NameTable = Mapping[str, int]
 
 

@@ -41,14 +41,6 @@ from gain_runtime.sinks.mqtt import MqttPublisher
 from gain_runtime.sources.reader import FrameReader, ReadStatus
 from gain_runtime.sources.reconnecting import SignalLostError
 
-__all__ = [
-    "Backpressure",
-    "RunningStream",
-    "StreamHost",
-    "StreamLoop",
-    "rank",
-]
-
 logger = logging.getLogger(__name__)
 
 

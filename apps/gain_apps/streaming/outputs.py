@@ -27,13 +27,6 @@ from gain_runtime.sinks.pictures import ChangedSink, DisplayAction, DisplaySink
 from gain_runtime.sinks.video import LONGEST_GAP_S, VideoSink
 from gain_runtime.sinks.webhook import WebhookSink
 
-__all__ = [
-    "Outputs",
-    "TimelineSink",
-    "open_outputs",
-    "rolling_mean",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -15,14 +15,6 @@ from PIL import Image, ImageDraw, ImageFont
 from gain_runtime.frames import FrameResult, Ranked, SourceInfo
 from gain_runtime.preprocess import Region
 
-__all__ = [
-    "Overlay",
-    "canvas_size",
-    "drawable",
-    "fitted",
-    "font",
-]
-
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 ELLIPSIS = "..."

@@ -31,16 +31,6 @@ from gain_runtime.optional import require
 from gain_runtime.sources.opening import is_picture
 from gain_runtime.sources.uri import parse_uri
 
-__all__ = [
-    "SHARED",
-    "CameraFile",
-    "ProcessPlan",
-    "plan_camera",
-    "plan_streams",
-    "read_config_file",
-    "read_settings",
-]
-
 # What keys were called in the release before.
 OLD_KEYS = {"batch": "batch-size", "threads": "num-threads"}
 # A key of that release that has no effect any more.

@@ -30,10 +30,6 @@ from gain_runtime.sinks.pictures import DisplayAction
 from gain_runtime.sources.reader import FrameReader
 from gain_runtime.sources.reconnecting import Connection, ConnectionWatch
 
-__all__ = [
-    "run_stream",
-]
-
 logger = logging.getLogger(__name__)
 
 

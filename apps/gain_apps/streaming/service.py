@@ -35,10 +35,6 @@ from gain_runtime.sinks.webhook import Webhook
 from gain_runtime.sources.reconnecting import Connection
 from gain_runtime.sources.uri import parse_uri
 
-__all__ = [
-    "run_service",
-]
-
 logger = logging.getLogger(__name__)
 
 # Longest time until a signal is noticed.

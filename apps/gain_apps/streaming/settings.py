@@ -5,8 +5,6 @@ from __future__ import annotations
 from gain_apps.flags import spelled
 from gain_core import WARMUP_FRAMES
 
-__all__ = ["SETTINGS", "flag"]
-
 # A key of the settings file and what stands for its value, to what it is for.
 SETTINGS = {
     "warm-up=FRAMES": f"frames that the first update waits for (default {WARMUP_FRAMES})",

@@ -12,10 +12,6 @@ from gain_runtime.adapter import Adapter
 from gain_runtime.files.paths import write_atomically
 from gain_runtime.files.snapshots import Snapshot, SnapshotStore
 
-__all__ = [
-    "SnapshotKeeper",
-]
-
 logger = logging.getLogger(__name__)
 
 # A full disk is tried again after this many seconds, not at every frame.

@@ -24,20 +24,6 @@ from gain_apps.metrics import NUM_BINS, accuracy, calibration_excess, negative_l
 from gain_runtime.adapter import STAGES, AdaptedBatch
 from gain_runtime.frames import Closing, FrameResult
 
-__all__ = [
-    "NOTE",
-    "RUN_STAGES",
-    "ConsoleHandler",
-    "ErrorConsole",
-    "RunProgress",
-    "RunRecord",
-    "Score",
-    "ScoreBoard",
-    "percent",
-    "print_summary",
-    "stage_percentiles",
-]
-
 logger = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.floating[Any]]

@@ -19,13 +19,6 @@ from gain_runtime.files.paths import write_atomically
 from gain_scenes.corruptions.apply import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt, image_rng
 from gain_scenes.corruptions.constants import MAX_SEVERITY, REFERENCE_PX
 
-__all__ = [
-    "build_parser",
-    "contact_sheet",
-    "main",
-    "read_photo",
-]
-
 Pixels = npt.NDArray[np.uint8]
 
 _TILE_PX = 168

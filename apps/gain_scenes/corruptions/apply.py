@@ -14,14 +14,6 @@ from gain_core.errors import ArrayError, ConfigError
 from gain_scenes.corruptions import blur, digital, weather
 from gain_scenes.corruptions.constants import MAX_SEVERITY, REFERENCE_PX, Field
 
-__all__ = [
-    "CORRUPTIONS",
-    "EXTRA_CORRUPTIONS",
-    "corrupt",
-    "corrupt_float",
-    "image_rng",
-]
-
 
 class _Corruption(Protocol):
     """What each corruption is: values in [0, 1] in, values that may lie outside it out."""

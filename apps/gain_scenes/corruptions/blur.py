@@ -18,16 +18,6 @@ import numpy.typing as npt
 
 from gain_scenes.corruptions.constants import Field, constants
 
-__all__ = [
-    "defocus_blur",
-    "displaced",
-    "enlarged",
-    "glass_blur",
-    "line_blur",
-    "motion_blur",
-    "zoom_blur",
-]
-
 # The published kernel never is smaller than this, and is anti-aliased with 3 or 5 taps.
 _LEAST_DISC_PX = 8
 # Narrower than this a normal curve weighs no second pixel.

@@ -14,15 +14,6 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "MAX_SEVERITY",
-    "REFERENCE_PX",
-    "Field",
-    "constants",
-    "fit",
-    "reference_shape",
-]
-
 Field = npt.NDArray[np.float32]
 
 

@@ -15,24 +15,6 @@ from PIL import Image
 
 from gain_scenes.corruptions.constants import Field, constants, fit, reference_shape
 
-__all__ = [
-    "bit_error",
-    "color_quant",
-    "contrast",
-    "elastic_transform",
-    "gaussian_noise",
-    "h264_abr",
-    "h264_crf",
-    "h265_abr",
-    "h265_crf",
-    "impulse_noise",
-    "iso_noise",
-    "jpeg_compression",
-    "low_light",
-    "pixelate",
-    "shot_noise",
-]
-
 # 1e8 photons at white: noise nobody can see, and a mean that NumPy's Poisson still takes.
 _LEAST_SHOT = 1e-4
 

@@ -17,15 +17,6 @@ import numpy.typing as npt
 from gain_scenes.corruptions.blur import enlarged, line_blur
 from gain_scenes.corruptions.constants import Field, constants, fit, reference_shape
 
-__all__ = [
-    "brightness",
-    "fog",
-    "frost",
-    "frost_texture",
-    "plasma_fractal",
-    "snow",
-]
-
 _START = 100.0
 
 

@@ -13,17 +13,6 @@ import numpy.typing as npt
 from gain_core.errors import ConfigError
 from gain_scenes.roadsigns.scenery import HEIGHT_PX, WIDTH_PX, Window, smooth_noise
 
-__all__ = [
-    "CONDITIONS",
-    "DEFAULT_ROUTE",
-    "Atmosphere",
-    "Route",
-    "Weather",
-    "fog_color",
-    "light_on",
-    "transmittance",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:

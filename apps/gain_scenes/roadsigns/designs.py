@@ -13,13 +13,6 @@ from gain_core.errors import ConfigError
 from gain_scenes.roadsigns import pictograms
 from gain_scenes.roadsigns.pictograms import Canvas, Color, Pen, Point, arc, write
 
-__all__ = [
-    "LABELS",
-    "TEXTURE_PX",
-    "draw_sign",
-    "texture",
-]
-
 TEXTURE_PX = 256
 
 RED: Color = (200, 24, 34)

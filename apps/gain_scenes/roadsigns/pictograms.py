@@ -11,35 +11,6 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Canvas",
-    "Color",
-    "Pen",
-    "Point",
-    "arc",
-    "arrow",
-    "bumps",
-    "car_front",
-    "child",
-    "children",
-    "crossing",
-    "crossroads",
-    "cyclist",
-    "deer",
-    "digger",
-    "exclamation",
-    "motorway",
-    "narrowing",
-    "roundabout",
-    "skidding_car",
-    "snowflake",
-    "traffic_light",
-    "truck",
-    "u_turn",
-    "walker",
-    "write",
-]
-
 Point = tuple[float, float]
 Color = tuple[int, int, int]
 

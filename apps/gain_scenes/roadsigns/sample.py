@@ -11,16 +11,6 @@ import numpy.typing as npt
 from gain_scenes.roadsigns.designs import LABELS, TEXTURE_PX, texture
 from gain_scenes.roadsigns.scenery import smooth_noise, weathered
 
-__all__ = [
-    "backdrop",
-    "corners",
-    "mip",
-    "mip_size",
-    "paint",
-    "render_labelled",
-    "render_sample",
-]
-
 Generator = np.random.Generator
 Picture = npt.NDArray[np.float32]
 

@@ -8,20 +8,6 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "FOCAL_PX",
-    "HEIGHT_PX",
-    "HORIZON_PX",
-    "WIDTH_PX",
-    "Scenery",
-    "View",
-    "Window",
-    "fitting",
-    "pyramid",
-    "smooth_noise",
-    "weathered",
-]
-
 Generator = np.random.Generator
 
 _LEAF_COLORS = ((58, 84, 34), (84, 110, 44), (40, 58, 28), (110, 96, 44))

@@ -20,17 +20,6 @@ from gain_scenes.roadsigns.sample import render_labelled
 from gain_scenes.roadsigns.scenery import HEIGHT_PX, WIDTH_PX, View, Window
 from gain_scenes.roadsigns.world import World
 
-__all__ = [
-    "CROP_PX",
-    "SIGNS_URI",
-    "DriveParams",
-    "DriveSource",
-    "StillsParams",
-    "StillsSource",
-    "drive_source",
-    "stills_source",
-]
-
 SOURCE_ID = "test://drive"
 MODES = ("region", "centre")
 RESOLUTIONS = ("720p", "crop")

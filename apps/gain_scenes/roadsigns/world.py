@@ -25,12 +25,6 @@ from gain_scenes.roadsigns.scenery import (
     weathered,
 )
 
-__all__ = [
-    "SIGN_WIDTH_M",
-    "Sign",
-    "World",
-]
-
 Generator = np.random.Generator
 Image = npt.NDArray[np.uint8]
 

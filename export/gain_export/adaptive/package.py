@@ -19,14 +19,6 @@ from gain_runtime.files.adaptive import ADAPTIVE_PREFIX, ADAPTIVE_SCHEMA_VERSION
 from gain_runtime.files.artifact import Artifact, load_artifact, read_model
 from gain_runtime.files.paths import write_atomically
 
-__all__ = [
-    "AdaptiveReport",
-    "adaptive_path",
-    "add_adaptation",
-    "check_adaptable",
-    "check_waiting",
-]
-
 # Rows of waiting frames are part of the state; beyond this they outgrow what they save.
 MAX_WAITING = 1024
 MAX_IR_VERSION = 10

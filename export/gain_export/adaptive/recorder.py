@@ -12,8 +12,6 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-__all__ = ["Constant", "Recorder", "Shape", "Symbol", "Tensor"]
-
 Constant: TypeAlias = npt.NDArray[Any]
 # The axes of a reduction are an attribute before this opset, and an input from it on.
 _AXES_AS_INPUT = 18

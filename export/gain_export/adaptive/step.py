@@ -18,8 +18,6 @@ from gain_export.adaptive.recorder import Recorder
 from gain_export.adaptive.traced import Array, as_tensor, choose, namespace, variable
 from gain_runtime.files.adaptive import PENDING, StateSpec, state_layout
 
-__all__ = ["PREDICTION_NAMES", "UPDATE", "Step", "StoredHead"]
-
 UPDATE = "update"
 # Outputs of a prediction, in their order.
 PREDICTION_NAMES = (

@@ -18,8 +18,6 @@ from onnx import helper
 
 from gain_export.adaptive.recorder import Constant, Recorder, Shape, Symbol, Tensor
 
-__all__ = ["Array", "choose", "namespace", "variable"]
-
 _INT64 = np.dtype(np.int64)
 # Nodes that work element by element, and what NumPy has for them.
 _EACH: dict[str, Callable[..., Any]] = {

@@ -25,8 +25,6 @@ from gain_runtime.files.adaptive import AdaptiveArtifact, load_adaptive
 from gain_runtime.files.artifact import read_model
 from gain_runtime.files.paths import exists, is_folder, write_atomically
 
-__all__ = ["TritonBackend", "check_triton", "write_triton"]
-
 TritonBackend = Literal["onnxruntime", "tensorrt"]
 _PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
 CONFIG, MODEL, PLAN = "config.pbtxt", "model.onnx", "model.plan"

@@ -36,8 +36,6 @@ from gain_runtime.sessions.tensorrt_library import (
     load_library,
 )
 
-__all__ = ["EngineReport", "build_engine", "check_engine", "check_engine_options"]
-
 logger = logging.getLogger(__name__)
 
 _STDERR_LINES = 3

@@ -31,16 +31,6 @@ from gain_runtime.sessions.tensorrt_library import (
     make_log,
 )
 
-__all__ = [
-    "DEFAULT_MAX_BATCH",
-    "EngineOptions",
-    "OnPhase",
-    "main",
-    "say",
-    "set_compatibility",
-    "set_target",
-]
-
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_BATCH = 8

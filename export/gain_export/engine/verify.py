@@ -25,8 +25,6 @@ from gain_runtime.sessions.onnx import OnnxSession
 from gain_runtime.sessions.tensorrt import TensorRTSession
 from gain_runtime.sessions.tensorrt_library import current_gpu, expected_header, load_library
 
-__all__ = ["Record", "verify_engine"]
-
 Record = dict[str, float | int | str]
 
 

@@ -15,20 +15,6 @@ from gain_runtime.preprocess import preprocess_batch
 from gain_runtime.sessions.onnx import OnnxSession
 from gain_runtime.sessions.session import Session
 
-__all__ = [
-    "BARS",
-    "ENGINE_BARS",
-    "PRECISIONS",
-    "Bar",
-    "Drift",
-    "Floats",
-    "Outputs",
-    "Precision",
-    "compare_outputs",
-    "measure_drift",
-    "run_images",
-]
-
 Precision = Literal["fp16", "bf16", "int8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 

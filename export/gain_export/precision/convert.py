@@ -26,16 +26,6 @@ from gain_runtime.files.artifact import Artifact, load_artifact, read_model, wri
 from gain_runtime.files.paths import check_output, write_atomically
 from gain_runtime.preprocess import preprocess_batch
 
-__all__ = [
-    "MARK",
-    "PrecisionReport",
-    "check_float32",
-    "convert_precision",
-    "existing_precision",
-    "float32_artifact",
-    "precision_path",
-]
-
 _LOW_TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 # The key of a manifest's verification that says what its network was lowered to.
 MARK = "precision"

@@ -14,16 +14,6 @@ from gain_export.graph import consumed_values, free_name
 from gain_runtime.files.engine import PRECISIONS
 from gain_runtime.files.manifest import PREFIX
 
-__all__ = [
-    "LARGEST",
-    "emulated",
-    "hoist_constants",
-    "low_tensor",
-    "lower",
-    "lowered_values",
-    "precision_of",
-]
-
 # A weight below the smallest normal number becomes less exact, never wrong; one above the largest
 # becomes infinite.
 LARGEST = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895e38}

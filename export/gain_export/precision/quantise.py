@@ -18,15 +18,6 @@ from gain_export.graph import attribute, free_name, prune
 from gain_export.precision.lower import hoist_constants
 from gain_runtime.sessions.onnx import CPU_PROVIDER, NATIVE_ERRORS, create_native
 
-__all__ = [
-    "METHODS",
-    "CalibrationMethod",
-    "Layer",
-    "find_layers",
-    "measure_ranges",
-    "quantise",
-]
-
 CalibrationMethod = Literal["percentile", "minmax"]
 METHODS: tuple[CalibrationMethod, ...] = get_args(CalibrationMethod)
 

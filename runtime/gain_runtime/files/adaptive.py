@@ -18,18 +18,6 @@ from gain_core.records import arrays_of
 from gain_runtime.files.artifact import read_head, read_model
 from gain_runtime.files.manifest import PREFIX, Manifest
 
-__all__ = [
-    "ADAPTIVE_PREFIX",
-    "ADAPTIVE_SCHEMA_VERSION",
-    "PENDING",
-    "AdaptiveArtifact",
-    "StateSpec",
-    "is_adaptive",
-    "load_adaptive",
-    "outputs_read",
-    "state_layout",
-]
-
 ADAPTIVE_PREFIX = PREFIX + "adaptive."
 ADAPTIVE_SCHEMA_VERSION = "10"
 # Begins the fields of what waits to be learned from.

@@ -18,16 +18,6 @@ from onnx import numpy_helper
 from gain_core.errors import ArtifactError
 from gain_runtime.files.manifest import PREFIX, Manifest
 
-__all__ = [
-    "Artifact",
-    "dtype_name",
-    "load_artifact",
-    "read_head",
-    "read_model",
-    "refuse_broken_text",
-    "write_metadata",
-]
-
 
 def dtype_name(number: int, /) -> str:
     """Name of an ONNX element type, or its number where ONNX knows none."""

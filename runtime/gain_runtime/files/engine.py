@@ -17,17 +17,6 @@ from typing import Any
 from gain_core.errors import EngineError
 from gain_runtime.files.paths import write_atomically
 
-__all__ = [
-    "PRECISIONS",
-    "Engine",
-    "EngineHeader",
-    "engine_path",
-    "header_from_dict",
-    "plan_version",
-    "read_engine",
-    "write_engine",
-]
-
 SCHEMA = 3
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 

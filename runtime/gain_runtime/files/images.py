@@ -26,19 +26,6 @@ from PIL import Image, UnidentifiedImageError
 from gain_core.errors import StreamError
 from gain_runtime.files.paths import Content, content_of, file_status, read_head, regular_file
 
-__all__ = [
-    "IMAGE_SUFFIXES",
-    "MOST_PIXELS",
-    "Picture",
-    "PictureList",
-    "decode_image",
-    "list_pictures",
-    "load_image",
-    "load_picture",
-    "matching",
-    "pictures_below",
-]
-
 logger = logging.getLogger(__name__)
 
 # What Pillow itself refuses by default: 0.5 GB as RGB.

@@ -15,14 +15,6 @@ from typing import Any, Literal, get_args
 from gain_core.errors import ArtifactError, ConfigError
 from gain_core.shift.clean import checked_moments
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "Fitness",
-    "HeadLocation",
-    "Manifest",
-    "Preprocess",
-]
-
 _EARLIER = {
     "single_asymmetry": "one_class_skewness",
     "mixed_asymmetry": "mixture_skewness",

@@ -19,25 +19,6 @@ try:
 except ImportError:  # Windows: nothing keeps two processes out of one file there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "LFS_POINTER",
-    "Content",
-    "FsspecFolder",
-    "check_output",
-    "content_of",
-    "exists",
-    "file_status",
-    "find_models_dir",
-    "is_file",
-    "is_folder",
-    "lock_alone",
-    "read_head",
-    "regular_file",
-    "resolved",
-    "sync",
-    "write_atomically",
-]
-
 Content = Literal["picture", "heif", "raw", "video", "lfs pointer", "other"]
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"

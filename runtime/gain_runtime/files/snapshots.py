@@ -15,12 +15,6 @@ from gain_runtime.adapter import Adapter
 from gain_runtime.files.paths import lock_alone
 from gain_runtime.frames import Closing
 
-__all__ = [
-    "KEPT",
-    "Snapshot",
-    "SnapshotStore",
-]
-
 logger = logging.getLogger(__name__)
 
 KEPT = 3

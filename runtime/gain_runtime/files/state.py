@@ -20,16 +20,6 @@ from gain_core.errors import ArrayError, ArtifactError, ConfigError
 from gain_core.records import arrays_of, record_from_arrays
 from gain_runtime.files.paths import write_atomically
 
-__all__ = [
-    "STATE_SCHEMA_VERSION",
-    "LoadedState",
-    "StateFile",
-    "config_differences",
-    "load_state",
-    "read_state",
-    "save_state",
-]
-
 STATE_SCHEMA_VERSION = "5"
 _PREFIX = "gain.state."
 

@@ -27,12 +27,6 @@ from gain_runtime.sessions.onnx import (
 )
 from gain_runtime.sessions.session import check_input
 
-__all__ = [
-    "PREDICTED",
-    "AdaptiveBinding",
-    "AdaptiveSession",
-]
-
 
 def _check_inputs(
     inputs: Sequence[Any], artifact: AdaptiveArtifact, /, *, fixed_batch: int | None

@@ -24,17 +24,6 @@ from gain_runtime.sessions.session import (
     pixel_shape,
 )
 
-__all__ = [
-    "CPU_PROVIDER",
-    "CUDA_PROVIDER",
-    "EXACT_INT8",
-    "NATIVE_ERRORS",
-    "RUN_ERRORS",
-    "OnnxSession",
-    "create_native",
-    "open_native",
-]
-
 logger = logging.getLogger(__name__)
 
 try:

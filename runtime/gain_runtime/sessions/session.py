@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from gain_runtime.sessions.onnx import OnnxSession
     from gain_runtime.sessions.tensorrt import TensorRTSession
 
-__all__ = [
-    "Device",
-    "Features",
-    "Session",
-    "as_features",
-    "check_input",
-    "check_outputs",
-    "first_that_opens",
-    "no_features",
-    "open_adaptive_session",
-    "open_session",
-    "pixel_shape",
-]
-
 logger = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float32]

@@ -15,11 +15,6 @@ from gain_runtime.files.artifact import Artifact
 from gain_runtime.frames import Closing
 from gain_runtime.sessions.session import Features, Session
 
-__all__ = [
-    "SharedSession",
-    "StreamSession",
-]
-
 logger = logging.getLogger(__name__)
 
 # How long the first frame waits for those of the other streams: far less than a camera's 33 ms

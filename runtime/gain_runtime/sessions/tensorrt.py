@@ -35,13 +35,6 @@ from gain_runtime.sessions.tensorrt_library import (
     make_log,
 )
 
-__all__ = [
-    "CudaMemory",
-    "DeviceArray",
-    "TensorRTSession",
-    "cuda_failures",
-]
-
 logger = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float32]

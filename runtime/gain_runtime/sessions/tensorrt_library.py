@@ -13,20 +13,6 @@ from typing import Any, NamedTuple
 from gain_core.errors import BackendUnavailableError, ConfigError
 from gain_runtime.optional import install_line, require
 
-__all__ = [
-    "EXTRAS",
-    "Gpu",
-    "cache_file",
-    "cache_folder",
-    "create",
-    "current_gpu",
-    "expected_header",
-    "installed_library",
-    "library_version",
-    "load_library",
-    "make_log",
-]
-
 logger = logging.getLogger(__name__)
 
 EXTRAS = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}

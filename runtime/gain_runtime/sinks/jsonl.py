@@ -17,12 +17,6 @@ from gain_core.errors import NumericsError, StreamError
 from gain_runtime.files.paths import lock_alone
 from gain_runtime.frames import Closing, FrameResult, Ranked
 
-__all__ = [
-    "JsonlSink",
-    "result_record",
-    "utc_text",
-]
-
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
 # A row is a few hundred bytes: what ends in no line break for so long is no file of JSON lines.

@@ -19,12 +19,6 @@ from gain_runtime.sinks.jsonl import result_record, utc_text
 from gain_runtime.sinks.webhook import BackgroundSink
 from gain_runtime.sources.uri import redact
 
-__all__ = [
-    "MqttPublisher",
-    "MqttSink",
-    "MqttTarget",
-]
-
 logger = logging.getLogger(__name__)
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}

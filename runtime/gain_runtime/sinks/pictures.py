@@ -20,12 +20,6 @@ from gain_runtime.frames import Closing, FrameResult
 from gain_runtime.sinks.video import Render
 from gain_runtime.sources.camera import quiet_opencv
 
-__all__ = [
-    "ChangedSink",
-    "DisplayAction",
-    "DisplaySink",
-]
-
 logger = logging.getLogger(__name__)
 
 PATTERN = re.compile(r"changed-(\d{10,})\.jpg")

@@ -21,12 +21,6 @@ from gain_runtime.files.paths import is_folder, sync
 from gain_runtime.frames import Closing, FrameResult, rate_or_none
 from gain_runtime.sources.decoder import VideoDecoder
 
-__all__ = [
-    "AvWriter",
-    "Render",
-    "VideoSink",
-]
-
 logger = logging.getLogger(__name__)
 
 # One thread and a fast preset: the cores belong to the network.

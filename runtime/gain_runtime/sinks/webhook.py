@@ -19,12 +19,6 @@ from gain_runtime.frames import Closing, FrameResult
 from gain_runtime.sinks.jsonl import result_record
 from gain_runtime.sources.uri import redact_to_host
 
-__all__ = [
-    "BackgroundSink",
-    "Webhook",
-    "WebhookSink",
-]
-
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0

@@ -24,14 +24,6 @@ from gain_runtime.frames import Closing, Frame, SourceInfo, rate_or_none
 from gain_runtime.sources.decoder import in_thread
 from gain_runtime.sources.reader import Guarded
 
-__all__ = [
-    "CameraRequest",
-    "CameraSource",
-    "Grabbed",
-    "GuardedCapture",
-    "quiet_opencv",
-]
-
 logger = logging.getLogger(__name__)
 
 SILENT = 0

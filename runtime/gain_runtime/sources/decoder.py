@@ -28,15 +28,6 @@ from gain_core.errors import StreamError, one_line
 from gain_runtime.files.images import MOST_PIXELS
 from gain_runtime.sources.reader import POLL_S, Guarded, PipeReader
 
-__all__ = [
-    "NO_DASH",
-    "Decoded",
-    "Limits",
-    "VideoDecoder",
-    "in_thread",
-    "reads_dash",
-]
-
 logger = logging.getLogger(__name__)
 
 # Wider or taller pixels than that are a mistake in the header, not a picture.

@@ -25,17 +25,6 @@ from gain_runtime.files.paths import file_status, is_file
 from gain_runtime.frames import Closing, Frame, SourceInfo
 from gain_runtime.sources.uri import has_magic
 
-__all__ = [
-    "NOMINAL_RATE_HZ",
-    "ClassList",
-    "ImageSource",
-    "class_list_from_names",
-    "open_folder",
-    "open_glob",
-    "open_images",
-    "read_class_list",
-]
-
 logger = logging.getLogger(__name__)
 
 COLUMNS = ("index", "wnid", "name")

@@ -22,12 +22,6 @@ from gain_runtime.sources.reconnecting import ConnectionWatch, ReconnectingSourc
 from gain_runtime.sources.uri import SourceUri, parse_uri
 from gain_runtime.sources.video import NetworkSource, VideoSource
 
-__all__ = [
-    "SourceFactory",
-    "is_picture",
-    "open_source",
-]
-
 SourceFactory: TypeAlias = Callable[[dict[str, str], int], FrameSource]
 
 # A URL that ends so is a recording: every frame is wanted and its end is no loss of signal.

@@ -13,13 +13,6 @@ from gain_core.errors import ConfigError
 from gain_runtime.frames import Closing, Frame, SourceInfo
 from gain_runtime.sources.uri import record_from_params
 
-__all__ = [
-    "DrawnSource",
-    "PatternParams",
-    "PatternSource",
-    "open_pattern",
-]
-
 
 class DrawnSource(Closing):
     """Frames 0 to `num_frames` - 1, until it is closed."""

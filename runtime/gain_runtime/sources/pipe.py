@@ -16,12 +16,6 @@ from gain_runtime.sources.images import NOMINAL_RATE_HZ
 from gain_runtime.sources.reader import PipeReader
 from gain_runtime.sources.video import VideoSource
 
-__all__ = [
-    "JpegSplitter",
-    "PipeSource",
-    "open_pipe",
-]
-
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 65_536

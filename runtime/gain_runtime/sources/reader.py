@@ -17,14 +17,6 @@ from typing import Literal, TypeVar, get_args
 from gain_core.errors import ConfigError, StreamError
 from gain_runtime.frames import Closing, Frame, FrameSource
 
-__all__ = [
-    "FrameReader",
-    "Guarded",
-    "PipeReader",
-    "Policy",
-    "ReadStatus",
-]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -16,13 +16,6 @@ from gain_core.errors import GainError, StreamError
 from gain_runtime.frames import Closing, Frame, FrameSource
 from gain_runtime.sources.reader import POLL_S
 
-__all__ = [
-    "Connection",
-    "ConnectionWatch",
-    "ReconnectingSource",
-    "SignalLostError",
-]
-
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5

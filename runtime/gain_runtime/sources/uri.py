@@ -13,17 +13,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gain_core.errors import ConfigError
 
-__all__ = [
-    "CsiParams",
-    "SourceKind",
-    "SourceUri",
-    "has_magic",
-    "parse_uri",
-    "record_from_params",
-    "redact",
-    "redact_to_host",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsiParams:

@@ -16,11 +16,6 @@ from gain_runtime.sources.decoder import NO_DASH, Decoded, Limits, VideoDecoder,
 from gain_runtime.sources.reader import PipeReader
 from gain_runtime.sources.uri import SCHEME, redact
 
-__all__ = [
-    "NetworkSource",
-    "VideoSource",
-]
-
 logger = logging.getLogger(__name__)
 
 # A recording counts as cut short when it misses this much of the length its header promises:

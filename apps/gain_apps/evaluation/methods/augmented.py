@@ -8,13 +8,6 @@ from typing import Any
 
 from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork, trained_cost
 
-__all__ = [
-    "Cotta",
-    "Roid",
-    "augmented",
-    "soft_likelihood_ratio",
-]
-
 MAX_DEGREES = 15.0
 MAX_SHIFT = 1.0 / 16.0
 SCALE = (0.9, 1.1)

@@ -8,13 +8,6 @@ from typing import Any
 
 from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetwork, trained_cost
 
-__all__ = [
-    "Eata",
-    "Sar",
-    "Tent",
-    "TorchSource",
-]
-
 FULL_BATCH = 64
 
 

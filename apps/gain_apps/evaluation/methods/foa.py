@@ -11,11 +11,6 @@ from gain_apps.evaluation.methods.protocol import Batch, Cost, Floats, TorchNetw
 from gain_core.errors import ConfigError
 from gain_runtime.optional import require
 
-__all__ = [
-    "Foa",
-    "PromptedNetwork",
-]
-
 POOLED_TOKENS = ("token", "avg")
 
 

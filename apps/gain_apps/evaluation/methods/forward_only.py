@@ -22,16 +22,6 @@ from gain_apps.evaluation.methods.protocol import (
 )
 from gain_core.errors import ConfigError
 
-__all__ = [
-    "T3A",
-    "BatchRecentring",
-    "Dota",
-    "FoaShift",
-    "Lame",
-    "Neo",
-    "NeoContinual",
-]
-
 
 @dataclass(eq=False)
 class Neo:

@@ -14,25 +14,6 @@ import numpy.typing as npt
 from gain_core.errors import ConfigError, NumericsError, ParityError
 from gain_runtime.optional import require
 
-__all__ = [
-    "Batch",
-    "Cost",
-    "Diagnosing",
-    "Diagnosis",
-    "Floats",
-    "Head",
-    "Method",
-    "NetworkMaker",
-    "OnPixels",
-    "SourcePixels",
-    "TorchNetwork",
-    "entropy",
-    "log_softmax",
-    "timm_network",
-    "trained_cost",
-    "unit_rows",
-]
-
 Floats = npt.NDArray[np.floating[Any]]
 
 

@@ -53,21 +53,6 @@ from gain_core.paper import Paper, PaperState
 from gain_core.paper.statistics import concatenate
 from gain_core.records import nbytes
 
-__all__ = [
-    "ALL_METHODS",
-    "METHODS",
-    "TORCH_METHODS",
-    "AblatedPaper",
-    "Ablation",
-    "GainMethod",
-    "MethodSpec",
-    "Source",
-    "describe_method",
-    "make_method",
-    "parse_method",
-    "parse_spec",
-]
-
 
 class Source:
     """No adaptation: what every method is compared with."""
