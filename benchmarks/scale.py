@@ -58,7 +58,7 @@ def artifact(folder: Path) -> Path:
 def draw_signs(folder: Path) -> None:
     """Clean signs as JPEGs in class folders, drawn once: drawing is no part of what is measured."""
     source = f"test://signs?frames={IMAGES}"
-    data = open_test_source(source, seed=0, num_classes=53, cache=folder)
+    data = open_test_source(source, num_classes=53, cache=folder)
     for index, label in enumerate(data.labels):
         path = folder / "signs" / str(label) / f"{index}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from gain_apps.evaluation.datasets import DOMAINS_3DCC, open_data
+from gain_apps.evaluation.feature_dump import load_dump
 from gain_core.errors import ArtifactError, ConfigError
 
 NAMES = ("red", "green", "blue")
@@ -139,6 +140,23 @@ def test_bad_arrays_are_refused(tmp_path, dtype, labels, message):
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4, 3), dtype), **arrays)
     with pytest.raises(ArtifactError, match=message):
         open_data(str(tmp_path / "a.npz"), NAMES)
+
+
+@pytest.mark.parametrize("open_file", [lambda path: open_data(path, NAMES), load_dump])
+def test_an_array_under_the_name_of_an_archive_is_refused(tmp_path, open_file):
+    path = tmp_path / "a.npz"
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(ArtifactError, match=r"a\.npz: .*cannot be read .*copy the file again"):
+        open_file(str(path))
+
+
+def test_hidden_folders_are_no_classes(tmp_path, colours):
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    with pytest.raises(ArtifactError, match=r"expected class folders, .* found neither"):
+        open_data(str(tmp_path), NAMES)
+    colours.folders(tmp_path)
+    assert len(open_data(str(tmp_path), NAMES).labels) == 24
 
 
 def test_test_source_with_truth(tmp_path):

@@ -309,14 +309,19 @@ def test_noise_differs_from_frame_to_frame_and_the_empty_scene_is_no_class(colou
     np.testing.assert_allclose(batch.logits, of.store.head.logits(batch.features))
 
 
-def test_evaluate_scores_what_counts_only(colour_dump):
-    found = evaluate(colour_dump, stream="one-after:class=1", methods=["neo"], seeds=2)
+def test_evaluate_scores_what_counts_only_and_repeats_itself(colour_dump):
+    found, again = (
+        evaluate(colour_dump, stream="one-after:class=1", methods=["neo"], seeds=2)
+        for _ in range(2)
+    )
     assert found["stream"]["batch_size"] == 16
     assert list(found["methods"]) == ["source", "neo"]
     assert list(found["methods"]["source"]["domains"]) == ["fog"]
     first, second = found["methods"]["source"]["runs"]
     assert first["seed"] == 0
     assert first["accuracy"] != second["accuracy"] or first["nll"] != second["nll"]
+    # The noise of the frames is the seed's, too.
+    assert again["methods"]["source"]["runs"] == [first, second]
 
 
 @pytest.mark.parametrize(

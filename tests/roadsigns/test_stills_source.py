@@ -18,6 +18,7 @@ def test_the_uri_opens_the_pictures():
         assert not source.info.live
         frames = list(source)
     assert source.skipped == 0
+    assert stills_source({}).info.num_frames == 20 * len(LABELS)
     assert [frame.index for frame in frames] == [0, 1, 2, 3]
     for frame in frames:
         image, truth = render_labelled(frame.index, seed=FIRST_SEED + 2)

@@ -28,7 +28,7 @@ TOKEN = "0123456789abcdef-token"
 def jpegs(tmp_path_factory):
     """Clean signs as JPEGs."""
     data = open_test_source(
-        "test://signs?frames=60", seed=0, num_classes=53, cache=tmp_path_factory.mktemp("cache")
+        "test://signs?frames=60", num_classes=53, cache=tmp_path_factory.mktemp("cache")
     )
     found = []
     for index in range(len(data.labels)):

@@ -84,7 +84,7 @@ def open_data(
     tars = [] if "://" in location else tar_files(root)
     members = read_tars(tars)
     packed = TarTree(root, members)
-    # A folder whose subfolders have severities as theirs.
+    # A tree is a folder whose subfolders have severities as theirs.
     folders = _folders(root) if is_folder(root) else []
     is_tree = any(is_folder(folder / level) for folder in folders for level in SEVERITIES)
     is_corrupted = bool(packed.domains()) or is_tree
@@ -92,7 +92,7 @@ def open_data(
         raise ConfigError("--image-list: for ImageNet-C and ImageNet-3DCC trees only")
     if location.startswith("test://"):
         folder = cache or default_cache_dir()
-        return open_test_source(location, seed=0, num_classes=len(labels), cache=folder)
+        return open_test_source(location, num_classes=len(labels), cache=folder)
     if is_file(root) and root.suffix == ".npz":
         return open_arrays(root, num_classes=len(labels))
     if not is_folder(root) and not tars:
@@ -111,13 +111,12 @@ def open_data(
     if files := dataset_files(root):
         return open_dataset(root, files, num_classes=len(labels))
     if folders and not image_files(root):
-        return _open_image_folder(root, names)
+        return _open_image_folder(root, folders, names)
     return _open_flat_folder(root, names)
 
 
-def _open_image_folder(root: Path, names: ClassNames, /) -> ImageData:
+def _open_image_folder(root: Path, folders: list[Path], names: ClassNames, /) -> ImageData:
     """Images in one folder per class (ImageFolder, ImageNet-R, V2, Sketch)."""
-    folders = sorted(path for path in root.iterdir() if is_folder(path) and path.name[0] != ".")
     files = {folder: image_files(folder) for folder in folders}
     empty = [folder.name for folder, found in files.items() if not found]
     if empty:
@@ -256,7 +255,7 @@ def _open_tree(
 
 
 def _folders(root: Path) -> list[Path]:
-    return sorted(path for path in root.iterdir() if is_folder(path))
+    return sorted(path for path in root.iterdir() if is_folder(path) and path.name[0] != ".")
 
 
 def _usual_domains(tree: Tree) -> tuple[str, ...]:
@@ -310,7 +309,7 @@ def _check_cells(root: Path, found: Mapping[str, Sequence[str]], images: Sequenc
 UNNAMED = "recorded"
 
 
-def open_test_source(uri: str, /, *, seed: int, num_classes: int, cache: Path) -> ImageData:
+def open_test_source(uri: str, /, *, num_classes: int, cache: Path) -> ImageData:
     """All frames of a `test://` source, each cut to its region; `recorded` holds their conditions.
 
     Drawing thousands of frames takes minutes: labels and conditions are kept in the cache beside
@@ -321,13 +320,13 @@ def open_test_source(uri: str, /, *, seed: int, num_classes: int, cache: Path) -
     cannot be written.
     """
     drawn_by = f"{__version__}\0{code_hash(corruptions, roadsigns)}"
-    key = hashlib.sha256(f"{uri}\0{seed}\0{drawn_by}".encode()).hexdigest()
+    key = hashlib.sha256(f"{uri}\0{drawn_by}".encode()).hexdigest()
     facts = cache / f"{key[:32]}.recording.json"
     drawn: list[Image] = []
     if is_file(facts):
         labels, conditions = _read_facts(facts)
     else:
-        drawn, labels, conditions = _draw(uri, seed)
+        drawn, labels, conditions = _draw(uri)
         text = json.dumps({"labels": labels, "conditions": conditions})
         try:
             cache.mkdir(parents=True, exist_ok=True)
@@ -341,19 +340,19 @@ def open_test_source(uri: str, /, *, seed: int, num_classes: int, cache: Path) -
 
     def load(index: int) -> Image:
         if not drawn:
-            drawn.extend(_draw(uri, seed)[0])
+            drawn.extend(_draw(uri)[0])
         return drawn[index]
 
     recorded = tuple(conditions)
     return clean_data("test source", uri, truths, load, fingerprint=key, recorded=recorded)
 
 
-def _draw(uri: str, seed: int) -> tuple[list[Image], list[int], list[str]]:
+def _draw(uri: str) -> tuple[list[Image], list[int], list[str]]:
     """Every frame's image, label and condition."""
     images: list[Image] = []
     labels: list[int] = []
     conditions: list[str] = []
-    with open_source(uri, schemes=app_schemes(), seed=seed) as source:
+    with open_source(uri, schemes=app_schemes()) as source:
         if source.info.num_frames is None:
             raise ConfigError(f"{uri}: expected a source of known length; add ?frames=N")
         for frame in source:

@@ -119,8 +119,8 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
             f"{path}: expected a feature dump (.npz), found no such file; check the path"
         )
     try:
-        # Opened here: NumPy leaves a file that is no archive open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        # Opened here: NumPy leaves a file that is no archive open, and loads an array by any name.
+        with path.open("rb") as file, np.lib.npyio.NpzFile(file) as archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as err:
         raise ArtifactError(

@@ -171,8 +171,8 @@ def open_arrays(path: Path, /, *, num_classes: int) -> ImageData:
     """
     wanted = ("images", "labels")
     try:
-        # Opened here: NumPy leaves a file that is no archive open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        # Opened here: NumPy leaves a file that is no archive open, and loads an array by any name.
+        with path.open("rb") as file, np.lib.npyio.NpzFile(file) as archive:
             names = archive.files
             arrays = {name: archive[name] for name in wanted if name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as err:

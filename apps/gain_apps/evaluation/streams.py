@@ -178,11 +178,11 @@ def cdc_segments(
 ) -> list[tuple[int, int]]:
     """Visits of the continual dynamic change stream, as DPCore's CDC builds them.
 
-    `delta` is the concentration of the Dirichlet distribution; large values make the visits equally
-    long. The 3 x num_domains visits of one domain add up to all its batches, and one may be empty.
-    Visits are cut in whole batches: a domain's last batch may be short. The published number of
-    batches, ``5000 // 64 + 1``, is rounded up here, which is the same unless the batch size divides
-    the images.
+    Each of the 3 x num_domains visits is a domain's index and a number of batches. Those of one
+    domain add up to all its batches; one may be empty. `delta` is the concentration of the
+    Dirichlet distribution; large values make the visits equally long. A domain's last batch may be
+    short. The published number of batches, ``5000 // 64 + 1``, is rounded up here, which is the
+    same unless the batch size divides the images.
     """
     # The legacy generator is the definition of the published stream.
     rng = np.random.RandomState(seed)
