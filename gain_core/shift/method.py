@@ -287,16 +287,17 @@ class Shift:
         terms = (weights, weighted, weighted * x, labels, named)
         y = x - _mean(state.reference_logits, state.reference_count, xp=xp)
         high, low = max_of(y, xp=xp), min_of(y, xp=xp)
+        both = high + low
         referenced = state.reference_count > 0
         last = choose(referenced, state.last, x[0, :], xp=xp)
         last = choose(waiting.count > 0, waiting.last, last, xp=xp)
         steps = x - xp.concat([last[None, :], x[:-1, :]], axis=0)
         known = xp.astype(referenced, x.dtype)
         scatter = (
-            known * sum_of(high + low, xp=xp),
+            known * sum_of(both, xp=xp),
             known * sum_of(high - low, xp=xp),
             known * sum_of(sum_of(labels * labels, xp=xp), xp=xp),
-            known * sum_of((high + low) ** 2, xp=xp),
+            known * sum_of(both * both, xp=xp),
             sum_of(sum_of(x * x, xp=xp), xp=xp),
             0.5 * sum_of(sum_of(steps * steps, xp=xp), xp=xp),
         )
@@ -417,11 +418,11 @@ class Shift:
             config.min_skewness * (mixture - one_class) * span,
             config.standard_errors * xp.sqrt(variance),
         )
-        # An attractor may take half of the source's labels, and none of the corrected ones.
-        many = (draws[0] >= config.min_classes) & (draws[1] >= 0.5 * config.min_classes)
         if not self.separable:
             least = math.inf * one
         skewed = skew - one_class * span >= least
+        # An attractor may take half of the source's labels, and none of the corrected ones.
+        many = (draws[0] >= config.min_classes) & (draws[1] >= 0.5 * config.min_classes)
         accepted = many & skewed & (independent >= config.block)
         left = xp.where(independent >= config.patience, 0.5 * one, one)
         return xp.where(accepted, one, nothing), xp.where(accepted, nothing, left), draws[0]
